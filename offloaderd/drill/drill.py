@@ -115,7 +115,6 @@ class Report:
 
 
 def _cell(text: str) -> str:
-    """Return a text as a cell of a table."""
     return text.replace("|", "\\|").replace("\n", " ")
 
 
@@ -185,7 +184,6 @@ async def _exercised(
     faults: dict[str, int],
     tell: Tell,
 ) -> None:
-    """Run the daemon and the exercises."""
     grpc_port, http_port = free_ports(2, clock)
     theirs = scratch.zookeeper_tls()
     pair = Pair.made(directory, clock)

@@ -259,7 +259,6 @@ class S3Proxy(Listener):
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """Connect to the server for one request."""
         reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
         try:
             yield reader, writer
@@ -267,7 +266,6 @@ class S3Proxy(Listener):
             writer.transport.abort()
 
     async def _forward(self, request: Message) -> Message:
-        """Forward a request to the server; return its answer."""
         async with self._connected() as (reader, writer):
             writer.write(request.encoded([*request.without(b"expect", b"connection"), b"Connection: close"]))
             await writer.drain()
@@ -275,7 +273,6 @@ class S3Proxy(Listener):
             return Message(answer.without(b"connection"), await reader.read())
 
     async def _forward_half(self, request: Message) -> None:
-        """Forward half of the request to the server."""
         async with self._connected() as (_, writer):
             sent = request.encoded(request.without(b"expect"))
             writer.write(sent[: len(sent) - (len(request.body) + 1) // 2])

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -52,7 +53,7 @@ from offloaderd.spark.jobs import executors as stores
 from offloaderd.spark.jobs.driver import Driver, Ended, Item, JobTopics, TopicJob, driver_id, for_each, stored, verified
 from offloaderd.spark.jobs.executors import SparkRunner
 from offloaderd.spark.jobs.lease import attempt_log, attempts_of, claimed, driver_of
-from offloaderd.spark.jobs.task import RewriteTask, Runner, Written, rewrite_segment
+from offloaderd.spark.jobs.task import RewriteTask, Written, rewrite_segment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -346,17 +347,6 @@ class Status:
     trash: int
 
 
-class LocalRunner:
-    """Carries tasks out in this process; see Runner."""
-
-    def __init__(self, context: OffloadContext) -> None:
-        self._context = context
-
-    async def run(self, task: RewriteTask) -> Written:
-        """See Runner."""
-        return await rewrite_segment(self._context, task)
-
-
 async def wish_of(context: OffloadContext, book: PolicyResolver, topic: TopicName, options: Options) -> Wish:
     """Return the wish for a topic, by the options or else its policy. Raises Transient."""
     policy = RollPolicy.of(await book.of(topic))
@@ -410,9 +400,8 @@ async def run(
         spark = stack.enter_context(SparkRunner(session, settings, share, name="convert")) if session else None
         opened = stores.open_context(settings, clock, upload_bytes_per_s=rate, rewriting=True)
         context, book = await stack.enter_async_context(opened)
-        runner: Runner[RewriteTask] = spark or LocalRunner(context)
-        driver = Driver(
-            runner=runner,
+        driver = Driver[RewriteTask, Progress](
+            write=spark.run if spark else partial(rewrite_segment, context),
             slots=asyncio.Semaphore(spark.slots if spark else share.slots or SLOTS_HERE),
             me=driver_id(clock),
             patience_s=options.patience_s,

@@ -117,20 +117,16 @@ def _started(
 def check_libraries(extra: str = EXTRA) -> None:
     """Raise InvalidConfig with all requirements of an extra (PySpark, pandas, Arrow) that are not met."""
     wrong = []
-    for requirement in _required(extra):
-        try:
-            found = metadata.version(requirement.name)
-        except metadata.PackageNotFoundError:
-            wrong.append(f"{requirement.name} is missing, {requirement} is needed")
+    for one in map(Requirement, metadata.requires("offloaderd") or []):
+        if f'extra == "{extra}"' not in str(one.marker):
             continue
-        if not requirement.specifier.contains(found, prereleases=True):
-            wrong.append(f"{requirement.name} is {found}, {requirement} is needed")
+        needed = f"{one.name}{one.specifier} is needed"
+        try:
+            found = metadata.version(one.name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{one.name} is missing, {needed}")
+            continue
+        if not one.specifier.contains(found, prereleases=True):
+            wrong.append(f"{one.name} is {found}, {needed}")
     if wrong:
         raise InvalidConfig("; ".join(wrong), hint=f"pip install 'offloaderd[{extra}]' in the Python that runs this")
-
-
-def _required(extra: str) -> list[Requirement]:
-    """Return the requirements of an extra, by this distribution's own metadata."""
-    found = [Requirement(line) for line in metadata.requires("offloaderd") or []]
-    marked = [one for one in found if one.marker is not None and f'extra == "{extra}"' in str(one.marker)]
-    return [Requirement(f"{one.name}{one.specifier}") for one in marked]

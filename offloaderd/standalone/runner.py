@@ -80,13 +80,7 @@ async def run(
 
 
 async def _serve(
-    running: Stack,
-    clock: Clock,
-    stopper: Stopper,
-    ready: Callable[[Stack], None],
-    work: Work | None,
-    *,
-    keep: bool,
+    running: Stack, clock: Clock, stopper: Stopper, ready: Callable[[Stack], None], work: Work | None, *, keep: bool
 ) -> int:
     serving = asyncio.Event()
 

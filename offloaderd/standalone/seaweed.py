@@ -131,7 +131,6 @@ def _command(options: SeaweedOptions) -> Command:
 
 
 def _arguments(options: SeaweedOptions, directory: Path, credentials: Path) -> tuple[str, ...]:
-    """Return the command line of `weed server`."""
     master, volume, filer, s3 = options.ports
     return (
         f"-dir={directory / 'data'}",
@@ -166,7 +165,6 @@ def _sockets(directory: Path) -> tuple[str, ...]:
 
 
 def _credentials(options: SeaweedOptions) -> str:
-    """Return s3.json."""
     keys = {"accessKey": options.access_key, "secretKey": options.secret_key}
     owner = {"name": "offloaderd", "credentials": [keys], "actions": _ACTIONS}
     users = [

@@ -59,10 +59,7 @@ def directory_error(error: OSError, directory: Path) -> OffloaderError:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only this user may read, whole or not at all (temporary name, then rename).
-
-    Raises OSError.
-    """
+    """Write a file that only this user may read, whole or not at all (temporary name, then rename). Raises OSError."""
     draft = path.with_name(f".{path.name}.draft")
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

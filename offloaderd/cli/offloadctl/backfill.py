@@ -32,9 +32,8 @@ from offloaderd.core.model import OffloadMethod, TopicName
 from offloaderd.policy.settings import Prices
 from offloaderd.protocol.message_json import picked
 from offloaderd.spark.backfill import backfill as work
-from offloaderd.spark.backfill.backfill import Status
+from offloaderd.spark.backfill.backfill import Progress, Status
 from offloaderd.spark.backfill.plan import Origin, TopicPlan
-from offloaderd.spark.backfill.topic import Progress
 from offloaderd.spark.backfill.transfer import HandedBack, hand_back
 from offloaderd.spark.jobs.driver import Ended
 from offloaderd.spark.jobs.executors import Stores, open_stores

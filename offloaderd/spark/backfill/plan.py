@@ -88,8 +88,7 @@ async def enabled_map(store: MetadataStore, topic: TopicName) -> TopicMap:
     policy = await record(store, paths.policy(topic), decode_policy)
     if policy is None or not policy.active:
         raise BackfillFailed(
-            f"{topic} is not enabled",
-            hint=f"offloadctl topics enable {topic}: its daemon records what is history",
+            f"{topic} is not enabled", hint=f"offloadctl topics enable {topic}: its daemon records what is history"
         )
     return await catalog.load(store, topic)
 
@@ -119,10 +118,7 @@ async def _whole_ledgers(context: OffloadContext, topic_map: TopicMap, aim: Aim)
     Raises BackfillFailed, AlreadyDone.
     """
     topic = topic_map.topic
-    try:
-        infos = await listing_of_job(context, topic_map)()
-    except NotFound as error:
-        raise no_such_topic(topic) from error
+    infos = await _listed(context, topic_map)
     floor, standing = topic_map.floor, topic_map.offloaded
     if not topic_map.segments and floor is not None and _is_inside(floor, infos):
         raise BackfillFailed(
@@ -155,9 +151,14 @@ async def _whole_ledgers(context: OffloadContext, topic_map: TopicMap, aim: Aim)
     )
 
 
-def no_such_topic(topic: TopicName) -> BackfillFailed:
-    """Return the error for a topic that the source does not know."""
-    return BackfillFailed(f"the source has no {topic}: it was deleted, or another source is configured")
+async def _listed(context: OffloadContext, topic_map: TopicMap) -> Sequence[LedgerInfo]:
+    """Return the source's ledgers of a topic. Raises BackfillFailed for a topic that the source does not know."""
+    try:
+        return await listing_of_job(context, topic_map)()
+    except NotFound as error:
+        raise BackfillFailed(
+            f"the source has no {topic_map.topic}: it was deleted, or another source is configured"
+        ) from error
 
 
 def _is_inside(at: Position, infos: Sequence[LedgerInfo]) -> bool:
@@ -254,10 +255,7 @@ async def plan_topic(stores: Stores, topic: TopicName, segment_bytes: int = 0) -
 async def _split(stores: Stores, found: Prospect, aim: Aim) -> Split:
     """Split the rest of a history. Raises BackfillFailed, Transient."""
     topic, plan = found.map.topic, found.plan
-    try:
-        infos = await listing_of_job(stores.context, found.map)()
-    except NotFound as error:
-        raise no_such_topic(topic) from error
+    infos = await _listed(stores.context, found.map)
     extent = extent_of(infos, plan.boundary)
     begin = first_left(replace(found.map, history=plan), extent) if extent is not None else None
     if extent is None or begin is None:

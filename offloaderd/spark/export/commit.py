@@ -69,18 +69,6 @@ class Commit:
         return f"{self.number + 1:0{DIGITS}}-{SystemClock().uuid()}"
 
 
-def decode(text: str, path: str) -> Commit:
-    """Read a record. Raises CorruptData."""
-    try:
-        found = json.loads(text)
-        if (version := found.pop("version")) > VERSION:
-            raise CorruptData(key=path, offset=0, expected=f"version {VERSION} or older", found=f"version {version}")
-        found.pop("files", None)
-        return Commit(**found)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CorruptData(key=path, offset=0, expected="the record of a commit", found=error) from None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
     """The changes of one commit: `moved` has the positions before (None: there was none) and after it."""
@@ -96,18 +84,31 @@ class Move:
         return {name: at for name, at in earlier.items() if at is not None}
 
 
+def decode(text: str, path: str) -> Commit:
+    """Read a record. Raises CorruptData."""
+    found = decode_move(text, path)
+    if isinstance(found, Commit):
+        return found
+    raise _corrupt(path, "the record of all positions", "that of a change")
+
+
 def decode_move(text: str, path: str) -> Move | Commit:
     """Read the changes of a commit; a record of an earlier release has all positions. Raises CorruptData."""
     try:
         found = json.loads(text)
-        if "moved" not in found:
-            return decode(text, path)
-        if found.pop("version") != VERSION:
-            raise CorruptData(key=path, offset=0, expected=f"version {VERSION} or older", found="a later one")
-        moved = {name: (before, after) for name, (before, after) in found.pop("moved").items()}
-        return Move(**found, moved=moved)
+        if (version := found.pop("version")) > VERSION:
+            raise _corrupt(path, f"version {VERSION} or older", f"version {version}")
+        if "moved" in found:
+            moved = {name: (before, after) for name, (before, after) in found.pop("moved").items()}
+            return Move(**found, moved=moved)
+        found.pop("files", None)
+        return Commit(**found)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CorruptData(key=path, offset=0, expected="the record of a commit", found=error) from None
+        raise _corrupt(path, "the record of a commit", error) from None
+
+
+def _corrupt(path: str, expected: str, found: object) -> CorruptData:
+    return CorruptData(key=path, offset=0, expected=expected, found=found)
 
 
 class ExportTarget(Protocol):

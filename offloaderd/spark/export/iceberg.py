@@ -214,7 +214,6 @@ class ExportTable:
         return SparkFiles(self._spark, table.location())
 
     def _table(self) -> Table | None:
-        """Return the table; None when it does not exist."""
         from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - optional
 
         if self._catalog is None:
@@ -232,7 +231,6 @@ class ExportTable:
         return table
 
     def _create(self, nothing: Commit) -> None:
-        """Create the table, with the record of an empty export."""
         from pyiceberg.catalog import Catalog  # noqa: PLC0415 - optional
         from pyiceberg.exceptions import TableAlreadyExistsError  # noqa: PLC0415
         from pyiceberg.transforms import DayTransform  # noqa: PLC0415

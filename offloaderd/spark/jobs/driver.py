@@ -35,12 +35,7 @@ from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.upload import SegmentFailed, SegmentUpload
 from offloaderd.spark.jobs.lease import claimed
-from offloaderd.spark.jobs.task import (
-    PATIENCE_S,
-    Outcome,
-    Runner,
-    Written,
-)
+from offloaderd.spark.jobs.task import PATIENCE_S, Outcome, Written
 
 ItemT = TypeVar("ItemT", bound="Item")
 ProgressT = TypeVar("ProgressT")
@@ -52,12 +47,13 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Driver(Generic[TaskT, ProgressT]):
-    """The runner and the limits that all topics of one run share.
+    """The executors and the limits that all topics of one run share.
 
-    `slots` limits the objects that are written at the same time. `me` is an id that no other driver ever has.
+    `write` has an executor write an object; it raises Transient when the outcome is unknown, and cancellation stops the
+    task. `slots` limits the objects that are written at the same time. `me` is an id that no other driver ever has.
     """
 
-    runner: Runner[TaskT]
+    write: Callable[[TaskT], Awaitable[Written]]
     slots: asyncio.Semaphore
     me: str
     patience_s: float = PATIENCE_S
@@ -207,7 +203,7 @@ class TopicJob(ABC, Generic[ItemT, TaskT, ProgressT]):
                 self._report()
                 task, item.again = self._task(item), True
                 try:
-                    written = await self._driver.runner.run(task)
+                    written = await self._driver.write(task)
                 except Transient as error:
                     written = Written(outcome=Outcome.UNFINISHED, error=str(error))
                 if await self._read_back(item, written):

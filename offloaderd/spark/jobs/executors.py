@@ -55,7 +55,10 @@ PARTS_HELD = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The share of one of `slots` executors in limits that hold for all; rates in a second, 0 for none."""
+    """The share of one of `slots` executors in limits that hold for all; rates in a second, 0 for none.
+
+    0 slots: with Spark one for each core that it has when the job starts.
+    """
 
     slots: int = 0
     source_bytes_per_s: float = 0
@@ -90,7 +93,7 @@ def share(limit: float, slots: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a job is run. `segment_bytes` 0: by each topic's policy; `share.slots` 0: one for each core of Spark."""
+    """How a job is run. `segment_bytes` 0: by each topic's policy."""
 
     segment_bytes: int = 0
     share: Share = field(default_factory=Share)
@@ -196,13 +199,13 @@ ERROR_CHARS_MAX = 300
 
 
 class SparkRunner(AbstractContextManager["SparkRunner"]):
-    """A Runner over a Spark session; use it as a context manager."""
+    """Executors of a Spark session; use it as a context manager."""
 
     def __init__(self, session: SparkSession, settings: Settings, share: Share, *, name: str) -> None:
-        """`slots` are those of the share, or else one for each core that Spark has now."""
+        """`slots` are those of the share or, if these are 0, one for each core that Spark has now."""
         self._context = session.sparkContext
         self._settings = settings
-        self.slots = share.slots or max(1, self._context.defaultParallelism)
+        self.slots = share.slots or self._context.defaultParallelism
         self._share = replace(share, slots=self.slots)
         self._group = f"{name}-{SystemClock().uuid()}"
         self._threads = ThreadPoolExecutor(self.slots, thread_name_prefix=name)
@@ -213,7 +216,7 @@ class SparkRunner(AbstractContextManager["SparkRunner"]):
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     async def run(self, task: AnyTask) -> Written:
-        """See Runner."""
+        """Have an object written; see Driver."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._job, task)
 
     def _job(self, task: AnyTask) -> Written:

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Protocol, TypeVar
 from uuid import UUID
 
 import structlog
@@ -47,8 +46,6 @@ from offloaderd.segment.stop import OnGap, RangeStop
 from offloaderd.segment.upload import SegmentFailed
 from offloaderd.segment.writer import SegmentWriter
 from offloaderd.spark.jobs.lease import attempt_log
-
-TaskT_contra = TypeVar("TaskT_contra", contravariant=True)
 
 log = structlog.get_logger(__name__)
 
@@ -111,14 +108,6 @@ class Written:
     error: str = ""
     seconds: float = 0.0
     payload_bytes: int = 0
-
-
-class Runner(Protocol[TaskT_contra]):
-    """Sends tasks to executors."""
-
-    async def run(self, task: TaskT_contra) -> Written:
-        """Have an object written. Raises Transient when the outcome is unknown. Cancellation stops the task."""
-        ...
 
 
 LOOK_S = 1.0

@@ -34,11 +34,7 @@ from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.model import EntryBatch, Position, TopicName
 from offloaderd.format.pulsar import broker_entry
 from offloaderd.format.pulsar.entry_time import read_heads, time_of
-from offloaderd.format.pulsar.messages import (
-    Message,
-    MessageState,
-    PlainBatch,
-)
+from offloaderd.format.pulsar.messages import Message, MessageState, PlainBatch
 from offloaderd.format.pulsar.transactions import TransactionState
 from offloaderd.spark.scan.share import Condition, Unread
 from offloaderd.spark.values import ValueDecoder, ValueSchema, kind_of

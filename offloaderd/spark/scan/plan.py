@@ -142,7 +142,6 @@ async def _pieces(snapshot: Snapshot, query: EntryQuery, reader: SegmentReader) 
 
 
 def _whole(topic: TopicName, segment: CommittedSegment, query: EntryQuery) -> Piece:
-    """Return the piece of a segment by the map alone."""
     parts = query.of(segment)
     first = Position(parts[0].ledger_id, parts[0].first_entry_id)
     last = Position(parts[-1].ledger_id, parts[-1].last_entry_id)

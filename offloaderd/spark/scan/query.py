@@ -18,7 +18,7 @@ from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import EntryBatch, Position
 from offloaderd.format.pulsar.entry_time import Survey, time_of
 from offloaderd.metadata.committed import CommittedSegment
-from offloaderd.spark.scan.share import Part, parts_of
+from offloaderd.spark.scan.share import Part, clipped, parts_of
 
 MILLISECOND = timedelta(milliseconds=1)
 EPOCH = datetime.fromtimestamp(0, UTC)
@@ -113,18 +113,7 @@ class EntryQuery:
 
     def bounds(self, extent: Extent) -> tuple[int, int]:
         """Return the first and last entry id of an extent between the positions; reversed when there is none."""
-        first, last = extent.first_entry_id, extent.last_entry_id
-        if self.first is not None:
-            if extent.ledger_id < self.first.ledger_id:
-                return 1, 0
-            if extent.ledger_id == self.first.ledger_id:
-                first = max(first, self.first.entry_id)
-        if self.last is not None:
-            if extent.ledger_id > self.last.ledger_id:
-                return 1, 0
-            if extent.ledger_id == self.last.ledger_id:
-                last = min(last, self.last.entry_id)
-        return first, last
+        return clipped(extent.ledger_id, extent.first_entry_id, extent.last_entry_id, self.first, self.last)
 
     def of(self, segment: CommittedSegment) -> list[Part]:
         """Return the entries of a segment that may be in the query, by ledger and by the map alone."""
@@ -159,7 +148,6 @@ def to_ms(moment: datetime, *, up: bool = False) -> int:
 
 
 def _narrowed(query: EntryQuery, one: spark.Filter) -> EntryQuery:
-    """Return a query with one filter."""
     column: tuple[str, ...] = getattr(one, "attribute", ())  # a negation has none, and excludes no block
     match ".".join(column):
         case "topic":

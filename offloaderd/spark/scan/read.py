@@ -180,7 +180,6 @@ def _skipped(piece: Piece, run: Run, part: Part, error: OffloaderError, skip: fr
 
 
 def _following(batch: EntryBatch | Skip) -> Position:
-    """Return the next position."""
     if isinstance(batch, Skip):
         return Position(batch.first.ledger_id, batch.first.entry_id + (batch.entries or 0))
     return Position(batch.ledger_id, batch.last_entry_id + 1)
@@ -198,32 +197,26 @@ def _rows_of(extents: Sequence[Extent]) -> Iterator[list[Extent]]:
         yield row
 
 
-class _End:
-    """The end of a stream, perhaps by an error."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error = error
-
-
 @brief
 def iterate(stream: AsyncGenerator[T, None]) -> Iterator[T]:
     """Yield the items of an asynchronous stream, in a loop of its own that ends with the iteration."""
     with asyncio.Runner() as runner:
-        queue: asyncio.Queue[T | _End] = asyncio.Queue(AHEAD)
+        queue: asyncio.Queue[T | Exception | None] = asyncio.Queue(AHEAD)
         filling = runner.get_loop().create_task(_fill(stream, queue), name="what Spark reads next")
-        while not isinstance(one := runner.run(queue.get()), _End):
+        while (one := runner.run(queue.get())) is not None:
+            if isinstance(one, Exception):
+                raise one
             yield one
         filling.cancel()
-        if one.error is not None:
-            raise one.error
 
 
-async def _fill(stream: AsyncGenerator[T, None], queue: asyncio.Queue[T | _End]) -> None:
-    end = _End()
+async def _fill(stream: AsyncGenerator[T, None], queue: asyncio.Queue[T | Exception | None]) -> None:
+    """Put the items into the queue, at the end None or the error that ended the stream."""
+    end: Exception | None = None
     try:
         async with aclosing(stream):
             async for one in stream:
                 await queue.put(one)
     except Exception as error:  # noqa: BLE001 - it is raised where the stream is read
-        end = _End(error)
+        end = error
     await queue.put(end)

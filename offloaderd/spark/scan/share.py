@@ -106,14 +106,19 @@ def parts_of(segment: CommittedSegment, first: Position | None, last: Position |
     """Return a segment's entries from one position to another, both inclusive, by ledger; None for no bound."""
     found = []
     for one in segment.slices:
-        low, high = one.first_entry_id, one.last_entry_id
-        if first is not None and one.ledger_id <= first.ledger_id:
-            low = max(low, first.entry_id) if one.ledger_id == first.ledger_id else high + 1
-        if last is not None and one.ledger_id >= last.ledger_id:
-            high = min(high, last.entry_id) if one.ledger_id == last.ledger_id else low - 1
+        low, high = clipped(one.ledger_id, one.first_entry_id, one.last_entry_id, first, last)
         if low <= high:
             found.append(Part(one.ledger_id, low, high))
     return found
+
+
+def clipped(ledger_id: int, low: int, high: int, first: Position | None, last: Position | None) -> tuple[int, int]:
+    """Return the entry ids of low..high of a ledger that are between two positions, reversed for none."""
+    if first is not None and ledger_id <= first.ledger_id:
+        low = max(low, first.entry_id) if ledger_id == first.ledger_id else high + 1
+    if last is not None and ledger_id >= last.ledger_id:
+        high = min(high, last.entry_id) if ledger_id == last.ledger_id else low - 1
+    return low, high
 
 
 def _entry(parts: Iterable[Part], number: int) -> Position:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from offloaderd.spark import convert
 from offloaderd.spark.convert import Progress, Target
 from offloaderd.spark.jobs.driver import Driver
 from offloaderd.spark.jobs.executors import open_context
-from offloaderd.spark.jobs.task import RewriteTask
+from offloaderd.spark.jobs.task import RewriteTask, rewrite_segment
 from tests.integration.bookies.test_history import TOPIC, append, digest, entries, expected, look
 from tests.integration.command_line import started
 from tests.integration.processes import CLOCK, DaemonProcess, Site
@@ -58,7 +59,7 @@ async def converted(site: Site, target: Target) -> Progress:
     settings = load(None, site.environment(1, 2))
     async with open_context(settings, CLOCK, rewriting=True) as (context, book):
         driver: Driver[RewriteTask, Progress] = Driver(
-            runner=convert.LocalRunner(context), slots=asyncio.Semaphore(2), me=str(CLOCK.uuid())
+            write=partial(rewrite_segment, context), slots=asyncio.Semaphore(2), me=str(CLOCK.uuid())
         )
         options = convert.Options(target=target, segment_bytes=32 << 20)
         (ended,) = await convert.drive(context, book, [TOPIC], options, driver)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import OffloadMethod
 from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.spark.backfill.backfill import Progress, TopicBackfill
 from offloaderd.spark.backfill.plan import Aim
-from offloaderd.spark.backfill.topic import Progress, TopicBackfill
 from offloaderd.spark.jobs.driver import Driver
 from offloaderd.spark.jobs.task import SegmentTask, Written, write_segment
 from tests.unit.history.test_history import rig_with
@@ -80,7 +80,7 @@ def backfill(
     assert ledgers is not None
     context = rig.context(store or rig.tree.connect(), source=ledgers)
     driver = Driver(
-        runner=runner or LocalRunner(rig),
+        write=(runner or LocalRunner(rig)).run,
         slots=asyncio.Semaphore(slots),
         me=me,
         patience_s=patience_s,

@@ -17,8 +17,8 @@ from offloaderd.metadata import history as stored_history
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records.history import Worker
+from offloaderd.spark.backfill.backfill import Progress
 from offloaderd.spark.backfill.plan import AlreadyDone, BackfillFailed, plan_for_job
-from offloaderd.spark.backfill.topic import Progress
 from offloaderd.spark.jobs import driver
 from offloaderd.spark.jobs import lease as backfill_lease
 from offloaderd.spark.jobs.lease import Driven

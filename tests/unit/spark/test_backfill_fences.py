@@ -17,9 +17,9 @@ from offloaderd.metadata.records.attempt import AttemptStatus
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.spark.backfill import backfill as job
+from offloaderd.spark.backfill.backfill import Progress
 from offloaderd.spark.backfill.plan import BackfillFailed, plan_topic
 from offloaderd.spark.backfill.record import JobRecord
-from offloaderd.spark.backfill.topic import Progress
 from offloaderd.spark.backfill.transfer import hand_back
 from offloaderd.spark.jobs import lease as backfill_lease
 from offloaderd.spark.jobs.driver import Driver, JobTopics
@@ -279,7 +279,7 @@ async def test_one_topic_that_fails_does_not_end_the_others() -> None:
         await job.checked(stores, JobTopics(topics=[unknown, TOPIC, other]))
     assert str(unknown) in error.value.message
     assert str(other) in error.value.message
-    driver = Driver[SegmentTask, Progress](runner=LocalRunner(rig), slots=asyncio.Semaphore(2), me="driver")
+    driver = Driver[SegmentTask, Progress](write=LocalRunner(rig).run, slots=asyncio.Semaphore(2), me="driver")
     async with asyncio.timeout(PATIENCE_S):
         ended = await job.drive(stores, [unknown, TOPIC], driver, 0)
     assert isinstance(ended[0].error, BackfillFailed)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from offloaderd.core.model import LedgerInfo
     from offloaderd.fleet.engine import Engine
     from offloaderd.metadata.port import Step
-    from offloaderd.spark.backfill.topic import TopicBackfill
+    from offloaderd.spark.backfill.backfill import TopicBackfill
     from offloaderd.spark.jobs.task import SegmentTask
     from tests.unit.rigs.rig import Rig
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -87,7 +88,7 @@ def conversion(
     """One run over the rig's topic."""
     context = rig.context(store or rig.tree.connect(), source=None)
     driver: Driver[RewriteTask, Progress] = Driver(
-        runner=runner or Runner(rig), slots=asyncio.Semaphore(2), me=me, patience_s=5.0
+        write=(runner or Runner(rig)).run, slots=asyncio.Semaphore(2), me=me, patience_s=5.0
     )
     return TopicConversion(
         context, TOPIC, driver, Wish(target=target, segment_bytes=segment_bytes, small_bytes=small_bytes)
@@ -191,7 +192,7 @@ async def killed(rig: Rig, target: Target, at: int) -> int:
     store = FaultyMetadata(tree, kill)
     context = rig.context(store, source=None)
     driver: Driver[RewriteTask, Progress] = Driver(
-        runner=convert.LocalRunner(context), slots=asyncio.Semaphore(1), me=f"dies-{at}"
+        write=partial(rewrite_segment, context), slots=asyncio.Semaphore(1), me=f"dies-{at}"
     )
     wish = Wish(target=target, segment_bytes=2500, small_bytes=2500)
     async with asyncio.timeout(PATIENCE_S):
