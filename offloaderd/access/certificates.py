@@ -57,9 +57,8 @@ def load_certificates(files: TlsFiles) -> Certificates:
     try:
         private = load_pem_private_key(key, None)
     except TypeError:
-        raise InvalidConfig(
-            f"tls.key_file: {files.key} is protected by a passphrase", hint="store it without one, readable by us alone"
-        ) from None
+        hint = "store it without one, readable by us alone"
+        raise InvalidConfig(f"tls.key_file: {files.key} is protected by a passphrase", hint=hint) from None
     except (ValueError, UnsupportedAlgorithm):
         raise InvalidConfig(f"tls.key_file: {files.key} holds no private key", hint="it must be PEM") from None
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
@@ -87,9 +86,8 @@ def _read(path: Path, setting: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InvalidConfig(
-            f"{setting}: cannot read {path}: {error.strerror}", hint="it must be a PEM file that this user may read"
-        ) from None
+        hint = "it must be a PEM file that this user may read"
+        raise InvalidConfig(f"{setting}: cannot read {path}: {error.strerror}", hint=hint) from None
 
 
 def _certificates(pem: bytes, path: Path, setting: str) -> list[x509.Certificate]:

@@ -18,6 +18,7 @@ def _grants(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
+Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"]
 Grants = Annotated[Lines, AfterValidator(_grants), Shape("a list of ROLE IDENTITY WHERE")]
 
 
@@ -59,9 +60,7 @@ class AccessSettings(Section):
     token_public_key: OptionalSecret = Field(default=None, examples=[""])
     """Public key of the pair with which tokens are signed, as Pulsar's tokenPublicKey; same forms."""
 
-    token_public_alg: Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"] = Field(
-        default="RS256"
-    )
+    token_public_alg: Algorithm = Field(default="RS256")
     """Pulsar's tokenPublicAlg: the one algorithm that is accepted with token_public_key."""
 
     token_secret_key_previous: OptionalSecret = Field(default=None, examples=[""])
@@ -70,9 +69,7 @@ class AccessSettings(Section):
     token_public_key_previous: OptionalSecret = Field(default=None, examples=[""])
     """The previous public key, while tokens are replaced: tokens that it verifies are still accepted."""
 
-    token_public_alg_previous: (
-        Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"] | None
-    ) = Field(default=None, examples=["RS256"])
+    token_public_alg_previous: Algorithm | None = Field(default=None, examples=["RS256"])
     """The one algorithm that is accepted with token_public_key_previous. Not set: token_public_alg."""
 
     token_claim: str = Field(default="sub", min_length=1)

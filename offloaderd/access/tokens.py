@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, unquote_to_bytes
 
 import jwt
@@ -36,14 +36,7 @@ SECRET_BYTES_MIN = {"HS256": 32, "HS384": 48, "HS512": 64}
 HINT = "get a new token, signed with the key that this daemon knows"
 CURVES = {"ES256": "secp256r1", "ES384": "secp384r1", "ES512": "secp521r1"}
 RSA_BITS_MIN = 2048
-SIGNATURE_ONLY: Options = {
-    "verify_exp": False,
-    "verify_nbf": False,
-    "verify_iat": False,
-    "verify_aud": False,
-    "verify_sub": False,
-    "verify_jti": False,
-}
+SIGNATURE_ONLY = cast("Options", {f"verify_{claim}": False for claim in ("exp", "nbf", "iat", "aud", "sub", "jti")})
 """The claims are checked here, by the injected clock and Pulsar's rules."""
 
 
@@ -152,21 +145,20 @@ def bearer(token: str, keys: Sequence[TokenKey], rules: TokenRules, clock: Clock
 
     An error refers to the first key.
     """
-    hint = HINT
     claims, number = _by_any(token, keys)
     now_s = clock.wall_ms() / 1000
     expires_s, begins_s = _date(claims, "exp"), _date(claims, "nbf")
     if expires_s is not None and now_s >= expires_s + rules.leeway_s:
-        raise Unauthenticated("the token has expired", hint=hint)
+        raise Unauthenticated("the token has expired", hint=HINT)
     if begins_s is not None and now_s + rules.leeway_s < begins_s:
         raise Unauthenticated("the token is not valid yet", hint="compare the clocks of both machines")
     if rules.audience and rules.audience not in _texts(claims.get(rules.audience_claim)):
-        raise Unauthenticated(f"the token is not meant for {rules.audience}", hint=hint)
+        raise Unauthenticated(f"the token is not meant for {rules.audience}", hint=HINT)
     names = _texts(claims.get(rules.claim))
     try:
         name = checked_identity(names[0] if names else "")
     except InvalidInput:
-        raise Unauthenticated(f"the token's claim {rules.claim!r} names nobody", hint=hint) from None
+        raise Unauthenticated(f"the token's claim {rules.claim!r} names nobody", hint=HINT) from None
     return Bearer(name, None if expires_s is None else expires_s + rules.leeway_s, number)
 
 
@@ -182,7 +174,6 @@ def _by_any(token: str, keys: Sequence[TokenKey]) -> tuple[dict[str, Any], int]:
 
 
 def _claims(token: str, key: TokenKey) -> dict[str, Any]:
-    """Return the claims of a token with a valid signature. Raises Unauthenticated."""
     if len(token) > TOKEN_CHARS_MAX:
         raise Unauthenticated(f"the token is longer than {TOKEN_CHARS_MAX} characters", hint=HINT)
     try:
@@ -207,6 +198,5 @@ def _date(claims: dict[str, Any], name: str) -> float | None:
 
 
 def _texts(value: object) -> list[str]:
-    """Return a claim that may be one text or a list of them."""
     found = value if isinstance(value, list) else [value]
     return [one for one in found if isinstance(one, str)]

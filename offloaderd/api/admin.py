@@ -15,12 +15,9 @@ from offloaderd.core.errors import CorruptData, InvalidInput, NotFound, Transien
 from offloaderd.core.health import Dependency
 from offloaderd.core.model import Loss, TopicName
 from offloaderd.core.names.patterns import TopicPattern
-from offloaderd.fleet.engine import Engine
 from offloaderd.format.parsing import filled
-from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.committed import CommittedSegment
-from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.metadata.topic_map import map as catalog
@@ -29,7 +26,8 @@ from offloaderd.policy.records import Selection, TopicPolicy
 from offloaderd.policy.rules import ANYWHERE, Surroundings, by_itself, checked, sound
 from offloaderd.policy.store import selections, topic_policies
 from offloaderd.protocol.conversion import to_position
-from offloaderd.protocol.v1 import admin_pb2, policy_pb2
+from offloaderd.protocol.v1 import admin_pb2 as pb
+from offloaderd.protocol.v1 import policy_pb2
 from offloaderd.segment.states import SegmentState, state_of
 from offloaderd.topic.status import TopicStatus
 from offloaderd.upkeep.grants import records as grant_records
@@ -55,209 +53,185 @@ METADATA = "metadata"
 """Name of the dependency that the metadata store is."""
 
 
+@dataclass(eq=False, kw_only=True)
 class AdminService(ManualCalls):
     """Topics, policies, manual offload, segments and status.
 
-    `source` is None when the daemon has no ledger source; `places` are the buckets and prefixes that it stores in.
+    `places` are the buckets and prefixes that the daemon stores in. `lost` returns the alarm that the metadata has lost
+    what the bucket holds, empty without a sign of it.
     """
 
-    def __init__(
-        self,
-        *,
-        engine: Engine,
-        metadata: MetadataStore,
-        source: LedgerSource | None,
-        snapshot: Callable[[], DaemonSnapshot],
-        places: tuple[tuple[str, str], ...] = (),
-        lost: Callable[[], Awaitable[str]] | None = None,
-    ) -> None:
-        """`lost` returns the alarm that the metadata has lost what the bucket holds, empty without a sign of it."""
-        super().__init__(engine=engine, metadata=metadata, source=source)
-        self._places = places
-        self._snapshot = snapshot
-        self._lost = lost
+    snapshot: Callable[[], DaemonSnapshot]
+    places: tuple[tuple[str, str], ...] = ()
+    lost: Callable[[], Awaitable[str]] | None = None
 
-    async def ListTopics(self, request: admin_pb2.ListTopicsRequest, context: Context) -> admin_pb2.ListTopicsResponse:
+    async def ListTopics(self, request: pb.ListTopicsRequest, context: Context) -> pb.ListTopicsResponse:
         """Return the topics that have a policy or that the ledger source has, in name order."""
         prefix = checked_prefix(request.prefix)
         tenant, namespace = (*prefix, None, None)[:2]
-        failure = await metadata_error(self._metadata)
+        failure = await metadata_error(self.metadata)
         if failure:
             rows = [
-                admin_pb2.TopicSummary(topic=str(one.topic), enabled=True, owner=one.owner)
-                for one in self._engine.statuses()
+                pb.TopicSummary(topic=str(one.topic), enabled=True, owner=one.owner)
+                for one in self.engine.statuses()
                 if (one.topic.tenant, one.topic.namespace)[: len(prefix)] == prefix
             ]
-            return admin_pb2.ListTopicsResponse(topics=rows, metadata_error=failure)
-        policies = await topic_policies(self._metadata)
+            return pb.ListTopicsResponse(topics=rows, metadata_error=failure)
+        policies = await topic_policies(self.metadata)
         known: set[TopicName] = set()
-        if self._source is not None:
-            known.update(await self._source.topics(tenant=tenant, namespace=namespace))
+        if self.source is not None:
+            known.update(await self.source.topics(tenant=tenant, namespace=namespace))
         topics = sorted(
             topic for topic in policies.keys() | known if (topic.tenant, topic.namespace)[: len(prefix)] == prefix
         )
 
-        async def summary(topic: TopicName) -> admin_pb2.TopicSummary:
+        async def summary(topic: TopicName) -> pb.TopicSummary:
             found = policies.get(topic)
             policy = found if isinstance(found, TopicPolicy) else TopicPolicy(enabled=False)
-            found_owner = await self._engine.owner_of(topic) if policy.active else None
+            found_owner = await self.engine.owner_of(topic) if policy.active else None
             owner = found_owner.daemon_id if found_owner is not None else ""
-            row = admin_pb2.TopicSummary(
+            row = pb.TopicSummary(
                 topic=str(topic),
                 enabled=policy.enabled,
                 owner=owner,
                 selected_by=policy.selected_by if policy.enabled else "",
                 partitioned=policy.partitioned,
-                placement=self._engine.placed(topic, owner) if policy.active else "",
+                placement=self.engine.placed(topic, owner) if policy.active else "",
                 paused_ms=policy.paused.since_ms if policy.paused is not None else 0,
             )
             if len(topics) <= COUNTED_TOPICS_MAX:
                 row.ledgers, row.entries = await self._confirmed(topic) if topic in known else (0, 0)
             return row
 
-        return admin_pb2.ListTopicsResponse(topics=await each(topics, summary))
+        return pb.ListTopicsResponse(topics=await each(topics, summary))
 
-    async def ListSelections(
-        self, request: admin_pb2.ListSelectionsRequest, context: Context
-    ) -> admin_pb2.ListSelectionsResponse:
+    async def ListSelections(self, request: pb.ListSelectionsRequest, context: Context) -> pb.ListSelectionsResponse:
         """Return the selections by pattern, each with the number of topics that it has enabled."""
-        failure = await metadata_error(self._metadata)
+        failure = await metadata_error(self.metadata)
         if failure:
             raise Transient(f"the metadata store is away: {failure}", hint="it alone has the patterns")
-        found = await selections(self._metadata)
+        found = await selections(self.metadata)
         counts: Counter[str] = Counter()
         if found:
-            policies = (await topic_policies(self._metadata)).values()
+            policies = (await topic_policies(self.metadata)).values()
             counts.update(one.selected_by for one in policies if isinstance(one, TopicPolicy) and one.enabled)
         rows = [selection(pattern, found[pattern], counts[pattern]) for pattern in sorted(found)]
-        return admin_pb2.ListSelectionsResponse(selections=rows)
+        return pb.ListSelectionsResponse(selections=rows)
 
-    async def EnableTopic(
-        self, request: admin_pb2.EnableTopicRequest, context: Context
-    ) -> admin_pb2.EnableTopicResponse:
+    async def EnableTopic(self, request: pb.EnableTopicRequest, context: Context) -> pb.EnableTopicResponse:
         """Enable a topic or all that a pattern matches, now and later, or change the policy of what is enabled."""
         pattern = TopicPattern.parse(request.topic)
-        policy = checked_policy(request, Surroundings(places=self._places, has_source=self._source is not None))
-        changes = await self._engine.select(pattern, policy, dry_run=request.dry_run)
-        return filled(admin_pb2.EnableTopicResponse, pattern=pattern.text, topics=changes)
+        policy = _checked_policy(request, Surroundings(places=self.places, has_source=self.source is not None))
+        changes = await self.engine.select(pattern, policy, dry_run=request.dry_run)
+        return filled(pb.EnableTopicResponse, pattern=pattern.text, topics=changes)
 
-    async def DisableTopic(
-        self, request: admin_pb2.DisableTopicRequest, context: Context
-    ) -> admin_pb2.DisableTopicResponse:
+    async def DisableTopic(self, request: pb.DisableTopicRequest, context: Context) -> pb.DisableTopicResponse:
         """Complete the open segments and stop offloading; offloaded entries stay readable."""
         pattern = TopicPattern.named(request.topic)  # one that is not taken any more can be taken back
-        changes = await self._engine.deselect(pattern, dry_run=request.dry_run)
-        return filled(admin_pb2.DisableTopicResponse, pattern=pattern.text, topics=changes)
+        changes = await self.engine.deselect(pattern, dry_run=request.dry_run)
+        return filled(pb.DisableTopicResponse, pattern=pattern.text, topics=changes)
 
     async def _confirmed(self, topic: TopicName) -> tuple[int, int]:
         """Count ledgers and confirmed entries; a topic that vanished meanwhile has none."""
-        if self._source is None:
+        if self.source is None:
             return 0, 0
         try:
-            ledgers = await self._source.ledgers(topic)
+            ledgers = await self.source.ledgers(topic)
             entries = sum(ledger.entries for ledger in ledgers if ledger.closed)
             if ledgers and not ledgers[-1].closed:
-                entries += (await self._source.confirmed(topic, ledgers[-1].ledger_id)).last_entry_id + 1
+                entries += (await self.source.confirmed(topic, ledgers[-1].ledger_id)).last_entry_id + 1
         except NotFound:
             return 0, 0
         return len(ledgers), entries
 
-    async def ListSegments(
-        self, request: admin_pb2.ListSegmentsRequest, context: Context
-    ) -> AsyncIterator[admin_pb2.Segment]:
+    async def ListSegments(self, request: pb.ListSegmentsRequest, context: Context) -> AsyncIterator[pb.Segment]:
         """Yield the committed segments in order, then the open one."""
         topic = TopicName.parse(request.topic)
-        failure = await metadata_error(self._metadata)
+        failure = await metadata_error(self.metadata)
         if failure:
-            known, offloader = self._engine.known(topic), self._engine.find(topic)
+            known, offloader = self.engine.known(topic), self.engine.find(topic)
             if known is None:
                 raise away(failure)
             stored, attempt = known, offloader.attempt if offloader is not None else None
         else:
-            stored, attempt = await self._engine.topic_map(topic), await self._attempt(topic)
+            stored, attempt = await self.engine.topic_map(topic), await self._attempt(topic)
         if not stored.segments and attempt is None:
             await self._known(topic)
         for segment in stored.segments:
-            yield committed_segment(segment)
+            yield _committed_segment(segment)
         if attempt is not None and (stored.offloaded is None or attempt.begin > stored.offloaded):
-            offloader = self._engine.find(topic)
+            offloader = self.engine.find(topic)
             status = offloader.status() if offloader is not None else None
             yield open_segment(attempt, status)
 
-    async def Status(self, request: admin_pb2.StatusRequest, context: Context) -> admin_pb2.StatusResponse:
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
         """Return the daemon's state with one topic, or all topics that it owns or waits for.
 
         While the metadata store does not answer, only what this daemon has in memory.
         """
-        failure = await self.metadata_error()
+        failure = await metadata_error(self.metadata)
         if request.topic:
             topics = [await self.topic_status(TopicName.parse(request.topic), failure)]
         else:
-            topics = [await self.completed(status, failure) for status in self._engine.statuses()]
+            topics = [await self.completed(status, failure) for status in self.engine.statuses()]
         found = self.response(topics, failure)
-        if not (failure or topics) and self._lost is not None and (alarm := await self._lost()):
+        if not (failure or topics) and self.lost is not None and (alarm := await self.lost()):
             found.alarms.append(alarm)
         return found
 
-    async def metadata_error(self) -> str:
-        """Return why the metadata store does not answer, empty when it does."""
-        return await metadata_error(self._metadata)
-
-    def response(self, topics: Iterable[admin_pb2.TopicStatus] = (), failure: str = "") -> admin_pb2.StatusResponse:
+    def response(self, topics: Iterable[pb.TopicStatus] = (), failure: str = "") -> pb.StatusResponse:
         """Return the daemon's state with these topics; `failure` is that of the metadata store."""
-        now = self._snapshot()
+        now = self.snapshot()
         overruled = [one for one in now.dependencies if failure and one.up and one.name == METADATA]
         dependencies = [
             replace(one, up=False, message=failure) if one in overruled else one for one in now.dependencies
         ]
-        return filled(
-            admin_pb2.StatusResponse, now, dependencies=dependencies, topics=topics, alarms=self._engine.alarms()
-        )
+        return filled(pb.StatusResponse, now, dependencies=dependencies, topics=topics, alarms=self.engine.alarms())
 
-    async def topic_status(self, topic: TopicName, failure: str = "") -> admin_pb2.TopicStatus:
+    async def topic_status(self, topic: TopicName, failure: str = "") -> pb.TopicStatus:
         """Return the status of any topic of the cluster. Raises NotFound for an unknown one, Transient."""
-        for status in self._engine.statuses():
+        for status in self.engine.statuses():
             if status.topic == topic:
                 return await self.completed(status, failure)
         if failure:
             raise away(failure)
-        stored = await self._engine.topic_map(topic)
+        stored = await self.engine.topic_map(topic)
         if not stored.segments:
             await self._known(topic)
-        owner = await self._engine.owner_of(topic)
-        return admin_pb2.TopicStatus(
+        owner = await self.engine.owner_of(topic)
+        return pb.TopicStatus(
             topic=str(topic),
             state="stopped" if owner is None else "not-owner",
             owner="" if owner is None else owner.daemon_id,
             epoch=0 if owner is None else owner.epoch,
-            placement="" if owner is None else self._engine.placed(topic, owner.daemon_id),
+            placement="" if owner is None else self.engine.placed(topic, owner.daemon_id),
             offloaded=to_position(stored.offloaded),
             segments_committed=len(stored.segments),
-            losses=map(lost_range, stored.losses),
-            damaged_ledgers=(await grant_records.damaged(self._metadata, topic))[:DAMAGED_MAX],
+            losses=map(_lost_range, stored.losses),
+            damaged_ledgers=(await grant_records.damaged(self.metadata, topic))[:DAMAGED_MAX],
         )
 
-    async def completed(self, status: TopicStatus, failure: str = "") -> admin_pb2.TopicStatus:
+    async def completed(self, status: TopicStatus, failure: str = "") -> pb.TopicStatus:
         """Add the owner, and what it has committed, to the engine's status of a topic.
 
         With a `failure` of the metadata store the engine's status stays as it is.
         """
         message = topic_status(status)
         if status.epoch:
-            message.owner = status.owner or self._snapshot().daemon_id
-            message.placement = self._engine.placed(status.topic, message.owner)
+            message.owner = status.owner or self.snapshot().daemon_id
+            message.placement = self.engine.placed(status.topic, message.owner)
             return message
         if failure:
             return message
         message.ClearField("confirmed")  # this daemon's value is from its time as owner
-        owner = await self._engine.owner_of(status.topic)
-        stored = await catalog.load(self._metadata, status.topic)  # the engine would wake the topic
+        owner = await self.engine.owner_of(status.topic)
+        stored = await catalog.load(self.metadata, status.topic)  # the engine would wake the topic
         message.segments_committed = len(stored.segments)
-        message.damaged_ledgers[:] = (await grant_records.damaged(self._metadata, status.topic))[:DAMAGED_MAX]
-        message.losses.extend(map(lost_range, stored.losses))
+        message.damaged_ledgers[:] = (await grant_records.damaged(self.metadata, status.topic))[:DAMAGED_MAX]
+        message.losses.extend(map(_lost_range, stored.losses))
         if (offloaded := to_position(stored.offloaded)) is not None:
             message.offloaded.CopyFrom(offloaded)
-        message.placement = self._engine.placed(status.topic, "" if owner is None else owner.daemon_id)
+        message.placement = self.engine.placed(status.topic, "" if owner is None else owner.daemon_id)
         if owner is not None:
             message.owner, message.epoch = owner.daemon_id, owner.epoch
             if status.state == "claiming":
@@ -266,10 +240,10 @@ class AdminService(ManualCalls):
 
     async def _attempt(self, topic: TopicName) -> Attempt | None:
         """Return the record of the open segment: the owner's own, else the stored one."""
-        offloader = self._engine.find(topic)
+        offloader = self.engine.find(topic)
         if offloader is not None:
             return offloader.attempt
-        return await nodes.record(self._metadata, paths.attempt(topic), attempt_record.decode)
+        return await nodes.record(self.metadata, paths.attempt(topic), attempt_record.decode)
 
 
 DAMAGED_MAX = 100
@@ -284,7 +258,7 @@ def checked_prefix(text: str) -> tuple[str, ...]:
     return parts
 
 
-def checked_policy(request: admin_pb2.EnableTopicRequest, place: Surroundings = ANYWHERE) -> TopicPolicy:
+def _checked_policy(request: pb.EnableTopicRequest, place: Surroundings = ANYWHERE) -> TopicPolicy:
     """Parse the policy of an EnableTopic request; raises InvalidInput with all mistakes in it or at its place."""
     given = {field.name: value for field, value in request.ListFields() if field.name in NAMES}
     policies, flaws = sound({**given, **given_policies(request.policies)})
@@ -292,12 +266,12 @@ def checked_policy(request: admin_pb2.EnableTopicRequest, place: Surroundings = 
     return replace(TopicPolicy(enabled=True), **policies.set_values())
 
 
-def selection(pattern: str, found: Selection | CorruptData, topics: int) -> admin_pb2.Selection:
+def selection(pattern: str, found: Selection | CorruptData, topics: int) -> pb.Selection:
     """Return a selection with the number of topics that it has enabled; of a damaged one only the damage."""
     if isinstance(found, CorruptData):
-        return admin_pb2.Selection(pattern=pattern, topics=topics, damage=str(found))
+        return pb.Selection(pattern=pattern, topics=topics, damage=str(found))
     return filled(
-        admin_pb2.Selection,
+        pb.Selection,
         found.policy,
         pattern=pattern,
         topics=topics,
@@ -307,10 +281,9 @@ def selection(pattern: str, found: Selection | CorruptData, topics: int) -> admi
     )
 
 
-def committed_segment(segment: CommittedSegment) -> admin_pb2.Segment:
-    """Return a committed segment as a message."""
+def _committed_segment(segment: CommittedSegment) -> pb.Segment:
     return filled(
-        admin_pb2.Segment,
+        pb.Segment,
         segment,
         status="Offloaded",
         data_key=segment.keys.data,
@@ -319,12 +292,12 @@ def committed_segment(segment: CommittedSegment) -> admin_pb2.Segment:
     )
 
 
-def open_segment(attempt: Attempt, status: TopicStatus | None) -> admin_pb2.Segment:
+def open_segment(attempt: Attempt, status: TopicStatus | None) -> pb.Segment:
     """Return the open segment; only the daemon that writes it knows entries and bytes."""
     if status is not None and status.open_segment_id != str(attempt.segment_id):
         status = None
     return filled(
-        admin_pb2.Segment,
+        pb.Segment,
         attempt,
         end=None,
         entries=status.open_segment_entries if status is not None else 0,
@@ -337,22 +310,21 @@ def open_segment(attempt: Attempt, status: TopicStatus | None) -> admin_pb2.Segm
     )
 
 
-def topic_status(status: TopicStatus) -> admin_pb2.TopicStatus:
+def topic_status(status: TopicStatus) -> pb.TopicStatus:
     """Return a topic's status as a message."""
     return filled(
-        admin_pb2.TopicStatus,
+        pb.TopicStatus,
         status,
         placement=None,
         lag_unknown=status.lag_entries is None,
         lag_age_unknown=status.lag_seconds is None,
-        losses=map(lost_range, status.losses),
+        losses=map(_lost_range, status.losses),
         damaged_ledgers=status.damaged_ledgers[:DAMAGED_MAX],
     )
 
 
-def lost_range(loss: Loss) -> admin_pb2.LostRange:
-    """Return a loss as a message."""
-    return filled(admin_pb2.LostRange, loss, after=loss.after if loss.after.ledger_id >= 0 else None)
+def _lost_range(loss: Loss) -> pb.LostRange:
+    return filled(pb.LostRange, loss, after=loss.after if loss.after.ledger_id >= 0 else None)
 
 
 def given_policies(message: policy_pb2.OffloadPolicies) -> dict[str, object]:

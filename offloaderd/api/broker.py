@@ -53,7 +53,8 @@ from offloaderd.policy import store as policies
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.protocol.conversion import encoded_read_response, to_position
 from offloaderd.protocol.errors import reason_of
-from offloaderd.protocol.v1 import broker_pb2, broker_pb2_grpc
+from offloaderd.protocol.v1 import broker_pb2 as pb
+from offloaderd.protocol.v1 import broker_pb2_grpc
 from offloaderd.read.reader import TopicReader
 from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.upkeep.grants.closed_ledger import (
@@ -83,8 +84,8 @@ LOST = (
 """Hint for a ledger that the map lacks: a broker asks only for what was covered before, so the map is older, another
 cluster's, or not rebuilt yet."""
 
-STATES = broker_pb2.EnsureState
-Report = broker_pb2.EnsureLedgerResponse
+STATES = pb.EnsureState
+Report = pb.EnsureLedgerResponse
 
 
 class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
@@ -113,7 +114,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         self._requested: WeakKeyDictionary[TopicOffloader, tuple[Position, float]] = WeakKeyDictionary()
         self.topics = BrokerTopics(engine, register)
 
-    async def EnsureLedger(self, request: broker_pb2.EnsureLedgerRequest, context: Context) -> AsyncIterator[Report]:
+    async def EnsureLedger(self, request: pb.EnsureLedgerRequest, context: Context) -> AsyncIterator[Report]:
         """Report until the ledger is covered, or the broker has to do something.
 
         Raises InvalidInput, TopicUnknown (Pulsar's list has no such topic or ledger), Conflict (the topic was disabled,
@@ -170,9 +171,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
                 await self._keep(stored.topic, [wanted.ledger_id], reason)
             raise
 
-    async def OpenLedger(
-        self, request: broker_pb2.OpenLedgerRequest, context: Context
-    ) -> broker_pb2.OpenLedgerResponse:
+    async def OpenLedger(self, request: pb.OpenLedgerRequest, context: Context) -> pb.OpenLedgerResponse:
         """Return the last entry and the length of a ledger.
 
         Raises EntriesDeleted, MapUnknown, TopicUnknown, EntriesMissing, InvalidInput, InvalidConfig, CorruptData,
@@ -184,14 +183,14 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             theirs = await self._theirs(ledger)
         if theirs is not None:
             part = theirs.slices[0]
-            return broker_pb2.OpenLedgerResponse(last_entry_id=part.last_entry_id, length_bytes=part.payload_bytes)
+            return pb.OpenLedgerResponse(last_entry_id=part.last_entry_id, length_bytes=part.payload_bytes)
         stored = await self._engine.topic_map(topic)
-        return broker_pb2.OpenLedgerResponse(
+        return pb.OpenLedgerResponse(
             last_entry_id=stored.ends[ledger_id].entries - 1, length_bytes=length_of(stored, ledger_id)
         )
 
     async def ReadLedger(  # type: ignore[override] # its answers are serialized already
-        self, request: broker_pb2.ReadLedgerRequest, context: Context
+        self, request: pb.ReadLedgerRequest, context: Context
     ) -> AsyncIterator[bytes]:
         """Stream entries of an offloaded ledger. Raises as ReadService.Read does, and as OpenLedger."""
         ledger = await self._own(request.ledger)
@@ -227,7 +226,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         theirs: CommittedSegment,
         first: Position,
         last: Position,
-        request: broker_pb2.ReadLedgerRequest,
+        request: pb.ReadLedgerRequest,
     ) -> AsyncGenerator[Entries, None]:
         """Yield entries out of an object of Pulsar's own driver."""
         segments = self._reader.segments
@@ -237,28 +236,26 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             async for batch in batches:
                 yield batch if request.framed else batch.decoded()
 
-    async def DeleteLedger(
-        self, request: broker_pb2.DeleteLedgerRequest, context: Context
-    ) -> broker_pb2.DeleteLedgerResponse:
+    async def DeleteLedger(self, request: pb.DeleteLedgerRequest, context: Context) -> pb.DeleteLedgerResponse:
         """Delete a ledger that Pulsar's list does not have. Raises InvalidInput, InvalidConfig, Transient, Denied."""
         topic, ledger_id, object_id = named(request.ledger)
         if await self._listed(topic, ledger_id):
             log.info("ledger.delete_refused", topic=str(topic), ledger_id=ledger_id, object_id=str(object_id))
-            return broker_pb2.DeleteLedgerResponse(outcome="kept")
+            return pb.DeleteLedgerResponse(outcome="kept")
         if request.ledger.bucket:
-            return broker_pb2.DeleteLedgerResponse(outcome=await self._delete_theirs(request.ledger))
+            return pb.DeleteLedgerResponse(outcome=await self._delete_theirs(request.ledger))
         stored = await self._engine.topic_map(topic)
         if ledger_id not in stored.contexts or ledger_id in stored.deleted:
-            return broker_pb2.DeleteLedgerResponse(outcome="nothing")
+            return pb.DeleteLedgerResponse(outcome="nothing")
         try:
             offloader = await self._engine.owned(topic)
         except Conflict:
             owner = await self._engine.owner_of(topic)
             if owner is None:
                 raise Transient(f"{topic} is changing hands", hint="try again in a moment") from None
-            return broker_pb2.DeleteLedgerResponse(outcome="elsewhere", owner_address=owner.address)
+            return pb.DeleteLedgerResponse(outcome="elsewhere", owner_address=owner.address)
         await self._retention.mark(offloader, [ledger_id], dry_run=False)
-        return broker_pb2.DeleteLedgerResponse(outcome="marked")
+        return pb.DeleteLedgerResponse(outcome="marked")
 
     async def _owned(self, topic: TopicName, wanted: ClosedLedger, report: Report) -> TopicOffloader | None:
         """Return the topic's offloader if this daemon owns it; else put the owner or the reason into the report."""
@@ -275,20 +272,16 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             report.message = str(error)
         return None
 
-    async def _own(self, ledger: broker_pb2.OffloadedLedger) -> broker_pb2.OffloadedLedger:
+    async def _own(self, ledger: pb.OffloadedLedger) -> pb.OffloadedLedger:
         """Return a ledger under the topic that wrote it. Raises as `ShadowSources`."""
         topic, ledger_id, _ = named(ledger)
         source = await self._shadows.source_of(await self._engine.topic_map(topic), ledger_id)
         if source is None:
             return ledger
         bucket = ledger.bucket
-        return broker_pb2.OffloadedLedger(
-            topic=str(source), ledger_id=ledger_id, object_id=ledger.object_id, bucket=bucket
-        )
+        return pb.OffloadedLedger(topic=str(source), ledger_id=ledger_id, object_id=ledger.object_id, bucket=bucket)
 
-    async def _theirs(
-        self, ledger: broker_pb2.OffloadedLedger, first: Position | None = None
-    ) -> CommittedSegment | None:
+    async def _theirs(self, ledger: pb.OffloadedLedger, first: Position | None = None) -> CommittedSegment | None:
         """Return a ledger in an object of Pulsar's own driver; None for one that our map holds from `first` on.
 
         Raises EntriesDeleted, MapUnknown, TopicUnknown, NotFound.
@@ -353,7 +346,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         except NotFound:
             return False
 
-    async def _delete_theirs(self, ledger: broker_pb2.OffloadedLedger) -> str:
+    async def _delete_theirs(self, ledger: pb.OffloadedLedger) -> str:
         """Delete the objects of Pulsar's own driver. Raises Denied, Transient, IdentityRefused."""
         topic, ledger_id, object_id = named(ledger)
         found = await present(self._copies.checked_before_deletion(topic, ledger_id, ledger.bucket, object_id))
@@ -367,13 +360,13 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         return "deleted"
 
 
-def closed_ledger(request: broker_pb2.EnsureLedgerRequest) -> ClosedLedger:
+def closed_ledger(request: pb.EnsureLedgerRequest) -> ClosedLedger:
     """Parse the requested ledger. Raises InvalidInput."""
     ledger_id = checked_ledger(request.ledger_id)
     return ClosedLedger(ledger_id, Position(ledger_id, request.last_entry_id).checked().entry_id, request.length_bytes)
 
 
-def named(ledger: broker_pb2.OffloadedLedger) -> tuple[TopicName, int, UUID]:
+def named(ledger: pb.OffloadedLedger) -> tuple[TopicName, int, UUID]:
     """Parse a ledger's topic, its id, and the broker's id of the attempt. Raises InvalidInput."""
     try:
         object_id = UUID(ledger.object_id)

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import KW_ONLY, dataclass
 from uuid import UUID
 
 from offloaderd.api.calls import Context
@@ -34,34 +35,27 @@ from offloaderd.upkeep.gc.collector import Collector
 from offloaderd.upkeep.gc.findings import Finding
 
 
+@dataclass(eq=False)
 class ControlService(control_pb2_grpc.ControlServiceServicer):
-    """Answers for the daemon `daemon_id`."""
+    """Answers for the daemon `daemon_id`.
 
-    def __init__(
-        self,
-        metadata: MetadataStore,
-        clock: Clock,
-        *,
-        daemon_id: str,
-        reload: Callable[[str, bool], Sequence[object]],
-        shown: Callable[[], Sequence[object]],
-        raised: Callable[[str, str, float], object],
-        fallen: Callable[[str], None],
-    ) -> None:
-        """`reload` takes the caller and whether it is a dry run, and returns the changes (`config.change.Change`).
+    `reload` takes the caller and whether it is a dry run, and returns the changes (`daemon.reload.Change`). The others
+    are methods of `LogLevels`.
+    """
 
-        The others are methods of `LogLevels`.
-        """
-        self._metadata = metadata
-        self._clock = clock
-        self._daemon_id = daemon_id
-        self._reload = reload
-        self._shown, self._raised, self._fallen = shown, raised, fallen
+    metadata: MetadataStore
+    clock: Clock
+    _: KW_ONLY
+    daemon_id: str
+    reload: Callable[[str, bool], Sequence[object]]
+    shown: Callable[[], Sequence[object]]
+    raised: Callable[[str, str, float], object]
+    fallen: Callable[[str], None]
 
     async def Reload(self, request: control_pb2.ReloadRequest, context: Context) -> control_pb2.ReloadResponse:
         """Apply the settings as they are written now. Raises InvalidConfig, Conflict."""
-        changes = self._reload(context.peer(), request.dry_run)
-        return filled(control_pb2.ReloadResponse, request, changes=changes, daemon_id=self._daemon_id)
+        changes = self.reload(context.peer(), request.dry_run)
+        return filled(control_pb2.ReloadResponse, request, changes=changes, daemon_id=self.daemon_id)
 
     async def ListLogLevels(self, request: control_pb2.ListLogLevelsRequest, context: Context) -> control_pb2.LogLevels:
         """Return the level of the daemon, then of each module with another one."""
@@ -70,9 +64,9 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     async def SetLogLevel(self, request: control_pb2.SetLogLevelRequest, context: Context) -> control_pb2.LogLevels:
         """Set a module's level for a time, or reset it. Raises InvalidInput."""
         if request.level:
-            self._raised(request.module, request.level, request.seconds)
+            self.raised(request.module, request.level, request.seconds)
         else:
-            self._fallen(request.module)
+            self.fallen(request.module)
         return self._levels()
 
     async def PauseTopic(
@@ -80,8 +74,8 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     ) -> control_pb2.PauseTopicResponse:
         """Pause a topic, or resume it. Raises NotFound when it is not enabled."""
         topic = TopicName.parse(request.topic)
-        paused = None if request.undo else Paused(self._clock.wall_ms(), context.peer())
-        found = await updates.set_paused(self._metadata, self._clock, topic, paused, dry_run=request.dry_run)
+        paused = None if request.undo else Paused(self.clock.wall_ms(), context.peer())
+        found = await updates.set_paused(self.metadata, self.clock, topic, paused, dry_run=request.dry_run)
         return control_pb2.PauseTopicResponse(
             topics=[
                 filled(
@@ -95,7 +89,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         )
 
     def _levels(self) -> control_pb2.LogLevels:
-        return filled(control_pb2.LogLevels, levels=self._shown())
+        return filled(control_pb2.LogLevels, levels=self.shown())
 
 
 class DoctorService(doctor_pb2_grpc.DoctorServiceServicer):
@@ -153,7 +147,7 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
                 raise NotFound(f"{topic} is not offloaded", hint="`offloadctl topics list` shows what is")
             if topic in self._engine.enabled():
                 response.reason = self._engine.placed(topic, response.owner)
-        counts = Counter([node.daemon_id for _, node in await self._firsts(self._engine.enabled())])
+        counts = await self._topics_of_each()
         response.daemons.extend(
             filled(
                 placement_pb2.Daemon,
@@ -201,11 +195,11 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
             moves.append(placement_pb2.Move(topic=str(topic), to=to))
         return placement_pb2.DrainProgress(left=len(moves), moves=moves)
 
-    async def _firsts(self, topics: Sequence[TopicName]) -> list[tuple[TopicName, DaemonNode]]:
-        """Return the daemon that ranks first for each topic, giving other tasks their turn."""
-        found = []
-        for number, topic in enumerate(topics):
-            found.append((topic, self._engine.placement.ranking(str(topic))[0]))
+    async def _topics_of_each(self) -> Counter[str]:
+        """Return for how many topics each daemon ranks first, giving other tasks their turn."""
+        found: Counter[str] = Counter()
+        for number, topic in enumerate(self._engine.enabled()):
+            found[self._engine.placement.ranking(str(topic))[0].daemon_id] += 1
             if not number % TURN_TOPICS:
                 await asyncio.sleep(0)  # noqa: TID251 - gives others a turn, measures no time
         return found
@@ -223,7 +217,7 @@ class UpkeepService(upkeep_pb2_grpc.UpkeepServiceServicer):
         grace_s = request.grace_s if request.HasField("grace_s") else self.grace_s
         if not (math.isfinite(grace_s) and grace_s >= 0):
             raise InvalidInput(f"grace_s must be a number of seconds >= 0, not {grace_s}")
-        also = frozenset(map(checked_segment, request.also))
+        also = frozenset(map(_checked_segment, request.also))
         async with aclosing(self._collector.collect(grace_s=grace_s, apply=request.apply, also=also)) as found:
             async for one in found:
                 if isinstance(one, Finding):
@@ -232,7 +226,7 @@ class UpkeepService(upkeep_pb2_grpc.UpkeepServiceServicer):
                     yield upkeep_pb2.GcEvent(summary=filled(upkeep_pb2.GcSummary, one))
 
 
-def checked_segment(text: str) -> UUID:
+def _checked_segment(text: str) -> UUID:
     """Parse a segment's id; raises InvalidInput."""
     try:
         return UUID(text)

@@ -53,7 +53,7 @@ class HistoryService(history_pb2_grpc.HistoryServiceServicer):
         infos = await source.ledgers(topic)
         wanted = request.segment_bytes or RollPolicy.of(await self._engine.book.of(topic)).segment_bytes_max
         segment_bytes = segment_bytes_for(wanted, self._context.layout)
-        extent = extent_of(infos, boundary_of(topic_map))
+        extent = extent_of(infos, _boundary_of(topic_map))
         begin = first_left(topic_map, extent) if extent is not None else None
         if extent is None or begin is None:
             return history_pb2.PlanHistoryResponse(segment_bytes=segment_bytes)
@@ -104,7 +104,7 @@ class HistoryService(history_pb2_grpc.HistoryServiceServicer):
         policy = offloader.policy if offloader is not None else RollPolicy.of(await self._engine.book.of(topic))
         some = ranges.ranges[request.ranges_from : request.ranges_from + request.ranges_max]
         return history_pb2.GetHistoryResponse(
-            plan=plan_message(plan),
+            plan=_plan_message(plan),
             ranges=[filled(history_pb2.HistoryRange, one) for one in some],
             ranges_planned=counts[RangeState.PLANNED],
             ranges_claimed=counts[RangeState.CLAIMED],
@@ -118,7 +118,7 @@ class HistoryService(history_pb2_grpc.HistoryServiceServicer):
         )
 
 
-def boundary_of(topic_map: TopicMap) -> int | None:
+def _boundary_of(topic_map: TopicMap) -> int | None:
     """Return the ledger with which live segments begin, None for the newest: nothing is offloaded yet."""
     if topic_map.history is not None:
         return topic_map.history.boundary
@@ -139,8 +139,7 @@ def first_left(topic_map: TopicMap, extent: Extent) -> Position | None:
     return max(behind, Position(left[0].ledger_id, 0)) if left else None
 
 
-def plan_message(plan: HistoryPlan) -> history_pb2.HistoryPlan:
-    """Return a plan as a message."""
+def _plan_message(plan: HistoryPlan) -> history_pb2.HistoryPlan:
     return filled(
         history_pb2.HistoryPlan,
         plan,
@@ -200,7 +199,7 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
             prefix=next((one.prefix for one in topic_map.segments if one.prefix), ""),
             bytes_per_s=rollback.speed.bytes_per_s,
             measured=rollback.speed.measured,
-            order=order_message(order) if order is not None else None,
+            order=_order_message(order) if order is not None else None,
             unfinished=f"before {unfinished.live_begin}" if unfinished is not None else "",
         )
 
@@ -213,7 +212,7 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
         topic = TopicName.parse(request.topic)
         to = checked_ledger(request.to_ledger_id) if request.HasField("to_ledger_id") else None
         order = await self._engine.rollback.order(await self._engine.owned(topic), to)
-        return rollback_pb2.ConvertTopicResponse(order=order_message(order) if order is not None else None)
+        return rollback_pb2.ConvertTopicResponse(order=_order_message(order) if order is not None else None)
 
     async def FollowRollback(
         self, request: rollback_pb2.FollowRollbackRequest, context: Context
@@ -224,7 +223,7 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
         while True:
             offloader = await self._engine.owned(topic)
             found = self._engine.rollback.progress(offloader)
-            yield progress_message(found)
+            yield _progress_message(found)
             if found.order is None or not found.order.active:
                 return
             await offloader.changed.wait_at_most(clock, FOLLOW_S)
@@ -234,7 +233,7 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
     ) -> rollback_pb2.StopRollbackResponse:
         """Withdraw the order. Raises NotFound without one, Conflict with the owner, Transient."""
         offloader = await self._engine.owned(TopicName.parse(request.topic))
-        return rollback_pb2.StopRollbackResponse(order=order_message(await self._engine.rollback.stop(offloader)))
+        return rollback_pb2.StopRollbackResponse(order=_order_message(await self._engine.rollback.stop(offloader)))
 
 
 def target_of(text: str) -> TopicName | Namespace:
@@ -252,8 +251,7 @@ def _ledger_message(rollback: Rollback, row: LedgerState) -> rollback_pb2.Rollba
     return filled(rollback_pb2.RollbackLedger, row, requests=rollback.requests(row) if goes else 0, seconds=seconds)
 
 
-def order_message(order: RollbackOrder) -> rollback_pb2.RollbackOrder:
-    """Return an order as a message."""
+def _order_message(order: RollbackOrder) -> rollback_pb2.RollbackOrder:
     failures = sorted(order.failures.items())
     return filled(
         rollback_pb2.RollbackOrder,
@@ -262,7 +260,6 @@ def order_message(order: RollbackOrder) -> rollback_pb2.RollbackOrder:
     )
 
 
-def progress_message(found: Progress) -> rollback_pb2.RollbackProgress:
-    """Return progress as a message."""
-    order = order_message(found.order) if found.order is not None else None
+def _progress_message(found: Progress) -> rollback_pb2.RollbackProgress:
+    order = _order_message(found.order) if found.order is not None else None
     return filled(rollback_pb2.RollbackProgress, found, order=order, ledger_bytes=found.ledger_done_bytes)

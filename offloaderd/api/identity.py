@@ -15,7 +15,8 @@ from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.identity import Acceptance, Deployment, SourceIdentity
 from offloaderd.objects import marker
 from offloaderd.objects.places import Place
-from offloaderd.protocol.v1 import admin_pb2, identity_pb2, identity_pb2_grpc
+from offloaderd.protocol.v1 import admin_pb2, identity_pb2_grpc
+from offloaderd.protocol.v1 import identity_pb2 as pb
 from offloaderd.segment.context import OffloadContext
 
 log = structlog.get_logger(__name__)
@@ -44,12 +45,10 @@ class IdentityService(identity_pb2_grpc.IdentityServiceServicer):
         self._daemon_id = daemon_id
         self._clock = context.upload_context.clock
 
-    async def ShowIdentity(
-        self, request: identity_pb2.ShowIdentityRequest, context: Context
-    ) -> identity_pb2.ShowIdentityResponse:
+    async def ShowIdentity(self, request: pb.ShowIdentityRequest, context: Context) -> pb.ShowIdentityResponse:
         """Return the identities and refusals. Raises InvalidInput, CorruptData, Transient."""
         known = await identity.deployment(self._context.metadata)
-        found = identity_pb2.ShowIdentityResponse(source_found=await self._source() or "")
+        found = pb.ShowIdentityResponse(source_found=await self._source() or "")
         accepted: Sequence[Acceptance] = known.accepted if known is not None else ()
         if known is not None:
             found.deployment_id, found.made_ms, found.made_by = str(known.deployment_id), known.made_ms, known.made_by
@@ -59,13 +58,11 @@ class IdentityService(identity_pb2_grpc.IdentityServiceServicer):
             record = (await identity.load(self._context.metadata, TopicName.parse(request.topic))).record
             found.refusals.extend(filled(admin_pb2.IdentityRefusal, one) for one in record.refusals)
             accepted = record.accepted
-        found.accepted.extend(filled(identity_pb2.AcceptedIdentity, one) for one in accepted)
+        found.accepted.extend(filled(pb.AcceptedIdentity, one) for one in accepted)
         found.places.extend([await self._place(place) for place in self._context.places])
         return found
 
-    async def AcceptIdentity(
-        self, request: identity_pb2.AcceptIdentityRequest, context: Context
-    ) -> identity_pb2.AcceptIdentityResponse:
+    async def AcceptIdentity(self, request: pb.AcceptIdentityRequest, context: Context) -> pb.AcceptIdentityResponse:
         """Accept a refused difference. Raises InvalidInput, NotFound (nothing is refused), Conflict, Transient."""
         match request.WhichOneof("what"):
             case "topic":
@@ -80,7 +77,7 @@ class IdentityService(identity_pb2_grpc.IdentityServiceServicer):
                 raise InvalidInput("say what is to be accepted", hint="a topic and a kind, the places, or the source")
         if not request.dry_run:
             log.warning("identity.accepted", what=request.WhichOneof("what"), topic=request.topic, believed=believed)
-        return identity_pb2.AcceptIdentityResponse(believed=believed)
+        return pb.AcceptIdentityResponse(believed=believed)
 
     async def _accept_topic(self, topic: TopicName, kind: str, *, by: str, dry_run: bool) -> list[str]:
         record, version = await identity.load(self._context.metadata, topic)
@@ -153,8 +150,8 @@ class IdentityService(identity_pb2_grpc.IdentityServiceServicer):
         known = self._context.known_source
         return await known.origin.identity() if known is not None else None
 
-    async def _place(self, place: Place) -> identity_pb2.PlaceIdentity:
-        said = identity_pb2.PlaceIdentity(bucket=place.bucket, prefix=place.prefix)
+    async def _place(self, place: Place) -> pb.PlaceIdentity:
+        said = pb.PlaceIdentity(bucket=place.bucket, prefix=place.prefix)
         try:
             found = await marker.read(
                 self._context.upload_context.objects.at(place.bucket), place.prefix, self._context.cluster

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from offloaderd.api.calls import Context, metadata_error, needed
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
@@ -15,7 +16,8 @@ from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records.owner import Owner
 from offloaderd.metadata.records.verified import SegmentVerified
 from offloaderd.protocol.conversion import from_position, to_position
-from offloaderd.protocol.v1 import inspect_pb2, inspect_pb2_grpc
+from offloaderd.protocol.v1 import inspect_pb2 as pb
+from offloaderd.protocol.v1 import inspect_pb2_grpc
 from offloaderd.read.reader import TopicReader
 from offloaderd.upkeep.explain import Explainer, Explanation, Held, Place
 from offloaderd.upkeep.verify.cluster import Between, SegmentReport, TopicVerifier
@@ -27,27 +29,21 @@ EXPLAIN_S = 24.0
 """How long an explanation may take in all: less than callers wait, so that they learn what did not answer."""
 
 
+@dataclass(eq=False)
 class InspectService(inspect_pb2_grpc.InspectServiceServicer):
-    """Explains and verifies. Changes nothing; `damaged` is called with damaged segments."""
+    """Explains and verifies. Changes nothing.
 
-    def __init__(
-        self,
-        explainer: Explainer,
-        verifier: TopicVerifier,
-        engine: Engine,
-        metadata: MetadataStore,
-        damaged: Callable[[TopicName, CommittedSegment, str], None] = lambda *_: None,
-        known: Callable[[TopicName], Awaitable[object]] | None = None,
-    ) -> None:
-        """`known` raises TopicNotFound for an unknown topic."""
-        self._known = known
-        self._damaged = damaged
-        self._explainer = explainer
-        self._verifier = verifier
-        self._engine = engine
-        self._metadata = metadata
+    `damaged` is called with damaged segments; `known` raises TopicNotFound for an unknown topic.
+    """
 
-    async def Explain(self, request: inspect_pb2.ExplainRequest, context: Context) -> inspect_pb2.ExplainResponse:
+    explainer: Explainer
+    verifier: TopicVerifier
+    engine: Engine
+    metadata: MetadataStore
+    damaged: Callable[[TopicName, CommittedSegment, str], None] = lambda *_: None
+    known: Callable[[TopicName], Awaitable[object]] | None = None
+
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
         """Explain a position. Raises NotFound for an unknown topic, InvalidInput, and as the stores.
 
         Transient at once while the metadata store does not answer.
@@ -55,20 +51,18 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
         if not request.HasField("position"):
             raise InvalidInput("no position to explain", hint="write LEDGER:ENTRY")
         topic = TopicName.parse(request.topic)
-        if failure := await metadata_error(self._metadata):
+        if failure := await metadata_error(self.metadata):
             raise needed(failure)
         try:
             async with asyncio.timeout(EXPLAIN_S):
-                found = await self._explainer.explain(topic, from_position(request.position))
+                found = await self.explainer.explain(topic, from_position(request.position))
         except TimeoutError:
             raise needed(f"no answer within {EXPLAIN_S:g} s") from None
         if found.place is not None and found.place.flaw is not None and found.place.flaw.is_problem:
-            self._damaged(topic, found.place.segment, str(found.place.flaw))
-        return explanation_message(found, await self._engine.owner_of(topic))
+            self.damaged(topic, found.place.segment, str(found.place.flaw))
+        return _explanation_message(found, await self.engine.owner_of(topic))
 
-    async def Verify(
-        self, request: inspect_pb2.VerifyRequest, context: Context
-    ) -> AsyncIterator[inspect_pb2.VerifyEvent]:
+    async def Verify(self, request: pb.VerifyRequest, context: Context) -> AsyncIterator[pb.VerifyEvent]:
         """Yield a report of each segment, then the flaws between them.
 
         Raises TopicNotFound, InvalidInput, and as the stores; Transient at once while the metadata store does not
@@ -79,13 +73,13 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
             level = Level(request.level or Level.FULL)
         except ValueError:
             raise InvalidInput(f"unknown level {request.level!r}", hint=f"one of {', '.join(Level)}") from None
-        if failure := await metadata_error(self._metadata):
+        if failure := await metadata_error(self.metadata):
             raise needed(failure)
-        if self._known is not None:
-            await self._known(topic)
-        async with aclosing(self._verifier.run(topic, level)) as found:
+        if self.known is not None:
+            await self.known(topic)
+        async with aclosing(self.verifier.run(topic, level)) as found:
             async for one in found:
-                yield event_message(one)
+                yield _event_message(one)
 
 
 async def held(reader: TopicReader, topic: TopicName, position: Position) -> Held:
@@ -111,10 +105,9 @@ async def held(reader: TopicReader, topic: TopicName, position: Position) -> Hel
     )
 
 
-def explanation_message(found: Explanation, owner: Owner | None) -> inspect_pb2.ExplainResponse:
-    """Return an explanation as a message."""
+def _explanation_message(found: Explanation, owner: Owner | None) -> pb.ExplainResponse:
     return filled(
-        inspect_pb2.ExplainResponse,
+        pb.ExplainResponse,
         found,
         in_buffer=found.held.buffer,
         in_source=found.held.source,
@@ -128,9 +121,9 @@ def explanation_message(found: Explanation, owner: Owner | None) -> inspect_pb2.
     )
 
 
-def _place(place: Place, verified: SegmentVerified | None) -> inspect_pb2.ExplainResponse.Place:
+def _place(place: Place, verified: SegmentVerified | None) -> pb.ExplainResponse.Place:
     segment, block = place.segment, place.block
-    message = inspect_pb2.ExplainResponse.Place(
+    message = pb.ExplainResponse.Place(
         segment_id=str(segment.segment_id),
         begin=to_position(segment.begin),
         end=to_position(segment.end),
@@ -140,7 +133,7 @@ def _place(place: Place, verified: SegmentVerified | None) -> inspect_pb2.Explai
         data_bytes=segment.object_bytes,
         entry_offset=place.entry_offset,
         payload_bytes=place.payload_bytes,
-        flaw=filled(inspect_pb2.Flaw, place.flaw) if place.flaw is not None else None,
+        flaw=filled(pb.Flaw, place.flaw) if place.flaw is not None else None,
     )
     if block is not None:
         message.block_number, message.block_count = place.block_number, place.block_count
@@ -155,16 +148,15 @@ def _place(place: Place, verified: SegmentVerified | None) -> inspect_pb2.Explai
     return message
 
 
-def event_message(one: SegmentReport | Between) -> inspect_pb2.VerifyEvent:
-    """Return a report as a message."""
+def _event_message(one: SegmentReport | Between) -> pb.VerifyEvent:
     if not isinstance(one, SegmentReport):
-        return inspect_pb2.VerifyEvent(between=filled(inspect_pb2.VerifyEvent.Between, one))
+        return pb.VerifyEvent(between=filled(pb.VerifyEvent.Between, one))
     segment = filled(
-        inspect_pb2.VerifyEvent.Segment,
+        pb.VerifyEvent.Segment,
         one,
         segment_id=one.segment.segment_id,
         begin=one.segment.begin,
         end=one.segment.end,
         data_bytes=one.segment.object_bytes,
     )
-    return inspect_pb2.VerifyEvent(segment=segment)
+    return pb.VerifyEvent(segment=segment)

@@ -149,7 +149,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
             return None
         _, service, method = str(handler_call_details.method).split("/", 2)
         call = _Call(self._clock, self._metrics, self._gate, service, method, handler)
-        codec = (None, unless_bytes(handler.response_serializer))  # requests stay bytes until their caller is known
+        codec = (None, _unless_bytes(handler.response_serializer))  # requests stay bytes until their caller is known
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(call.answering(handler.unary_unary), *codec)
         if handler.stream_unary:
@@ -161,7 +161,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
         return handler
 
 
-def kind_of(handler: "grpc.RpcMethodHandler[Any, Any]") -> str:
+def _kind_of(handler: "grpc.RpcMethodHandler[Any, Any]") -> str:
     """Return the type of a method as go-grpc-prometheus names it."""
     both = handler.request_streaming, handler.response_streaming
     kinds = {(False, False): "unary", (True, False): "client_stream", (False, True): "server_stream"}
@@ -180,7 +180,7 @@ class _Call:
         method: str,
         handler: "grpc.RpcMethodHandler[Any, Any]",
     ) -> None:
-        self._labels = {"grpc_type": kind_of(handler), "grpc_service": service, "grpc_method": method}
+        self._labels = {"grpc_type": _kind_of(handler), "grpc_service": service, "grpc_method": method}
         self._parse = handler.request_deserializer or bytes
         self._clock = clock
         self._metrics = metrics
@@ -323,7 +323,7 @@ def shortened(message: str) -> str:
     return message if len(message) <= MESSAGE_CHARS_MAX else f"{message[:MESSAGE_CHARS_MAX]}..."
 
 
-def unless_bytes(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
+def _unless_bytes(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
     """Return a serializer that passes on what a handler has serialized itself."""
 
     def serialized(answer: Any) -> bytes:  # noqa: ANN401 - a message of any service

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
 from urllib.parse import unquote
 
 from offloaderd.api.calls import Context
@@ -12,15 +14,17 @@ from offloaderd.fleet.engine import Engine
 from offloaderd.format.parsing import filled
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import paths
+from offloaderd.metadata.nodes import node
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records.request import Asked
 from offloaderd.policy import store as policies
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.protocol.conversion import to_position
-from offloaderd.protocol.v1 import admin_pb2, admin_pb2_grpc
+from offloaderd.protocol.v1 import admin_pb2 as pb
+from offloaderd.protocol.v1 import admin_pb2_grpc
 from offloaderd.topic import requests
 from offloaderd.topic.offloader import TopicOffloader
-from offloaderd.topic.requests import Fate, Outcome, Plan, Take, Wanted, fate_of
+from offloaderd.topic.requests import Fate, Outcome, Plan, Wanted, fate_of
 
 HEARTBEAT_S = 1.0
 """Longest pause between two reports of a waiting call, so that a client can tell a slow upload from a dead daemon."""
@@ -33,23 +37,15 @@ PLANNED, UNKNOWN = "planned", "unknown"
 """Outcomes without a request: of a dry run, and of another daemon's topic."""
 
 
+@dataclass(eq=False, kw_only=True)
 class ManualCalls(admin_pb2_grpc.AdminServiceServicer):
     """The calls of AdminService about offloading on request. `source` None: the daemon has no ledger source."""
 
-    def __init__(
-        self,
-        *,
-        engine: Engine,
-        metadata: MetadataStore,
-        source: LedgerSource | None,
-    ) -> None:
-        self._engine = engine
-        self._metadata = metadata
-        self._source = source
+    engine: Engine
+    metadata: MetadataStore
+    source: LedgerSource | None
 
-    async def Offload(
-        self, request: admin_pb2.OffloadRequest, context: Context
-    ) -> AsyncIterator[admin_pb2.OffloadProgress]:
+    async def Offload(self, request: pb.OffloadRequest, context: Context) -> AsyncIterator[pb.OffloadProgress]:
         """Offload what is requested; with `wait`, report until it is committed, whichever daemon owns the topic then.
 
         The topic's policy is read first, so that earlier changes count. Without `wait` there is one report; a dry run
@@ -57,27 +53,27 @@ class ManualCalls(admin_pb2_grpc.AdminServiceServicer):
         (not enabled), Conflict (owned by another daemon, or a method that offloads nothing), and the error that stopped
         the topic.
         """
-        topic, wanted = TopicName.parse(request.topic), wanted_of(request)
+        topic, wanted = TopicName.parse(request.topic), _wanted_of(request)
         offloader = await self._claimed(topic)
-        await self._engine.refresh_policy(topic)
+        await self.engine.refresh_policy(topic)
         if request.dry_run:
             yield _planned(offloader, await offloader.by_hand.plan(wanted))
             return
         asked, plan = await offloader.by_hand.ask(wanted, unquote(context.peer()))
         async for progress in self._reports(topic, asked, wait=request.wait):
-            progress.plan.extend(map(_take, plan.takes))
+            progress.plan.extend(filled(pb.PlannedOffload, take) for take in plan.takes)
             yield progress
 
     async def OffloadStatus(
-        self, request: admin_pb2.OffloadStatusRequest, context: Context
-    ) -> AsyncIterator[admin_pb2.OffloadProgress]:
+        self, request: pb.OffloadStatusRequest, context: Context
+    ) -> AsyncIterator[pb.OffloadProgress]:
         """Report the last request, or the offload that runs by itself; with `wait`, until it ends.
 
         Raises NotFound for an unknown topic, or one that is not offloaded and has no request; CorruptData, Transient.
         """
         topic = TopicName.parse(request.topic)
-        await self._engine.wake(topic)
-        asked, offloader = await requests.read(self._metadata, topic), self._engine.find(topic)
+        await self.engine.wake(topic)
+        asked, offloader = await requests.read(self.metadata, topic), self.engine.find(topic)
         if asked is None and offloader is None:
             yield await self._unasked(topic)
             return
@@ -87,29 +83,27 @@ class ManualCalls(admin_pb2_grpc.AdminServiceServicer):
         async for progress in self._reports(topic, asked, wait=request.wait):
             yield progress
 
-    async def _reports(self, topic: TopicName, asked: Asked, *, wait: bool) -> AsyncIterator[admin_pb2.OffloadProgress]:
+    async def _reports(self, topic: TopicName, asked: Asked, *, wait: bool) -> AsyncIterator[pb.OffloadProgress]:
         while True:
-            offloader = self._engine.find(topic)
+            offloader = self.engine.find(topic)
             seen = offloader.offloaded if offloader is not None else None
             progress = await self._report(topic, asked, offloader)
             yield progress
             if progress.done or not wait:
                 return
             if offloader is None:
-                await changed_or_heartbeat(self._engine.changed, ELSEWHERE_S)
+                await changed_or_heartbeat(self.engine.changed, ELSEWHERE_S)
             elif offloader.offloaded == seen:
                 await changed_or_heartbeat(offloader.changed)
 
-    async def _report(
-        self, topic: TopicName, asked: Asked, offloader: TopicOffloader | None
-    ) -> admin_pb2.OffloadProgress:
+    async def _report(self, topic: TopicName, asked: Asked, offloader: TopicOffloader | None) -> pb.OffloadProgress:
         """Return the progress of a request; without the owner's own figures where that is another daemon."""
-        stored, owner = await self._engine.topic_map(topic), await self._engine.owner_of(topic)
+        stored, owner = await self.engine.topic_map(topic), await self.engine.owner_of(topic)
         none = offloader is not None and offloader.policy.method is OffloadMethod.NONE
         active = offloader is not None or await self._enabled(topic)
         paused = offloader is not None and offloader.policy.paused is not None
         fate = fate_of(asked, stored, none=none, paused=paused, active=active)
-        progress = admin_pb2.OffloadProgress(
+        progress = pb.OffloadProgress(
             target=to_position(asked.target),
             offloaded=to_position(stored.offloaded),
             wanted=asked.wanted,
@@ -133,14 +127,14 @@ class ManualCalls(admin_pb2_grpc.AdminServiceServicer):
         progress.done = fate.outcome is not Outcome.RUNNING
         return progress
 
-    async def _unasked(self, topic: TopicName) -> admin_pb2.OffloadProgress:
+    async def _unasked(self, topic: TopicName) -> pb.OffloadProgress:
         """Return the progress of another daemon's topic without a request."""
         await self._known(topic)
         if not await self._enabled(topic):
             raise NotFound(f"{topic} is not offloaded", hint=f"offloadctl topics enable {topic}")
-        stored, owner = await self._engine.topic_map(topic), await self._engine.owner_of(topic)
+        stored, owner = await self.engine.topic_map(topic), await self.engine.owner_of(topic)
         works = f"daemon {owner.daemon_id} works on the topic" if owner is not None else "no daemon works on the topic"
-        return admin_pb2.OffloadProgress(
+        return pb.OffloadProgress(
             offloaded=to_position(stored.offloaded),
             outcome=UNKNOWN,
             done=True,
@@ -151,7 +145,7 @@ class ManualCalls(admin_pb2_grpc.AdminServiceServicer):
 
     def _stalled(self, topic: TopicName) -> str:
         """Return why a topic of this daemon is stalled, empty if it is not, or only for a moment."""
-        for status in self._engine.statuses():
+        for status in self.engine.statuses():
             if status.topic == topic and status.state == "stalled" and status.stalled_class != "transient":
                 return status.stalled_reason
         return ""
@@ -162,18 +156,18 @@ class ManualCalls(admin_pb2_grpc.AdminServiceServicer):
         while True:
             tries -= 1
             try:
-                return await self._engine.owned(topic)
+                return await self.engine.owned(topic)
             except Transient:
                 if tries < 0:
                     raise
             except NotFound:
                 if tries < 0 or not await self._enabled(topic):
                     raise
-            await changed_or_heartbeat(self._engine.changed)
+            await changed_or_heartbeat(self.engine.changed)
 
     async def _enabled(self, topic: TopicName) -> bool:
         """Whether some daemon offloads the topic, or is about to. Raises InvalidInput for a partitioned one."""
-        policy = (await policies.read(self._metadata, [topic])).get(topic)
+        policy = (await policies.read(self.metadata, [topic])).get(topic)
         if isinstance(policy, TopicPolicy) and policy.partitioned:
             hint = f"name a partition: {topic}-partition-0"
             raise InvalidInput(f"{topic} is partitioned, its entries are those of its partitions", hint=hint)
@@ -181,21 +175,13 @@ class ManualCalls(admin_pb2_grpc.AdminServiceServicer):
 
     async def _known(self, topic: TopicName) -> None:
         """Raise NotFound unless the topic has a policy or the ledger source knows it."""
-        try:
-            await self._metadata.get(paths.policy(topic))
-        except NotFound:
-            if self._source is None or not await exists(self._source, topic):
-                hint = "`offloadctl topics list` shows what there is"
-                raise NotFound(f"unknown topic {topic}", hint=hint) from None
-
-
-async def exists(source: LedgerSource, topic: TopicName) -> bool:
-    """Whether the source has the topic, without listing the others."""
-    try:
-        await source.ledgers(topic)
-    except NotFound:
-        return False
-    return True
+        if await node(self.metadata, paths.policy(topic)) is not None:
+            return
+        if self.source is not None:
+            with suppress(NotFound):
+                await self.source.ledgers(topic)
+                return
+        raise NotFound(f"unknown topic {topic}", hint="`offloadctl topics list` shows what there is")
 
 
 async def changed_or_heartbeat(changed: Signal, seconds: float | None = None) -> None:
@@ -207,18 +193,17 @@ async def changed_or_heartbeat(changed: Signal, seconds: float | None = None) ->
         return
 
 
-def wanted_of(request: admin_pb2.OffloadRequest) -> Wanted:
-    """Parse a request. Raises InvalidInput."""
+def _wanted_of(request: pb.OffloadRequest) -> Wanted:
     return Wanted(
         to=Position(request.to.ledger_id, request.to.entry_id) if request.HasField("to") else None,
         keep_bytes=request.size_threshold if request.HasField("size_threshold") else None,
     ).checked()
 
 
-def _planned(offloader: TopicOffloader, plan: Plan) -> admin_pb2.OffloadProgress:
+def _planned(offloader: TopicOffloader, plan: Plan) -> pb.OffloadProgress:
     nothing = plan.target is None
     entries, size = offloader.by_hand.left(plan.target) if plan.target is not None else (0, 0)
-    return admin_pb2.OffloadProgress(
+    return pb.OffloadProgress(
         target=to_position(plan.target),
         offloaded=to_position(offloader.offloaded),
         remaining_entries=sum(take.entries for take in plan.takes) or entries,
@@ -228,17 +213,11 @@ def _planned(offloader: TopicOffloader, plan: Plan) -> admin_pb2.OffloadProgress
         reason=plan.reason,
         wanted=str(plan.wanted),
         method=plan.method,
-        plan=map(_take, plan.takes),
+        plan=[filled(pb.PlannedOffload, take) for take in plan.takes],
     )
 
 
-def _take(take: Take) -> admin_pb2.PlannedOffload:
-    return filled(admin_pb2.PlannedOffload, take)
-
-
-def _add_progress(
-    progress: admin_pb2.OffloadProgress, fate: Fate, offloader: TopicOffloader, target: Position | None
-) -> None:
+def _add_progress(progress: pb.OffloadProgress, fate: Fate, offloader: TopicOffloader, target: Position | None) -> None:
     """Add the figures of the topic's owner."""
     progress.method = offloader.policy.method
     if fate.outcome is not Outcome.RUNNING or target is None:

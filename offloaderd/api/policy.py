@@ -5,7 +5,7 @@ then.
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -21,8 +21,9 @@ from offloaderd.policy.policies import Effective, Level, OffloadPolicies, Origin
 from offloaderd.policy.records import TopicPolicy, own
 from offloaderd.policy.resolver import Namespace, node_of, spelled
 from offloaderd.policy.rules import Surroundings, checked, sound, waiting_size, waiting_time
-from offloaderd.policy.updates import Effect, Levels
-from offloaderd.protocol.v1 import policy_pb2, policy_pb2_grpc
+from offloaderd.policy.updates import Levels
+from offloaderd.protocol.v1 import policy_pb2 as pb
+from offloaderd.protocol.v1 import policy_pb2_grpc
 
 Retention = Callable[[str, str], Awaitable[Retained]]
 """Returns what Pulsar retains of the topics of a tenant's namespace, as far as it is known."""
@@ -33,76 +34,65 @@ Where = Namespace | TopicName | None
 log = structlog.get_logger(__name__)
 
 
+@dataclass(eq=False)
 class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
-    """Answers from the metadata store; changes policies through the engine's levels. `place` has the daemon's own
-    limits.
-    """
+    """Answers from the metadata store, and changes policies. `place` has the daemon's own limits."""
 
-    def __init__(
-        self, levels: Levels, metadata: MetadataStore, place: Surroundings, *, retained: Retention | None = None
-    ) -> None:
-        self._levels = levels
-        self._metadata = metadata
-        self._place = place
-        self._retained = retained
+    levels: Levels
+    metadata: MetadataStore
+    place: Surroundings
+    retained: Retention | None = None
 
-    async def GetPolicies(
-        self, request: policy_pb2.GetPoliciesRequest, context: Context
-    ) -> policy_pb2.GetPoliciesResponse:
+    async def GetPolicies(self, request: pb.GetPoliciesRequest, context: Context) -> pb.GetPoliciesResponse:
         """Return the values set at a level, and those that hold there. Raises InvalidInput, Transient."""
         where = level_of(request.level)
-        await self._levels.book.load()
-        answer = policy_pb2.GetPoliciesResponse(level=request.level)
+        await self.levels.book.load()
+        answer = pb.GetPoliciesResponse(level=request.level)
         if isinstance(where, TopicName):
-            found = (await stored.read(self._metadata, [where])).get(where)
+            found = (await stored.read(self.metadata, [where])).get(where)
             known = found if isinstance(found, TopicPolicy) else None
             if known is not None:
                 answer.enabled, answer.selected_by = known.enabled, known.selected_by
             answer.damage = str(found) if isinstance(found, CorruptData) else ""
-            said, holds = own(known or TopicPolicy()), self._levels.book.effective(where, known)
+            said, holds = own(known or TopicPolicy()), self.levels.book.effective(where, known)
         else:
-            said = self._levels.book.policies_of(where)
-            answer.damage = "its record cannot be read" if node_of(where) in self._levels.book.damaged else ""
+            said = self.levels.book.policies_of(where)
+            answer.damage = "its record cannot be read" if node_of(where) in self.levels.book.damaged else ""
             holds = self._merged(where, said)
         answer.own.CopyFrom(policies_message(said))
         answer.effective.CopyFrom(policies_message(holds.values))
         answer.origins.extend(origins(holds))
         return answer
 
-    async def SetPolicies(
-        self, request: policy_pb2.SetPoliciesRequest, context: Context
-    ) -> policy_pb2.ChangePoliciesResponse:
+    async def SetPolicies(self, request: pb.SetPoliciesRequest, context: Context) -> pb.ChangePoliciesResponse:
         """Set values at a level. Raises InvalidInput with every mistake, Transient."""
         where = level_of(request.level)
         policies, flaws = sound(given_policies(request.policies))
         if not (flaws or policies.set_values()):
             raise InvalidInput("a policy that says nothing", hint="give at least one value, or remove the policies")
-        await self._levels.book.load()
+        await self.levels.book.load()
         merged = self._merged(where, policies)
         place, notes = await self._placed(where, policies, merged)
         checked(policies, flaws, merged, place)
-        effects = await self._said(where, policies, dry_run=request.dry_run)
-        return _changed(effects, [*notes, *_notes(where, policies, merged)])
+        if isinstance(where, TopicName):
+            effects = await self.levels.set_topic_policies(where, policies, dry_run=request.dry_run)
+        else:
+            effects = await self.levels.set_policies(where, policies, dry_run=request.dry_run)
+        notes += _notes(where, policies, merged)
+        return filled(pb.ChangePoliciesResponse, topics=effects, notes=notes)
 
-    async def RemovePolicies(
-        self, request: policy_pb2.RemovePoliciesRequest, context: Context
-    ) -> policy_pb2.ChangePoliciesResponse:
+    async def RemovePolicies(self, request: pb.RemovePoliciesRequest, context: Context) -> pb.ChangePoliciesResponse:
         """Remove all values of a level. Raises InvalidInput, NotFound when there are none, Transient."""
         where = level_of(request.level)
         if isinstance(where, TopicName):
-            effects = await self._levels.remove_topic_policies(where, dry_run=request.dry_run)
+            effects = await self.levels.remove_topic_policies(where, dry_run=request.dry_run)
         else:
-            effects = await self._levels.set_policies(where, None, dry_run=request.dry_run)
-        return _changed(effects, [])
-
-    async def _said(self, where: Where, policies: OffloadPolicies, *, dry_run: bool) -> list[Effect]:
-        if isinstance(where, TopicName):
-            return await self._levels.set_topic_policies(where, policies, dry_run=dry_run)
-        return await self._levels.set_policies(where, policies, dry_run=dry_run)
+            effects = await self.levels.set_policies(where, None, dry_run=request.dry_run)
+        return filled(pb.ChangePoliciesResponse, topics=effects, notes=[])
 
     def _merged(self, where: Where, policies: OffloadPolicies) -> Effective:
         """Return the values that hold at a level with these own ones."""
-        book = self._levels.book
+        book = self.levels.book
         if isinstance(where, TopicName):
             return book.effective(where, replace(TopicPolicy(), **policies.set_values()))
         here = Level(Origin.BROKER, policies) if where is None else Level(Origin.NAMESPACE, policies, spelled(where))
@@ -113,23 +103,23 @@ class PolicyService(policy_pb2_grpc.PolicyServiceServicer):
     ) -> tuple[Surroundings, list[str]]:
         """Return the limits of a level with Pulsar's retention of its topics, and a note when that is unknown."""
         waits = " and ".join(filter(None, (waiting_time(policies, merged), waiting_size(policies, merged))))
-        if not waits or where is None or not self._place.has_brokers:
-            return self._place, []
+        if not waits or where is None or not self.place.has_brokers:
+            return self.place, []
         name = spelled((where.tenant, where.namespace) if isinstance(where, TopicName) else where)
         unknown = f"{waits} was not compared with Pulsar's retention of {name}"
-        if self._retained is None:
-            return self._place, [f"{unknown}: pulsar.admin_url is not set"]
+        if self.retained is None:
+            return self.place, [f"{unknown}: pulsar.admin_url is not set"]
         try:
-            kept = await self._retained(*name.split("/"))
+            kept = await self.retained(*name.split("/"))
         except OffloaderError as error:
             log.warning("policy.retention_unknown", namespace=name, error=str(error))
-            return self._place, [f"{unknown}: {error}"]
+            return self.place, [f"{unknown}: {error}"]
         if 0 in kept:
-            return self._place, [f"Pulsar keeps nothing of {name} once it is acknowledged, offloaded or not"]
-        return replace(self._place, retention_s=kept.seconds, retention_bytes=kept.size_bytes), []
+            return self.place, [f"Pulsar keeps nothing of {name} once it is acknowledged, offloaded or not"]
+        return replace(self.place, retention_s=kept.seconds, retention_bytes=kept.size_bytes), []
 
 
-def level_of(message: policy_pb2.PolicyLevel) -> Where:
+def level_of(message: pb.PolicyLevel) -> Where:
     """Parse a level. Raises InvalidInput."""
     match message.WhichOneof("level"):
         case "broker" if message.broker:
@@ -152,21 +142,12 @@ def namespace_of(text: str) -> Namespace:
     return str(pattern.scope.tenant), str(pattern.scope.namespace)
 
 
-def _changed(effects: list[Effect], notes: list[str]) -> policy_pb2.ChangePoliciesResponse:
-    return filled(policy_pb2.ChangePoliciesResponse, topics=effects, notes=notes)
-
-
 def _notes(where: Where, policies: OffloadPolicies, merged: Effective) -> list[str]:
     """Return notes about effects that an operator may not expect."""
-    notes = []
-    values = merged.values
+    notes, values = [], merged.values
     off = (values.threshold_bytes or 0) < 0 and (values.threshold_s or 0) < 0
     if values.method is OffloadMethod.LEDGER_BASED and off:
-        notes.append(
-            "without a threshold closed ledgers go by hand only, as in Pulsar; a threshold of 0 takes each one"
-        )
+        notes += ["without a threshold closed ledgers go by hand only, as in Pulsar; a threshold of 0 takes each one"]
     if where is None and policies.offloads:
-        notes.append(
-            "a method at the broker level offloads no topic by itself: enable topics, a pattern or a namespace"
-        )
+        notes += ["a method at the broker level offloads no topic by itself: enable topics, a pattern or a namespace"]
     return notes

@@ -21,14 +21,15 @@ from offloaderd.core.model import OfferResult, TopicName
 from offloaderd.fleet.engine import Engine
 from offloaderd.ledgers.port import LedgerStore
 from offloaderd.protocol.conversion import checked_payloads, from_batch, to_position
-from offloaderd.protocol.v1 import ledgers_pb2, ledgers_pb2_grpc, offload_pb2, offload_pb2_grpc
+from offloaderd.protocol.v1 import ledgers_pb2, ledgers_pb2_grpc, offload_pb2_grpc
+from offloaderd.protocol.v1 import offload_pb2 as pb
 from offloaderd.topic.offloader import TopicOffloader
 
 RESULTS = {
-    OfferResult.ACCEPTED: offload_pb2.OFFER_RESULT_ACCEPTED,
-    OfferResult.FULL: offload_pb2.OFFER_RESULT_FULL,
-    OfferResult.NOT_CONSECUTIVE: offload_pb2.OFFER_RESULT_NOT_CONSECUTIVE,
-    OfferResult.CLOSED: offload_pb2.OFFER_RESULT_CLOSED,
+    OfferResult.ACCEPTED: pb.OFFER_RESULT_ACCEPTED,
+    OfferResult.FULL: pb.OFFER_RESULT_FULL,
+    OfferResult.NOT_CONSECUTIVE: pb.OFFER_RESULT_NOT_CONSECUTIVE,
+    OfferResult.CLOSED: pb.OFFER_RESULT_CLOSED,
 }
 
 
@@ -46,7 +47,7 @@ class OffloadService(offload_pb2_grpc.OffloadServiceServicer):
         """Take a stream of batches for one topic. Raises as the engine, InvalidInput for a wrong request."""
         del request_iterator
         first = await context.read()
-        if not isinstance(first, offload_pb2.StreamingOffloadRequest):
+        if not isinstance(first, pb.StreamingOffloadRequest):
             raise InvalidInput("an empty stream", hint="the first request must name the topic")
         if first.WhichOneof("request") != "open":
             raise InvalidInput("the first request must be `open`", hint="it names the topic of the whole stream")
@@ -74,20 +75,20 @@ class _Push:
 
     async def run(self) -> None:
         """Answer until the broker has closed its side and all its entries are answered."""
-        opened = offload_pb2.StreamingOffloadResponse.Opened(
+        opened = pb.StreamingOffloadResponse.Opened(
             offloaded=to_position(self._topic.offloaded),
             last_offered=to_position(self._topic.handle.last_offered()),
             push_only=self._topic.handle.push_only,
         )
-        await self._write(offload_pb2.StreamingOffloadResponse(opened=opened))
+        await self._write(pb.StreamingOffloadResponse(opened=opened))
         await race(self._take_batches(), self._send_progress())
 
-    async def _write(self, response: offload_pb2.StreamingOffloadResponse) -> None:
+    async def _write(self, response: pb.StreamingOffloadResponse) -> None:
         async with self._writing:
             await self._context.write(response)
 
     async def _take_batches(self) -> None:
-        while isinstance(request := await self._next_request(), offload_pb2.StreamingOffloadRequest):
+        while isinstance(request := await self._next_request(), pb.StreamingOffloadRequest):
             match request.WhichOneof("request"):
                 case "batch":
                     await self._offer(request)
@@ -106,7 +107,7 @@ class _Push:
             self._metrics.backpressure_seconds.inc(self._clock.monotonic() - started)
         return await self._context.read()
 
-    async def _offer(self, request: offload_pb2.StreamingOffloadRequest) -> None:
+    async def _offer(self, request: pb.StreamingOffloadRequest) -> None:
         batch = from_batch(request.batch)
         started = self._clock.monotonic()
         result = await self._topic.accept(batch)
@@ -119,10 +120,10 @@ class _Push:
             message = "no room: these entries will be read from the ledger source"
         elif result is OfferResult.CLOSED:
             message = "this daemon is giving the topic up: ask again for its owner"
-        offered = offload_pb2.StreamingOffloadResponse.Offered(
+        offered = pb.StreamingOffloadResponse.Offered(
             result=RESULTS[result], last_offered=to_position(last), message=message
         )
-        await self._write(offload_pb2.StreamingOffloadResponse(offered=offered))
+        await self._write(pb.StreamingOffloadResponse(offered=offered))
         if result is OfferResult.CLOSED:
             raise Closed(f"{self._topic.topic} is no longer offloaded here", hint="connect to its new owner")
 
@@ -141,10 +142,10 @@ class _Push:
             return False
         self._sent = now
         segments = self._topic.map.segments  # none, where retention was faster than this answer
-        offloaded = offload_pb2.StreamingOffloadResponse.Offloaded(
+        offloaded = pb.StreamingOffloadResponse.Offloaded(
             position=to_position(now), segment_id=str(segments[-1].segment_id) if segments else ""
         )
-        await self._write(offload_pb2.StreamingOffloadResponse(offloaded=offloaded))
+        await self._write(pb.StreamingOffloadResponse(offloaded=offloaded))
         return True
 
     async def _all_durable(self) -> None:

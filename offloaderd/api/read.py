@@ -25,7 +25,8 @@ from offloaderd.format.pulsar import broker_entry
 from offloaderd.format.pulsar.messages import Joiner, Message, MessageState, decode_entry, unpacked_bytes
 from offloaderd.format.pulsar.transactions import OpenTransaction, TransactionId, TransactionState
 from offloaderd.protocol.conversion import TIERS, encoded_read_response, from_position, to_position
-from offloaderd.protocol.v1 import common_pb2, read_pb2, read_pb2_grpc
+from offloaderd.protocol.v1 import common_pb2, read_pb2_grpc
+from offloaderd.protocol.v1 import read_pb2 as pb
 from offloaderd.read.consumer import ConsumerView
 from offloaderd.read.outcomes import KnownOutcomes
 from offloaderd.read.reader import TopicReader
@@ -39,9 +40,9 @@ BATCH_BYTES_MAX = 16 * 1024 * 1024
 """Payload bytes of one answer; clients accept messages of 32 MiB, and small entries need room for their heads."""
 _KINDS = {"time_ms": SeekKind.TIME, "index": SeekKind.INDEX, "sequence": SeekKind.SEQUENCE}
 _ANSWERS = {
-    Answered.MANIFEST: read_pb2.SEEK_ANSWER_MANIFEST,
-    Answered.BLOCK: read_pb2.SEEK_ANSWER_BLOCK,
-    Answered.SCAN: read_pb2.SEEK_ANSWER_SCAN,
+    Answered.MANIFEST: pb.SEEK_ANSWER_MANIFEST,
+    Answered.BLOCK: pb.SEEK_ANSWER_BLOCK,
+    Answered.SCAN: pb.SEEK_ANSWER_SCAN,
 }
 
 
@@ -68,7 +69,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
         self.unpacking = Unpacking(unpack_bytes, metrics)
 
     async def Read(  # type: ignore[override] # its answers are serialized already
-        self, request: read_pb2.ReadRequest, context: Context
+        self, request: pb.ReadRequest, context: Context
     ) -> AsyncIterator[bytes]:
         """Stream a range. Raises as TopicReader.read, Throttled when there are too many readers."""
         with self.counted():
@@ -77,11 +78,9 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
                 async for batch, tier in batches:
                     yield encoded_read_response(_client_bytes(batch) if request.client_bytes else batch, tier)
 
-    async def ReadMessages(
-        self, request: read_pb2.ReadRequest, context: Context
-    ) -> AsyncIterator[read_pb2.ReadMessagesResponse]:
+    async def ReadMessages(self, request: pb.ReadRequest, context: Context) -> AsyncIterator[pb.ReadMessagesResponse]:
         """Stream a range as messages. Raises as Read; an entry that cannot be unpacked is no error."""
-        everything = request.transactions == read_pb2.TRANSACTIONS_ALL
+        everything = request.transactions == pb.TRANSACTIONS_ALL
         topic, last_tier = TopicName.parse(request.topic), Tier.OBJECTS
         with self.counted(), ExitStack() as stack:
             view = ConsumerView(self._reader, topic, self._known, follow=request.follow, everything=everything)
@@ -106,9 +105,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
                 for answer in messages.rest(last_tier):
                     yield answer
 
-    async def _entries(
-        self, request: read_pb2.ReadRequest, *, framed: bool
-    ) -> AsyncGenerator[tuple[Entries, Tier], None]:
+    async def _entries(self, request: pb.ReadRequest, *, framed: bool) -> AsyncGenerator[tuple[Entries, Tier], None]:
         """Read the requested entries. Raises InvalidInput, and as TopicReader.read and a seek."""
         topic = TopicName.parse(request.topic)
         if request.batch_bytes > self._batch_bytes_max:
@@ -154,14 +151,12 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
             self._readers -= 1
             self._metrics.readers.set(self._readers)
 
-    async def LastPositions(
-        self, request: read_pb2.LastPositionsRequest, context: Context
-    ) -> read_pb2.LastPositionsResponse:
+    async def LastPositions(self, request: pb.LastPositionsRequest, context: Context) -> pb.LastPositionsResponse:
         """Return the last positions of a topic. Raises TopicNotFound."""
         found = await self._reader.last_positions(TopicName.parse(request.topic))
-        return filled(read_pb2.LastPositionsResponse, found)
+        return filled(pb.LastPositionsResponse, found)
 
-    async def Seek(self, request: read_pb2.SeekRequest, context: Context) -> read_pb2.SeekResponse:
+    async def Seek(self, request: pb.SeekRequest, context: Context) -> pb.SeekResponse:
         """Return the position of a time, a message or an entry. Raises TopicNotFound, InvalidInput, Throttled."""
         with self.counted():
             return _to_response(await seek(self._reader, TopicName.parse(request.topic), _goal_of(request.target)))
@@ -173,7 +168,7 @@ def _client_bytes(batch: Entries) -> EntryBatch:
     return EntryBatch(batch.ledger_id, batch.first_entry_id, payloads)
 
 
-def _goal_of(target: read_pb2.SeekTarget) -> Goal:
+def _goal_of(target: pb.SeekTarget) -> Goal:
     """Parse the target of a seek; raises InvalidInput without one."""
     chosen = target.WhichOneof("target")
     if chosen is None:
@@ -181,12 +176,12 @@ def _goal_of(target: read_pb2.SeekTarget) -> Goal:
     return Goal(_KINDS[chosen], getattr(target, chosen))
 
 
-def _to_response(found: Sought) -> read_pb2.SeekResponse:
+def _to_response(found: Sought) -> pb.SeekResponse:
     hit, cost = found.hit, found.cost
     return filled(
-        read_pb2.SeekResponse,
+        pb.SeekResponse,
         cost,
-        answer=_ANSWERS[cost.answered] if hit is not None else read_pb2.SEEK_ANSWER_NOTHING,
+        answer=_ANSWERS[cost.answered] if hit is not None else pb.SEEK_ANSWER_NOTHING,
         position=found.begin,
         time_ms=hit.time.time_ms if hit is not None else None,
         index=hit.time.message_index if hit is not None else None,
@@ -261,8 +256,8 @@ FIELDS_BYTES = MIB
 FRAMING_BYTES = 64
 """Upper bound of an answer's bytes around one message."""
 
-_STATES = {state: read_pb2.MessageState.Value(f"MESSAGE_STATE_{state.name}") for state in MessageState}
-_OUTCOMES = {state: read_pb2.TransactionState.Value(f"TRANSACTION_STATE_{state.name}") for state in TransactionState}
+_STATES = {state: pb.MessageState.Value(f"MESSAGE_STATE_{state.name}") for state in MessageState}
+_OUTCOMES = {state: pb.TransactionState.Value(f"TRANSACTION_STATE_{state.name}") for state in TransactionState}
 
 
 class MessageReader:
@@ -290,7 +285,7 @@ class MessageReader:
         self._content_bytes_max = min(CONTENT_BYTES_MAX, self._bytes_max - FIELDS_BYTES)
         self._joiner = Joiner(self._content_bytes_max)
 
-    async def answers(self, batch: Entries, tier: Tier) -> AsyncGenerator[read_pb2.ReadMessagesResponse, None]:
+    async def answers(self, batch: Entries, tier: Tier) -> AsyncGenerator[pb.ReadMessagesResponse, None]:
         """Yield the messages that a batch completes; large entries are unpacked in a thread, once there is room.
 
         Raises Throttled without room for chunks that wait.
@@ -327,11 +322,11 @@ class MessageReader:
         self._unpacking.wait(self._waiting_bytes, held_bytes, self._holder)
         self._waiting_bytes = held_bytes
 
-    def rest(self, tier: Tier) -> Iterator[read_pb2.ReadMessagesResponse]:
+    def rest(self, tier: Tier) -> Iterator[pb.ReadMessagesResponse]:
         """Yield the chunks whose messages end behind the range, and where an open transaction stops consumers."""
         yield from self._packed(self._joiner.rest(), tier)
         if (held := self._view.held) is not None:
-            yield read_pb2.ReadMessagesResponse(held_back=_to_held_back(held))
+            yield pb.ReadMessagesResponse(held_back=_to_held_back(held))
 
     def _messages(self, entries: Iterable[tuple[Position, bytes]]) -> Iterator[Message]:
         for position, payload in entries:
@@ -352,9 +347,9 @@ class MessageReader:
         known = first.transaction
         return known is None or self._view.state(first.position, known) is not TransactionState.ABORTED
 
-    def _packed(self, messages: Iterable[Message], tier: Tier) -> Iterator[read_pb2.ReadMessagesResponse]:
+    def _packed(self, messages: Iterable[Message], tier: Tier) -> Iterator[pb.ReadMessagesResponse]:
         """Collect messages until an answer is large enough."""
-        answer, size = read_pb2.ReadMessagesResponse(), 0
+        answer, size = pb.ReadMessagesResponse(), 0
         for message in messages:
             made = self._to_message(message, tier)
             length = made.ByteSize()
@@ -362,34 +357,34 @@ class MessageReader:
                 made = self._without_bytes(made, length)
             if answer.messages and size + length > min(self._bytes_max, ANSWER_BYTES):
                 yield answer
-                answer, size = read_pb2.ReadMessagesResponse(), 0
+                answer, size = pb.ReadMessagesResponse(), 0
             answer.messages.append(made)
             size += length + FRAMING_BYTES
         if answer.messages:
             yield answer
 
-    def _without_bytes(self, message: read_pb2.Message, length: int) -> read_pb2.Message:
+    def _without_bytes(self, message: pb.Message, length: int) -> pb.Message:
         """Return a message that no answer can hold, without its bytes."""
         reason = f"{length} bytes are more than the {self._bytes_max} of an answer (grpc.message_bytes_max)"
-        return read_pb2.Message(
+        return pb.Message(
             position=message.position,
             batch_index=message.batch_index,
-            state=read_pb2.MESSAGE_STATE_RAW,
+            state=pb.MESSAGE_STATE_RAW,
             tier=message.tier,
             transaction=message.transaction if message.HasField("transaction") else None,
             reason=f"left out: {reason}",
         )
 
-    def _to_message(self, value: Message, tier: Tier) -> read_pb2.Message:
+    def _to_message(self, value: Message, tier: Tier) -> pb.Message:
         known = value.transaction
-        return read_pb2.Message(
+        return pb.Message(
             position=to_position(value.position),
             batch_index=value.batch_index,
             state=_STATES[value.state],
             data=value.data,
             key=value.key,
             ordering_key=value.ordering_key,
-            properties=[read_pb2.Property(key=name, value=text) for name, text in value.properties],
+            properties=[pb.Property(key=name, value=text) for name, text in value.properties],
             producer=value.producer,
             sequence_id=value.sequence_id,
             publish_ms=value.publish_ms,
@@ -403,13 +398,11 @@ class MessageReader:
         )
 
 
-def _to_transaction(transaction: TransactionId, state: TransactionState) -> read_pb2.Transaction:
-    return read_pb2.Transaction(
-        most_bits=transaction.most_bits, least_bits=transaction.least_bits, state=_OUTCOMES[state]
-    )
+def _to_transaction(transaction: TransactionId, state: TransactionState) -> pb.Transaction:
+    return pb.Transaction(most_bits=transaction.most_bits, least_bits=transaction.least_bits, state=_OUTCOMES[state])
 
 
-def _to_held_back(held: OpenTransaction) -> read_pb2.HeldBack:
-    return read_pb2.HeldBack(
+def _to_held_back(held: OpenTransaction) -> pb.HeldBack:
+    return pb.HeldBack(
         position=to_position(held.position), transaction=_to_transaction(held.transaction, TransactionState.OPEN)
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from offloaderd.api.calls import ANSWERS_S, Context, away, metadata_error
 from offloaderd.core.clock import Clock
@@ -11,7 +12,8 @@ from offloaderd.fleet.engine import Engine
 from offloaderd.format.parsing import filled
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata.port import MetadataStore
-from offloaderd.protocol.v1 import retention_pb2, retention_pb2_grpc
+from offloaderd.protocol.v1 import retention_pb2 as pb
+from offloaderd.protocol.v1 import retention_pb2_grpc
 from offloaderd.upkeep.grants import records as grant_records
 from offloaderd.upkeep.retention.ledgers import deletion_plan, ledger_rows
 from offloaderd.upkeep.retention.retention import Retention
@@ -20,33 +22,29 @@ LEDGERS_MAX = 10_000
 """Ledgers in one request."""
 
 
+@dataclass(eq=False)
 class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
     """Answers from metadata and source; deletes through the topic's owner."""
 
-    def __init__(
-        self, engine: Engine, retention: Retention, metadata: MetadataStore, source: LedgerSource | None, clock: Clock
-    ) -> None:
-        self._engine = engine
-        self._retention = retention
-        self._metadata = metadata
-        self._source = source
-        self._clock = clock
+    engine: Engine
+    retention: Retention
+    metadata: MetadataStore
+    source: LedgerSource | None
+    clock: Clock
 
-    async def ListLedgers(
-        self, request: retention_pb2.ListLedgersRequest, context: Context
-    ) -> retention_pb2.ListLedgersResponse:
+    async def ListLedgers(self, request: pb.ListLedgersRequest, context: Context) -> pb.ListLedgersResponse:
         """Return the ledgers. The error of a source that does not answer is part of the answer. Raises Transient."""
         topic = TopicName.parse(request.topic)
-        away_for = await metadata_error(self._metadata)
-        known = self._engine.known(topic) if away_for else await self._engine.topic_map(topic)
+        away_for = await metadata_error(self.metadata)
+        known = self.engine.known(topic) if away_for else await self.engine.topic_map(topic)
         if known is None:
             raise away(away_for)
         topic_map = known
         source, failure = await self._listed(topic, ANSWERS_S if away_for else None)
-        grants = {} if away_for else await grant_records.load_all(self._metadata, topic)
+        grants = {} if away_for else await grant_records.load_all(self.metadata, topic)
         base = topic_map.base
         return filled(
-            retention_pb2.ListLedgersResponse,
+            pb.ListLedgersResponse,
             ledgers=ledger_rows(topic_map, source, grants),
             floor=base.position if base is not None else None,
             deleted_segments=base.segments if base is not None else 0,
@@ -57,11 +55,11 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
 
     async def _listed(self, topic: TopicName, within_s: float | None) -> tuple[Sequence[LedgerInfo] | None, str]:
         """Return the source's ledgers, None if unknown, and the reason."""
-        if self._source is None:
+        if self.source is None:
             return None, ""
         try:
             async with asyncio.timeout(within_s):
-                return await self._source.ledgers(topic), ""
+                return await self.source.ledgers(topic), ""
         except TimeoutError:
             return None, f"no answer within {within_s:g} s"
         except NotFound:
@@ -69,22 +67,18 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         except OffloaderError as error:
             return None, str(error)
 
-    async def DeleteLedgers(
-        self, request: retention_pb2.DeleteLedgersRequest, context: Context
-    ) -> retention_pb2.DeleteLedgersResponse:
+    async def DeleteLedgers(self, request: pb.DeleteLedgersRequest, context: Context) -> pb.DeleteLedgersResponse:
         """Mark ledgers deleted. Raises InvalidInput, NotFound, Conflict (at the source, or another daemon's topic)."""
         topic = TopicName.parse(request.topic)
         if not 0 < len(request.ledger_ids) <= LEDGERS_MAX:
             raise InvalidInput(f"name 1 to {LEDGERS_MAX} ledgers, not {len(request.ledger_ids)}")
         ledger_ids = [checked_ledger(ledger_id) for ledger_id in request.ledger_ids]
-        offloader = await self._engine.owned(topic)
+        offloader = await self.engine.owned(topic)
         plan = deletion_plan(offloader.map, ledger_ids)
-        marked = await self._retention.mark(offloader, ledger_ids, dry_run=request.dry_run)
-        return filled(retention_pb2.DeleteLedgersResponse, plan, marked=marked)
+        marked = await self.retention.mark(offloader, ledger_ids, dry_run=request.dry_run)
+        return filled(pb.DeleteLedgersResponse, plan, marked=marked)
 
-    async def RevokeGrant(
-        self, request: retention_pb2.RevokeGrantRequest, context: Context
-    ) -> retention_pb2.RevokeGrantResponse:
+    async def RevokeGrant(self, request: pb.RevokeGrantRequest, context: Context) -> pb.RevokeGrantResponse:
         """Revoke a grant, or forbid it beforehand.
 
         Raises InvalidInput, NotFound for an unknown ledger, Conflict once the source deletes, OutcomeUnknown,
@@ -92,24 +86,22 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         """
         topic, ledger_id = TopicName.parse(request.topic), checked_ledger(request.ledger_id)
         source, failure = await self._listed(topic, ANSWERS_S)
-        rows = ledger_rows(await self._engine.topic_map(topic), source, {})
+        rows = ledger_rows(await self.engine.topic_map(topic), source, {})
         if not failure and all(row.ledger_id != ledger_id for row in rows):
             raise NotFound(
                 f"{topic} has no ledger {ledger_id}, neither offloaded nor at the source",
                 hint=f"`offloadctl ledgers list {topic}` shows them; nothing was recorded",
             )
         found = await grant_records.revoke(
-            self._metadata, topic, ledger_id, reason=request.reason, now_ms=self._clock.wall_ms()
+            self.metadata, topic, ledger_id, reason=request.reason, now_ms=self.clock.wall_ms()
         )
-        return filled(retention_pb2.RevokeGrantResponse, grant=found)
+        return filled(pb.RevokeGrantResponse, grant=found)
 
-    async def AllowGrant(
-        self, request: retention_pb2.AllowGrantRequest, context: Context
-    ) -> retention_pb2.AllowGrantResponse:
+    async def AllowGrant(self, request: pb.AllowGrantRequest, context: Context) -> pb.AllowGrantResponse:
         """Lift a revocation. Raises InvalidInput, NotFound when there is none, OutcomeUnknown, Transient."""
         topic, ledger_id = TopicName.parse(request.topic), checked_ledger(request.ledger_id)
-        await grant_records.allow(self._metadata, topic, ledger_id)
-        return retention_pb2.AllowGrantResponse()
+        await grant_records.allow(self.metadata, topic, ledger_id)
+        return pb.AllowGrantResponse()
 
 
 def checked_ledger(ledger_id: int) -> int:

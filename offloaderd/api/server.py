@@ -5,9 +5,9 @@ theirs.
 """
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
 from importlib import import_module
+from typing import TypeAlias
 
 import grpc
 from google.protobuf import descriptor_pool
@@ -19,23 +19,6 @@ from grpc_reflection.v1alpha import reflection
 from offloaderd.access.certificates import Certificates, Watched
 from offloaderd.api.settings import GrpcSettings
 from offloaderd.core.errors import InvalidConfig
-from offloaderd.protocol.v1 import (
-    admin_pb2_grpc,
-    broker_pb2_grpc,
-    control_pb2_grpc,
-    doctor_pb2_grpc,
-    history_pb2_grpc,
-    identity_pb2_grpc,
-    inspect_pb2_grpc,
-    ledgers_pb2_grpc,
-    offload_pb2_grpc,
-    placement_pb2_grpc,
-    policy_pb2_grpc,
-    read_pb2_grpc,
-    retention_pb2_grpc,
-    rollback_pb2_grpc,
-    upkeep_pb2_grpc,
-)
 
 PROTOCOL = "offloaderd.protocol.v1"
 """Package of the generated modules."""
@@ -48,25 +31,8 @@ AHEAD_BYTES = 2 * FRAME_BYTES
 takes the daemon's work for latency of the line, and no budget counts those bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
-    """All services; `ledgers` only where the daemon has a store of its own."""
-
-    offload: offload_pb2_grpc.OffloadServiceServicer
-    read: read_pb2_grpc.ReadServiceServicer
-    broker: broker_pb2_grpc.BrokerServiceServicer
-    admin: admin_pb2_grpc.AdminServiceServicer
-    doctor: doctor_pb2_grpc.DoctorServiceServicer
-    upkeep: upkeep_pb2_grpc.UpkeepServiceServicer
-    placement: placement_pb2_grpc.PlacementServiceServicer
-    control: control_pb2_grpc.ControlServiceServicer
-    retention: retention_pb2_grpc.RetentionServiceServicer
-    inspect: inspect_pb2_grpc.InspectServiceServicer
-    history: history_pb2_grpc.HistoryServiceServicer
-    policy: policy_pb2_grpc.PolicyServiceServicer
-    rollback: rollback_pb2_grpc.RollbackServiceServicer
-    identity: identity_pb2_grpc.IdentityServiceServicer
-    ledgers: ledgers_pb2_grpc.LedgerServiceServicer | None = None
+Services: TypeAlias = Mapping[str, object]
+"""The services that the daemon has, by the names of their protos."""
 
 
 class RpcServer:
@@ -122,14 +88,13 @@ class RpcServer:
         return self
 
     def _register(self) -> None:
-        """Add each service of `Services`; the field NAME is that of `NAME.proto` with its one service."""
-        for field in fields(self._services):
-            if (servicer := getattr(self._services, field.name)) is not None:
-                found = descriptor_pool.Default().FindFileByName(f"offloaderd/v1/{field.name}.proto")
-                (name,) = found.services_by_name
-                stubs = import_module(f"{PROTOCOL}.{field.name}_pb2_grpc")
-                getattr(stubs, f"add_{name}Servicer_to_server")(servicer, self._server)
-                self._names.append(found.services_by_name[name].full_name)
+        """Add each service; NAME.proto has one."""
+        for proto, servicer in self._services.items():
+            stubs = import_module(f"{PROTOCOL}.{proto}_pb2_grpc")  # which makes the file known to the pool
+            found = descriptor_pool.Default().FindFileByName(f"offloaderd/v1/{proto}.proto")
+            (service,) = found.services_by_name.values()
+            getattr(stubs, f"add_{service.name}Servicer_to_server")(servicer, self._server)
+            self._names.append(service.full_name)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         shown = [*self._names, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(shown, self._server)

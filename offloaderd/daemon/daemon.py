@@ -19,7 +19,7 @@ import structlog
 from offloaderd import __version__
 from offloaderd.api.admin import DaemonSnapshot
 from offloaderd.api.interceptor import ErrorInterceptor
-from offloaderd.api.server import RpcServer, Services
+from offloaderd.api.server import RpcServer
 from offloaderd.core.aio import Group, finished, race
 from offloaderd.core.clock import Clock, SystemClock
 from offloaderd.core.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient, first_of
@@ -27,7 +27,7 @@ from offloaderd.core.health import Health
 from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics, watch_loop
 from offloaderd.core.retry import Backoff
-from offloaderd.daemon.components import Components, opened_context
+from offloaderd.daemon.components import Components
 from offloaderd.daemon.guard import Guard
 from offloaderd.daemon.http import HttpServer
 from offloaderd.daemon.log_levels import LogLevels
@@ -37,6 +37,7 @@ from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.settings.rules import is_metadata_open
 from offloaderd.daemon.status_page.site import StatusSite
 from offloaderd.daemon.stores import Ledgers, Prober, metadata_store, open_ledgers
+from offloaderd.daemon.topic_context import opened_context, topic_context
 from offloaderd.fleet.engine import Engine
 from offloaderd.fleet.registration import Registration
 from offloaderd.metadata.port import MetadataStore, SessionState
@@ -155,11 +156,8 @@ class Daemon:
 
     def _reading_bytes(self) -> int:
         """Return the memory of reads: cached and unpacked bytes."""
-        return (
-            self._components.reader.segments.used_bytes + self._components.reads.unpacking.used_bytes
-            if self._components
-            else 0
-        )
+        parts = self._components
+        return parts.reader.segments.used_bytes + parts.reads.unpacking.used_bytes if parts else 0
 
     def snapshot(self) -> DaemonSnapshot:
         """Describe the daemon for `offloadctl status`."""
@@ -258,15 +256,19 @@ class Daemon:
     ) -> None:
         settings = self._settings
         pool, uploads = self._pool, self._uploads
-        context = await stack.enter_async_context(
-            opened_context(settings, metadata, objects, ledgers, pool, uploads, clock=self._clock, metrics=self.metrics)
+        context = topic_context(
+            settings, metadata, objects, ledgers, pool, uploads, clock=self._clock, metrics=self.metrics
         )
+        context = await stack.enter_async_context(opened_context(settings, context, ledgers))
         self._components = components = Components(
             settings, context, ledgers, guard, self._levels, self.reloader, snapshot=self.snapshot, clock=self._clock
         )
         await stack.enter_async_context(components.reader)
-        engine, registration, gc = components.engine, components.registration, components.gc
-        rpc = await stack.enter_async_context(self._rpc(guard, components.services))
+        engine, registration = components.engine, components.registration
+        errors = ErrorInterceptor(self.metrics, clock=self._clock, gate=guard.gate)
+        rpc = await stack.enter_async_context(
+            RpcServer(settings.grpc, components.services, [errors], guard.certificates)
+        )
         registration.reached_at(settings.grpc.advertise or f"{settings.grpc.host}:{rpc.port}")
         self.reloader.connect(components.prepare)
         node = registration.node
@@ -275,6 +277,7 @@ class Daemon:
             return
         bucket = partial(self._bucket_probed, registration, context.upload_context.reach)
         prober = Prober(self.health, self._clock, bucket=bucket, refused=engine.store_refuses)
+        collecting = components.gc.keep(lambda: self._settings.gc, lambda: engine.placement.leads("gc"))
         async with Group() as group:
             loops = [
                 group.create_task(watch_loop(self._clock, self.metrics), name="event-loop lag"),
@@ -283,10 +286,7 @@ class Daemon:
                 group.create_task(components.keeper.run(), name="damage"),
                 group.create_task(guard.keep(), name="certificates"),
                 group.create_task(self._levels.keep(), name="log levels"),
-                group.create_task(
-                    gc.keep(lambda: self._settings.gc, lambda: engine.placement.leads("gc")),
-                    name="garbage collection",
-                ),
+                group.create_task(collecting, name="garbage collection"),
             ]
             if self._site is not None:
                 loops.append(group.create_task(self._site.fill(components.board), name="status page"))
@@ -300,10 +300,6 @@ class Daemon:
             await self._drain(engine, running, rpc, registration)
             for loop in loops:
                 loop.cancel()
-
-    def _rpc(self, guard: Guard, services: Services) -> RpcServer:
-        interceptor = ErrorInterceptor(self.metrics, clock=self._clock, gate=guard.gate)
-        return RpcServer(self._settings.grpc, services, [interceptor], guard.certificates)
 
     async def _drain(
         self, engine: Engine, running: asyncio.Task[None], rpc: RpcServer, registration: Registration
@@ -333,7 +329,7 @@ class Daemon:
         await rpc.stop(grace_s=1.0)
         log.info("daemon.drained", duration_s=round(self._clock.monotonic() - started, 3))
 
-    async def _or_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
+    async def _or_stopped(self, work: Coroutine[Any, Any, object]) -> bool:
         """Do something unless the daemon is stopped first; says whether it was done."""
         await race(work, self.stopping.wait())
         return not self.stopping.is_set()

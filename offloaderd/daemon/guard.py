@@ -1,10 +1,8 @@
 """Access control of a daemon, made from the settings: certificates, token keys, gate, and their renewal."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-
-from pydantic import SecretStr
 
 from offloaderd.access.certificates import Certificates, TlsFiles, Watched, load_certificates
 from offloaderd.access.roles import Grant, Rights
@@ -132,20 +130,16 @@ def _certificates(settings: Settings) -> Watched[Certificates] | None:
 
 def _token_keys(settings: Settings) -> tuple[Watched[TokenKey], ...]:
     """Return the keys that tokens may be signed with, the current one first. Raises InvalidConfig."""
-    return tuple(_each_key(settings))
-
-
-def _each_key(settings: Settings) -> Iterator[Watched[TokenKey]]:
-    access = settings.access
+    access, keys = settings.access, []
     algorithm = access.token_public_alg
     for age, used in (("", algorithm), ("_previous", access.token_public_alg_previous or algorithm)):
         for name in ("token_secret_key", "token_public_key"):
-            given: SecretStr | None = getattr(access, name + age)
-            if given is None:
+            if (given := getattr(access, name + age)) is None:
                 continue
             text, setting = given.get_secret_value(), f"access.{name}{age}"
             load = partial(secret_key, text, setting)
             if name == "token_public_key":
                 load = partial(public_key, text, used, setting)
             path = path_of_key(text)
-            yield Watched([path] if path is not None else [], load)
+            keys.append(Watched([path] if path is not None else [], load))
+    return tuple(keys)

@@ -89,11 +89,10 @@ class HttpServer:
                 self._context.sni_callback = self._present
                 self._certificates.listen(self._renew)
             await web.TCPSite(self._runner, host, port, ssl_context=self._context).start()
-        except OSError as error:
+        except BaseException as error:
             await self._runner.cleanup()
-            raise _cannot_listen(host, port, error) from error
-        except BaseException:
-            await self._runner.cleanup()
+            if isinstance(error, OSError):
+                raise _cannot_listen(host, port, error) from error
             raise
         return self
 
@@ -144,14 +143,12 @@ async def _alive(_request: web.Request) -> web.Response:
 def _readiness(health: Health) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def readyz(_request: web.Request) -> web.Response:
         view = health.view
+        dependencies = {one.name: {"up": one.up, "message": one.message} for one in view.dependencies}
         body = {
             "ready": view.ready,
             "state": str(view.state),
             "reason": view.reason,
-            "dependencies": {
-                dependency.name: {"up": dependency.up, "message": dependency.message}
-                for dependency in view.dependencies
-            },
+            "dependencies": dependencies,
         }
         return web.json_response(body, status=200 if view.ready else 503)
 
@@ -174,8 +171,6 @@ def _cannot_listen(host: str, port: int, error: OSError) -> InvalidConfig:
         case errno.EACCES | errno.EPERM:
             what, hint = f"port {port} on {host} is not ours to open", "set http.port to 1024 or more"
         case _:
-            what, hint = (
-                f"cannot listen on {host}: {error.strerror or error}",
-                "set http.host to an address of this machine",
-            )
+            what = f"cannot listen on {host}: {error.strerror or error}"
+            hint = "set http.host to an address of this machine"
     return InvalidConfig(f"metrics and health server: {what}", hint=hint)

@@ -96,10 +96,9 @@ audit = structlog.get_logger(AUDIT)
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """The changes of a reload. With `dry_run` they were not applied."""
+    """The changes of a reload."""
 
     changes: tuple[Change, ...]
-    dry_run: bool
 
     @property
     def live(self) -> tuple[Change, ...]:
@@ -166,16 +165,15 @@ class Reloader:
 
     def _reload(self, *, dry_run: bool) -> Reloaded:
         if self._reread is None:
-            raise Conflict(
-                "this daemon was not started from a settings file", hint="reload works for `offloaderd serve`"
-            )
+            hint = "reload works for `offloaderd serve`"
+            raise Conflict("this daemon was not started from a settings file", hint=hint)
         if self._prepare is None:
             raise Conflict("the daemon is still starting", hint="try again when /readyz says that it serves")
         wanted = self._reread()
         _warn(wanted)
         settings = followed(self.settings, wanted)
         follow = self._prepare(settings)
-        found = Reloaded(changes(self.settings, wanted), dry_run)
+        found = Reloaded(changes(self.settings, wanted))
         if not dry_run:
             follow()
             self.settings = settings

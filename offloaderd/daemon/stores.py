@@ -8,7 +8,7 @@ and the bookies are handed the reading half alone. Only the embedded store can b
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from offloaderd.bookkeeper.connections.bookies import BookiePool
 from offloaderd.bookkeeper.rate_limits import Limits
@@ -151,6 +151,7 @@ ANSWERS_S = 5.0
 """Longest time for an answer before the dependency counts as down."""
 
 
+@dataclass(frozen=True, slots=True)
 class Prober:
     """Probes each dependency in a task of its own; reports each to `health`, and the bucket to `bucket` as well.
 
@@ -158,18 +159,11 @@ class Prober:
     bucket refuses writes although it answers; empty: no reason is known. `bucket` gets None for a bucket that answers.
     """
 
-    def __init__(
-        self,
-        health: Health,
-        clock: Clock,
-        *,
-        bucket: Callable[[OffloaderError | None], None],
-        refused: Callable[[], str],
-    ) -> None:
-        self._health = health
-        self._clock = clock
-        self._bucket = bucket
-        self._refused = refused
+    health: Health
+    clock: Clock
+    _: KW_ONLY
+    bucket: Callable[[OffloaderError | None], None]
+    refused: Callable[[], str]
 
     async def run(self, metadata: MetadataStore, objects: SegmentStore, ledgers: Ledgers) -> None:
         """Probe until cancelled."""
@@ -187,8 +181,8 @@ class Prober:
         while True:
             error = await self._request(name, probe())
             if name == "objects":
-                self._bucket(error)
-            await self._clock.sleep(PROBE_S)
+                self.bucket(error)
+            await self.clock.sleep(PROBE_S)
 
     async def _request(self, name: str, request: Awaitable[object]) -> OffloaderError | None:
         """Await a request to a dependency and report the result to health; returns the error."""
@@ -197,15 +191,15 @@ class Prober:
                 await request
         except TimeoutError:
             silent = Transient(f"no answer within {ANSWERS_S:g} s")
-            self._health.down(name, str(silent))
+            self.health.down(name, str(silent))
             return silent
         except OffloaderError as error:
-            self._health.down(name, str(error))
+            self.health.down(name, str(error))
             return error
-        if name == "objects" and (why := self._refused()):
-            self._health.down(name, why)
+        if name == "objects" and (why := self.refused()):
+            self.health.down(name, why)
         else:
-            self._health.up(name)
+            self.health.up(name)
         return None
 
 

@@ -45,26 +45,17 @@ class Telemetry:
         self._ids = _SegmentIds()
         self._exporter = _Counted(exporter or _exporter(options), spans)
         self._threshold = round(options.ratio * IDS)
+        about = {SERVICE_NAME: "offloaderd", SERVICE_VERSION: __version__, SERVICE_INSTANCE_ID: ours.id}
+        about["offloaderd.cluster"] = ours.cluster
         self._provider = TracerProvider(
             sampler=ALWAYS_ON,
-            resource=Resource.create(
-                {
-                    SERVICE_NAME: "offloaderd",
-                    SERVICE_VERSION: __version__,
-                    SERVICE_INSTANCE_ID: ours.id,
-                    "offloaderd.cluster": ours.cluster,
-                }
-            ),
+            resource=Resource.create(about),
             shutdown_on_exit=False,
             id_generator=self._ids,
             span_limits=SpanLimits(max_attribute_length=VALUE_CHARS_MAX),
         )
         self._provider.add_span_processor(
-            BatchSpanProcessor(
-                self._exporter,
-                max_queue_size=QUEUE_SPANS_MAX,
-                max_export_batch_size=BATCH_SPANS_MAX,
-            )
+            BatchSpanProcessor(self._exporter, max_queue_size=QUEUE_SPANS_MAX, max_export_batch_size=BATCH_SPANS_MAX)
         )
         self._tracer = self._provider.get_tracer("offloaderd", __version__)
         self.spans = spans

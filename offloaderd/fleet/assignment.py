@@ -1,5 +1,4 @@
-"""Assignment of the enabled topics to this daemon: those for which it ranks first, and those that no other daemon
-claims.
+"""Assignment of the enabled topics to this daemon: those for which it ranks first, and those that no other claims.
 
 The first in the ranking claims at once. A topic of this daemon for which another now ranks first is handed over, a few
 at a time, once the daemons have settled: its segment is sealed and committed, then it is released. A topic that the
@@ -194,18 +193,16 @@ class Assignment:
             self._metrics.handover_seconds.observe(released_s - started_s)
             if topic not in self.enabled or self.closing or self.placement.rank(str(topic)) == 0:
                 return
-            owner = await ownership.next_owner(
-                self._home.context.metadata, topic, self._clock, within_s=options.grace_s
-            )
+            metadata, grace_s = self._home.context.metadata, options.grace_s
+            owner = await ownership.next_owner(metadata, topic, self._clock, within_s=grace_s)
             if owner is not None:
                 self._metrics.ownership_moves.labels(outcome="moved").inc()
                 gap_s = round(self._clock.monotonic() - released_s, 3)
                 log.info("topic.moved", topic=str(topic), to=owner.daemon_id, epoch=owner.epoch, gap_s=gap_s)
                 return
             self._metrics.ownership_moves.labels(outcome="returned").inc()
-            log.warning(
-                "topic.handover_failed", topic=str(topic), hint=f"daemon {target} did not take it: look at its log"
-            )
+            hint = f"daemon {target} did not take it: look at its log"
+            log.warning("topic.handover_failed", topic=str(topic), hint=hint)
             self._cooldown_until[target] = self._clock.monotonic() + options.cooldown_s
             self._keep_here(topic)
         finally:

@@ -85,14 +85,15 @@ class Engine:
         self._draining = False
         self._refreshes = 0
         self.rollback = Rollback(context)
-        own: dict[str, Duty] = {
+        all_duties: dict[str, Duty] = {
             "trash": partial(deletion.keep_trash_empty, context),
             "history": History(context, lambda: self._home.me.daemon_id).run,
             "requests": partial(requests.keep, context),
             "rollback": self.rollback.run,
             "identity": _keep_identity,
+            **(duties or {}),
         }
-        self._home = SharedContext(context=context, book=book, duties={**own, **(duties or {})}, me=NOBODY)
+        self._home = SharedContext(context=context, book=book, duties=all_duties, me=NOBODY)
         self._reporter = Reporter(context, self.statuses)
         self.book = book
         self._selector = Selector(context.metadata, context.source, self._clock, book)
@@ -146,9 +147,7 @@ class Engine:
         return supervisor.offloader if supervisor else None
 
     def placed(self, topic: TopicName, owner: str) -> str:
-        """Return why an enabled topic with this owner (empty: none) is not on the daemon that ranks first; empty if it
-        is.
-        """
+        """Return why an enabled topic of this owner (empty: none) is not where it ranks first; empty if it is."""
         return self._assignment.reason(topic, owner)
 
     async def owned(self, topic: TopicName) -> TopicOffloader:
@@ -255,9 +254,7 @@ class Engine:
         return told
 
     def store_refuses(self) -> str:
-        """Return why the store refuses requests of some topics though it may answer, for instance when full; else
-        empty.
-        """
+        """Return why the store refuses requests of some topics though it may answer (when full), else empty."""
         offloaders = [one.offloader for one in self._assignment.supervised.values() if one.offloader is not None]
         outages = [found for one in offloaders if (found := one.failure_tracker.outage) is not None]
         refused = [one for one in outages if not isinstance(one.error, Throttled)]

@@ -53,9 +53,7 @@ class ReadableMaps:
         self._engine = engine
 
     async def topic_map(self, topic: TopicName) -> TopicMap:
-        """Return the committed map, or the last known one of a topic that is suspended or lost its claim. Raises
-        Transient.
-        """
+        """Return the committed map, or the last known one of a topic without its claim. Raises Transient."""
         last = self._engine.last_map(topic)
         return await _or_held(lambda: self._engine.topic_map(topic), last.map if last is not None else None)
 

@@ -77,9 +77,7 @@ async def _try_claim(
             return None
         steps.append(Delete(owner_path))
     epoch = epoch_record.Epoch(epoch=before + 1, daemon_id=me.daemon_id, claimed_ms=clock.wall_ms())
-    owner = owner_record.Owner(
-        daemon_id=me.daemon_id, address=me.address, session_id=session.session_id, epoch=epoch.epoch
-    )
+    owner = Owner(daemon_id=me.daemon_id, address=me.address, session_id=session.session_id, epoch=epoch.epoch)
     encoded = epoch_record.encode(epoch)
     raised = Replace(epoch_path, encoded, node.version) if node else Create(epoch_path, encoded)
     try:
@@ -139,9 +137,8 @@ async def release_unclaimed(store: MetadataStore, topic: TopicName, session: Ses
     except NotFound:
         log.debug("topic.never_claimed", topic=str(topic))
     except OffloaderError as error:
-        log.warning(
-            "topic.release_unknown", topic=str(topic), error=str(error), hint="it becomes free with the session"
-        )
+        hint = "it becomes free with the session"
+        log.warning("topic.release_unknown", topic=str(topic), error=str(error), hint=hint)
 
 
 async def next_owner(store: MetadataStore, topic: TopicName, clock: Clock, *, within_s: float) -> Owner | None:

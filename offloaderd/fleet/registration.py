@@ -34,78 +34,11 @@ PATIENCE_SESSIONS = 1.5
 """How long to wait for a former run's node, in session timeouts; a node that remains is another daemon's."""
 
 
-def never_ended(_: DaemonNode) -> bool:
-    """Return False for every run."""
-    return False
-
-
-async def register(
-    store: MetadataStore,
-    node: DaemonNode,
-    *,
-    clock: Clock,
-    patience_s: float,
-    ended: Callable[[DaemonNode], bool] = never_ended,
-) -> DaemonNode:
-    """Create this daemon's node and return it with the session that holds it.
-
-    `ended` says whether another run has certainly ended; its node is deleted. Raises Conflict when another run of this
-    daemon still has the id after `patience_s`.
-    """
-    path = paths.daemon(node.daemon_id)
-    deadline = clock.monotonic() + patience_s
-    backoff = Backoff(clock)
-    while True:
-        session = await store.session()
-        mine = replace(node, session_id=session.session_id)
-        try:
-            await store.create(path, daemon_record.encode(mine), ephemeral=True)
-        except (OutcomeUnknown, Transient) as error:
-            await backoff.wait(error)
-        except Conflict:
-            stored = await _ours(store, path, mine, clock, deadline, ended)
-            if stored is not None:
-                return stored
-        else:
-            return mine
-
-
-async def _ours(
-    store: MetadataStore,
-    path: str,
-    mine: DaemonNode,
-    clock: Clock,
-    deadline: float,
-    ended: Callable[[DaemonNode], bool],
-) -> DaemonNode | None:
-    """Return the node if this session holds it. A node of an ended session or run is deleted."""
-    try:
-        found = await store.get(path)
-        other = daemon_record.decode(found.value, path=path)
-        if replace(mine, session_id=other.session_id, draining=other.draining, impaired=other.impaired) == other:
-            if other.session_id == mine.session_id:
-                return other
-            await store.delete(path, found.version)
-            return None
-        if ended(other):
-            log.info("daemon.succeeded", daemon_id=mine.daemon_id, process=other.process, session_id=other.session_id)
-            await store.delete(path, found.version)
-            return None
-    except (Conflict, NotFound, Transient, OutcomeUnknown) as error:
-        log.debug("daemon.changing", path=path, error=str(error))
-        return None
-    if clock.monotonic() >= deadline:
-        raise Conflict(
-            f"a daemon with the id {mine.daemon_id!r} is already running at {other.address}",
-            hint="stop it, or give this one another id (daemon.id)",
-        )
-    log.info("daemon.waiting", daemon_id=mine.daemon_id, address=other.address)
-    await clock.sleep(LOOK_AGAIN_S)
-    return None
-
-
 class Registration:
-    """Keeps a daemon's registration in place and up to date; `changed` is called before each write."""
+    """Keeps a daemon's registration in place and up to date; `changed` is called before each write.
+
+    `ended` says whether another run has certainly ended; its node is deleted.
+    """
 
     def __init__(
         self,
@@ -115,9 +48,10 @@ class Registration:
         clock: Clock,
         patience_s: float,
         changed: Callable[[DaemonNode], None] = lambda _: None,
-        ended: Callable[[DaemonNode], bool] = never_ended,
+        ended: Callable[[DaemonNode], bool] = lambda _: False,
     ) -> None:
         self.node = node
+        self._path = paths.daemon(node.daemon_id)
         self._store = store
         self._clock = clock
         self._patience_s = patience_s
@@ -128,13 +62,54 @@ class Registration:
         self._written: DaemonNode | None = None
         self._announced = Signal()
 
-    async def open(self) -> None:
-        """Register. Raises Conflict when another run of this daemon still has the id."""
-        stored = await register(
-            self._store, self.node, clock=self._clock, patience_s=self._patience_s, ended=self._ended
-        )
+    async def open(self) -> DaemonNode:
+        """Create this daemon's node and return it with the session that holds it.
+
+        Raises Conflict when another run of this daemon still has the id after `patience_s`.
+        """
+        deadline, backoff, stored = self._clock.monotonic() + self._patience_s, Backoff(self._clock), None
+        while stored is None:
+            session = await self._store.session()
+            mine = replace(self.node, session_id=session.session_id)
+            try:
+                await self._store.create(self._path, daemon_record.encode(mine), ephemeral=True)
+            except (OutcomeUnknown, Transient) as error:
+                await backoff.wait(error)
+            except Conflict:
+                stored = await self._ours(mine, deadline)
+            else:
+                stored = mine
         self._written = replace(stored, session_id="")
         self._announced.notify()
+        return stored
+
+    async def _ours(self, mine: DaemonNode, deadline: float) -> DaemonNode | None:
+        """Return the node if this session holds it. A node of an ended session or run is deleted."""
+        store, path = self._store, self._path
+        try:
+            found = await store.get(path)
+            other = daemon_record.decode(found.value, path=path)
+            if replace(mine, session_id=other.session_id, draining=other.draining, impaired=other.impaired) == other:
+                if other.session_id == mine.session_id:
+                    return other
+                await store.delete(path, found.version)
+                return None
+            if self._ended(other):
+                run = {"process": other.process, "session_id": other.session_id}
+                log.info("daemon.succeeded", daemon_id=mine.daemon_id, **run)
+                await store.delete(path, found.version)
+                return None
+        except (Conflict, NotFound, Transient, OutcomeUnknown) as error:
+            log.debug("daemon.changing", path=path, error=str(error))
+            return None
+        if self._clock.monotonic() >= deadline:
+            raise Conflict(
+                f"a daemon with the id {mine.daemon_id!r} is already running at {other.address}",
+                hint="stop it, or give this one another id (daemon.id)",
+            )
+        log.info("daemon.waiting", daemon_id=mine.daemon_id, address=other.address)
+        await self._clock.sleep(LOOK_AGAIN_S)
+        return None
 
     def announce(self, *, draining: bool | None = None, impaired: str | None = None) -> None:
         """Change the registration; `run` writes it."""
@@ -182,10 +157,9 @@ class Registration:
                         break
 
     async def _watch(self) -> None:
-        path = paths.daemon(self.node.daemon_id)
-        async for _ in self._store.watch(path):
+        async for _ in self._store.watch(self._path):
             try:
-                await self._store.get(path)
+                await self._store.get(self._path)
             except NotFound:
                 self._written = None
                 self._changes.notify()
@@ -197,7 +171,7 @@ class Registration:
 
         The counter on the folder is raised too, because a watch on the folder does not see the values of its nodes.
         """
-        path, node = paths.daemon(self.node.daemon_id), self.node
+        path, node = self._path, self.node
         backoff = Backoff(self._clock)
         while True:
             try:

@@ -321,14 +321,11 @@ class Supervisor:
 
     async def _claim(self, session: Session) -> Claim | None:
         """Become the owner; None when stopped, or the session is lost, before that."""
-        store, claim = self._home.context.metadata, None
+        home, store, wait, claim = self._home, self._home.context.metadata, not self.provisional, None
 
         async def claiming() -> None:
             nonlocal claim
-            home = self._home
-            claim = await ownership.claim(
-                store, self.topic, home.me, session, self._clock, wait=not self.provisional, ended=home.ended
-            )
+            claim = await ownership.claim(store, self.topic, home.me, session, self._clock, wait=wait, ended=home.ended)
 
         await race(claiming(), self._stop.wait(), session.lost.wait())
         if claim is None and not session.lost.is_set():

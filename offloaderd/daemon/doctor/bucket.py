@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 
-from offloaderd.core.errors import OffloaderError
+from offloaderd.core.errors import CorruptData, OffloaderError
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Reading, fail, ok, skipped, warn
-from offloaderd.daemon.doctor.identities import owner
 from offloaderd.daemon.settings import Settings
+from offloaderd.objects import marker
 from offloaderd.objects.bucket import BucketStore, bucket_store
-from offloaderd.objects.port import PART_BYTES_MIN
+from offloaderd.objects.port import PART_BYTES_MIN, ObjectReader
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import named_places
 from offloaderd.upkeep.gc import lost_metadata
@@ -24,14 +24,13 @@ HTTP_DATE_GRAIN_MS = 1000
 
 async def bucket_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
     """Check the object store in each place of the settings."""
-    settings = case.settings
-    async with aclosing(_place_checks(case, "")) as results:
-        async for result in results:
-            yield result
+    cases, settings = {"": case}, case.settings
     for bucket, prefix in named_places(settings.objects.places):
         objects = settings.objects.model_copy(update={"bucket": bucket, "prefix": prefix, "places": ""})
         there = replace(case, settings=settings.model_copy(update={"objects": objects}))
-        async with aclosing(_place_checks(there, f" of {bucket}/{prefix}")) as results:
+        cases[f" of {bucket}/{prefix}"] = there
+    for where, one in cases.items():
+        async with aclosing(_place_checks(one, where)) as results:
             async for result in results:
                 yield result
 
@@ -74,6 +73,20 @@ async def segments(case: Case, store: BucketStore) -> Finding:
     if key:
         return fail(f"{lost_metadata.LOST}, as {key}", lost_metadata.WHAT_TO_DO)
     return ok("none of this cluster among the first keys, and no topic: nothing was offloaded yet")
+
+
+async def owner(case: Case, store: ObjectReader) -> Finding:
+    """Check that the marker of a place names the deployment of `case`."""
+    cluster, prefix = case.settings.daemon.cluster, case.settings.objects.prefix
+    try:
+        found = await marker.read(store, prefix, cluster)
+    except CorruptData as error:
+        return warn(f"the marker of this place cannot be read: {error}", marker.HINT)
+    if found is None:
+        return ok("no deployment has marked this place yet")
+    if other := found.other_than(case.deployment_id):
+        return fail(other, marker.HINT)
+    return ok(f"marked by daemon {found.marker.daemon_id} of this deployment")
 
 
 class BucketProbe:

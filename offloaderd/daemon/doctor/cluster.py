@@ -10,6 +10,7 @@ Its answers do not contain the time (Jetty sends no Date by default), so there i
 """
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry
 
@@ -42,7 +43,6 @@ NAMESPACES_MAX = 10_000
 """Namespaces that are searched for topics that are not covered."""
 TOLD_MAX = 5
 """Topics that a finding lists."""
-NAMES = ("cluster ledgers", "cluster topics", "cluster domains", "cluster rights")
 WRONG_PLACE = (
     "point bookkeeper.servers to the brokers' metadata store; a path at the end of its metadataStoreUrl goes in front "
     "of bookkeeper.ledgers_root and bookkeeper.managed_ledgers_root"
@@ -51,13 +51,11 @@ WRONG_PLACE = (
 
 async def cluster_checks(case: Case, store: ZooKeeperStore | None) -> AsyncGenerator[CheckResult, None]:
     """Check the nodes of the cluster; without a session all checks are skipped."""
-    if store is None:
-        for name in NAMES:
-            yield skipped(name, "no session")
-        return
-    works = (ledgers(case, store), topics(case, store), other_domains(case, store), rights(case, store))
-    for name, work in zip(NAMES, works, strict=True):
-        yield await case.check(name, work)
+    for name, check in (("ledgers", ledgers), ("topics", topics), ("domains", other_domains), ("rights", rights)):
+        if store is None:
+            yield skipped(f"cluster {name}", "no session")
+        else:
+            yield await case.check(f"cluster {name}", check(case, store))
 
 
 async def ledgers(case: Case, store: ZooKeeperStore) -> Finding:
@@ -109,17 +107,14 @@ async def other_domains(case: Case, store: MetadataStore) -> Finding:
         return ok(f"all topics{within} are persistent ones")
     first = ", ".join(sorted(found)[:TOLD_MAX])
     more = f" and {len(found) - TOLD_MAX} more" if len(found) > TOLD_MAX else ""
-    return warn(
-        f"{len(found)} topics{within} are not covered, whether or not their namespace is enabled: {first}{more}",
-        DOMAINS_HINT,
-    )
+    what = f"{len(found)} topics{within} are not covered, whether or not their namespace is enabled: {first}{more}"
+    return warn(what, DOMAINS_HINT)
 
 
 async def rights(case: Case, store: ZooKeeperStore) -> Finding:
     """Check whether the daemon could write the nodes of the cluster, which it never does."""
-    roots = (case.settings.bookkeeper.ledgers_root, case.settings.bookkeeper.managed_ledgers_root)
-    writable = []
-    for root in roots:
+    bookkeeper, writable = case.settings.bookkeeper, []
+    for root in (bookkeeper.ledgers_root, bookkeeper.managed_ledgers_root):
         try:
             if (await store.about(root)).writable:
                 writable.append(root)
@@ -175,9 +170,8 @@ async def _sampled(case: Case, store: ZooKeeperStore, path: str) -> Finding:
             "it may have been deleted this moment: run the doctor again; else bookkeeper.ledgers_root is of another "
             "cluster",
         )
-    return ok(
-        f"read {case.topic}: ledger {last} is {metadata.state.name} on {', '.join(metadata.ensembles[-1].bookies)}"
-    )
+    bookies = ", ".join(metadata.ensembles[-1].bookies)
+    return ok(f"read {case.topic}: ledger {last} is {metadata.state.name} on {bookies}")
 
 
 def _unreadable(error: Denied, root: str) -> Finding:
@@ -185,9 +179,7 @@ def _unreadable(error: Denied, root: str) -> Finding:
 
 
 NO_LEDGER = LEDGER_ID_MAX
-BOOKIE_UNREACHABLE = (
-    "start it, or let this machine reach it: bookies must be reachable at the addresses that they register"
-)
+BOOKIE_UNREACHABLE = "start it, or let this machine reach it: bookies must be reachable at the addresses they register"
 
 
 async def bookie_checks(case: Case, store: ZooKeeperStore | None) -> AsyncGenerator[CheckResult, None]:
@@ -198,7 +190,11 @@ async def bookie_checks(case: Case, store: ZooKeeperStore | None) -> AsyncGenera
     roster = Roster()
     yield await case.check("bookies", roster.read(case, store))
     if roster.pool is not None:
-        for result in await _ask_bookies(case, store, roster.pool, roster.present):
+        async with roster.pool as pool:  # closed before the results are yielded
+            found = await each(
+                roster.present, lambda one: case.check(f"bookie {one}", _ask_bookie(case, store, pool, one))
+            )
+        for result in found:
             yield result
     for bookie_id in roster.absent:
         yield await case.check(f"bookie {bookie_id}", _missing(bookie_id))
@@ -235,18 +231,6 @@ async def _missing(bookie_id: str) -> Finding:
     )
 
 
-async def _ask_bookies(
-    case: Case, store: ZooKeeperStore, pool: BookiePool, bookie_ids: Sequence[str]
-) -> Sequence[CheckResult]:
-    """Check bookies in parallel; the pool is closed before the results are yielded."""
-    async with pool:
-
-        async def ask(bookie_id: str) -> CheckResult:
-            return await case.check(f"bookie {bookie_id}", _ask_bookie(case, store, pool, bookie_id))
-
-        return await each(bookie_ids, ask)
-
-
 async def _ask_bookie(case: Case, store: ZooKeeperStore, pool: BookiePool, bookie_id: str) -> Finding:
     address, readonly = await _address(case, store, bookie_id)
     started = case.clock.monotonic()
@@ -277,17 +261,15 @@ async def _address(case: Case, store: ZooKeeperStore, bookie_id: str) -> tuple[B
         try:
             return resolve_address(bookie_id, content, path=path), path == readonly
         except CorruptData as error:
-            raise NotFound(
-                error.message, hint="look at what this bookie registers: advertisedAddress, bookieId"
-            ) from None
+            hint = "look at what this bookie registers: advertisedAddress, bookieId"
+            raise NotFound(error.message, hint=hint) from None
     raise NotFound(f"{bookie_id} has just gone", hint="run the doctor again")
 
 
 async def _knows_batches(pool: BookiePool, bookie_id: str) -> bool:
     try:
-        await pool.read_batch(bookie_id, NO_LEDGER, 0, count_max=1, bytes_max=1)
-    except NotHere:
-        return True
+        with suppress(NotHere):
+            await pool.read_batch(bookie_id, NO_LEDGER, 0, count_max=1, bytes_max=1)
     except Unsupported:
         return False
     return True

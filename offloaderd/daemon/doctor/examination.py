@@ -14,20 +14,18 @@ from offloaderd.daemon.settings.rules import doubtful
 from offloaderd.objects.bucket import bucket_store, check_places
 
 
-async def settings_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
-    """Check valid settings for probable mistakes."""
-    yield await case.check("settings", _settings_finding(case.settings))
-
-
 def invalid(mistakes: Sequence[str]) -> list[CheckResult]:
     """Return a result for each mistake of invalid settings."""
-    return [
-        CheckResult(name="settings", verdict=Verdict.FAIL, found=mistake, what_to_do="docs/settings.md describes each")
-        for mistake in mistakes
-    ]
+    hint = "docs/settings.md describes each"
+    return [CheckResult(Verdict.FAIL, mistake, hint, name="settings") for mistake in mistakes]
 
 
-async def _settings_finding(settings: Settings) -> Finding:
+async def settings_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
+    """Check valid settings for probable mistakes."""
+    yield await case.check("settings", _settings(case.settings))
+
+
+async def _settings(settings: Settings) -> Finding:
     doubts = list(doubtful(settings))
     if doubts:
         return warn("; ".join(found for found, _ in doubts), "; ".join(advice for _, advice in doubts))

@@ -33,13 +33,10 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
+class CheckResult(Finding):
     """One line of the examination."""
 
     name: str
-    verdict: Verdict
-    found: str
-    what_to_do: str = ""
     seconds: float = 0.0
 
     @property
@@ -65,20 +62,14 @@ def fail(found: str, what_to_do: str) -> Finding:
 
 def skipped(name: str, why: str) -> CheckResult:
     """Return the line of a check that was not run."""
-    return CheckResult(name=name, verdict=Verdict.SKIPPED, found=why)
+    return CheckResult(Verdict.SKIPPED, why, name=name)
 
 
 async def examined(name: str, work: Awaitable[Finding], clock: Clock, deadline_s: float = DEADLINE_S) -> CheckResult:
     """Run a check; any error of it becomes its result."""
-    started = clock.monotonic()
-    finding = await _found(work, deadline_s)
-    return CheckResult(
-        name=name,
-        verdict=finding.verdict,
-        found=_one_line(finding.found),
-        what_to_do=_one_line(finding.what_to_do),
-        seconds=clock.monotonic() - started,
-    )
+    started, found = clock.monotonic(), await _found(work, deadline_s)
+    lines, seconds = (_one_line(found.found), _one_line(found.what_to_do)), clock.monotonic() - started
+    return CheckResult(found.verdict, *lines, name=name, seconds=seconds)
 
 
 async def _found(work: Awaitable[Finding], deadline_s: float) -> Finding:
@@ -132,6 +123,11 @@ class Case:
     """Id of the deployment in the metadata; empty: none yet, or unknown."""
     topic: TopicName | None = None
     """Any topic of the cluster, for the check of the admin API."""
+
+    @property
+    def home(self) -> str:
+        """The node of the daemon's cluster."""
+        return f"{self.settings.metadata.root}/{self.settings.daemon.cluster}"
 
     async def check(self, name: str, work: Awaitable[Finding]) -> CheckResult:
         """Run one check."""

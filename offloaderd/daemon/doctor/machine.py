@@ -114,14 +114,10 @@ def _mib(count: int) -> str:
 async def clock_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
     """Compare every clock that earlier checks have read."""
     for name, reading in case.readings.items():
-        yield await case.check(f"clock of {name}", _compared(name, reading))
+        yield await case.check(f"clock of {name}", clock_finding(name, reading))
 
 
-async def _compared(name: str, reading: Reading) -> Finding:
-    return clock_finding(name, reading)
-
-
-def clock_finding(name: str, reading: Reading) -> Finding:
+async def clock_finding(name: str, reading: Reading) -> Finding:
     """Return the finding for the clock of a server."""
     skew_ms = reading.skew_ms
     if abs(skew_ms) <= SKEW_WARN_MS:

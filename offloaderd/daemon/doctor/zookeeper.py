@@ -8,16 +8,19 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, suppress
+from typing import cast
 
-from offloaderd.core.aio import Group
-from offloaderd.core.errors import Conflict, Denied, NotFound
+from offloaderd.core.aio import Group, each
+from offloaderd.core.errors import Conflict, CorruptData, Denied, NotFound
+from offloaderd.core.model import TopicName
 from offloaderd.daemon.doctor.cluster import bookie_checks, cluster_checks
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Reading, fail, ok, skipped, warn
-from offloaderd.daemon.doctor.identities import refusals
 from offloaderd.daemon.settings import Settings
-from offloaderd.metadata import paths
-from offloaderd.metadata.port import Check, MetadataStore, Replace
+from offloaderd.metadata import identity, paths
+from offloaderd.metadata.port import Check, MetadataStore, Replace, Versioned
+from offloaderd.metadata.records.identity import hint
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
+from offloaderd.policy.store import topic_policies
 
 ANSWER_S = 5.0
 CONNECT_S = 10.0
@@ -27,35 +30,73 @@ ANSWER_BYTES_MAX = 4096
 
 async def zookeeper_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
     """Try the metadata store, and look at the cluster's own nodes where its ledgers are to be read."""
-    metadata, bookkeeper = case.settings.metadata, case.settings.bookkeeper
+    metadata, cluster = case.settings.metadata, case.settings.cluster_servers
     follows = case.settings.ledgers.kind == "bookkeeper"
-    cluster = bookkeeper.servers or metadata.servers
     async with AsyncExitStack() as stack:
         opened = _Opened(case, stack, metadata.servers)
         async for result in opened.checks("zookeeper"):
             yield result
-        if opened.store is None:
-            yield skipped("zookeeper rights", "no session")
-            yield skipped("zookeeper topics", "no session")
-        else:
-            yield await case.check("zookeeper rights", rights(case, opened.store))
-            yield await case.check("zookeeper topics", own_topics(case, opened.store))
-            if case.knows_topics:
-                yield await case.check("zookeeper identity", refusals(case, opened.store))
+        for name, check in (("zookeeper rights", rights), ("zookeeper topics", own_topics)):
+            if opened.store is None:
+                yield skipped(name, "no session")
+            else:
+                yield await case.check(name, check(case, opened.store))
+        if opened.store is not None and case.knows_topics:
+            yield await case.check("zookeeper identity", refusals(case, opened.store))
         if follows and cluster != metadata.servers:
             opened = _Opened(case, stack, cluster)
             async for result in opened.checks("cluster zookeeper"):
                 yield result
         if follows:
-            async for result in cluster_checks(case, opened.store):
-                yield result
-            async for result in bookie_checks(case, opened.store):
-                yield result
+            for group in (cluster_checks, bookie_checks):
+                async for result in group(case, opened.store):
+                    yield result
+
+
+FIRST_NAMED = 3
+
+
+class _Below:
+    """The reads of a store below a path; opening that path as the root would create it."""
+
+    def __init__(self, store: MetadataStore, home: str) -> None:
+        self._store = store
+        self._home = home
+
+    async def get(self, path: str) -> Versioned:
+        """Return a node."""
+        return await self._store.get(self._home + path)
+
+    async def children(self, path: str) -> Sequence[str]:
+        """Return the names below a node."""
+        return await self._store.children(self._home + path)
+
+
+async def refusals(case: Case, store: MetadataStore) -> Finding:
+    """Find the deployment, and check that no topic of it has a refusal."""
+    below = cast("MetadataStore", _Below(store, case.home))
+    found = await identity.deployment(below)
+    case.deployment_id = str(found.deployment_id) if found is not None else ""
+    topics = sorted(await topic_policies(below))
+
+    async def refused(topic: TopicName) -> list[str]:
+        try:
+            return [one.kind for one in (await identity.load(below, topic)).record.refusals]
+        except CorruptData:
+            return ["unreadable"]
+
+    kinds = dict(zip(topics, await each(topics, refused), strict=True))
+    told = [f"{topic}: {', '.join(what)}" for topic, what in kinds.items() if what]
+    if told:
+        more = f", and {len(told) - FIRST_NAMED} more" if len(told) > FIRST_NAMED else ""
+        first = next(what[0] for what in kinds.values() if what)
+        return fail(f"nothing of these is deleted or granted: {'; '.join(told[:FIRST_NAMED])}{more}", hint(first))
+    return ok(f"deployment {case.deployment_id or 'without an id'}; nothing is refused of {len(topics)} topics")
 
 
 async def own_topics(case: Case, store: MetadataStore) -> Finding:
     """See whether the daemon's own nodes know any topic; what the bucket says to that is asked there."""
-    home = f"{case.settings.metadata.root}/{case.settings.daemon.cluster}{paths.TOPICS}"
+    home = f"{case.home}{paths.TOPICS}"
     try:
         tenants = await store.children(home)
     except Denied as error:
@@ -132,8 +173,7 @@ async def _mode(address: str) -> str:
                     answer = await reader.read(ANSWER_BYTES_MAX)
                     facts = dict(line.split(": ", 1) for line in answer.decode("latin-1").splitlines() if ": " in line)
                     if "Mode" in facts:
-                        version = facts.get("Zookeeper version", "?").partition("-")[0]
-                        return f" ({facts['Mode']}, {version})"
+                        return f" ({facts['Mode']}, {facts.get('Zookeeper version', '?').partition('-')[0]})"
             return ""
         finally:
             writer.close()
@@ -141,7 +181,7 @@ async def _mode(address: str) -> str:
 
 async def rights(case: Case, store: ZooKeeperStore) -> Finding:
     """Create, read, replace and delete a node below metadata.root, as the daemon does."""
-    home = f"{case.settings.metadata.root}/{case.settings.daemon.cluster}"
+    home = case.home
     probe = f"{home}/{case.probe_name()}"
     made = await _missing(store, home)
     try:

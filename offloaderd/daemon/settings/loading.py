@@ -38,7 +38,6 @@ from offloaderd.daemon.settings.sections import (
 class Given:
     """A given value; `place` is the file and key, or the variable."""
 
-    key: str
     value: object
     source: str
     place: str
@@ -66,7 +65,7 @@ class ParsedSettings:
             self.mistakes.append(f"{other.place} and {place} are one setting: give {shown} alone")
         elif name != key:
             self.renamed[key] = f"{place} is called {shown} now"
-        self.values[key] = Given(key, value, source, place)
+        self.values[key] = Given(value, source, place)
 
     def unknown(self, place: str, key: str, *, environment: bool) -> None:
         """Note a name that does not exist; a quoted TOML key may hold line breaks, which must not make more lines."""
@@ -85,17 +84,17 @@ def nearest_key(key: str) -> str | None:
 
     A name that is right in another section is the likeliest, then one that is spelt nearly so.
     """
-    settings = list(all_settings())
+    names = {setting.key: setting.name for setting in all_settings()}
     if "." not in key and (close := get_close_matches(key, section_types(), 1)):
         return close[0]
     name = key.rpartition(".")[2]
-    elsewhere = [setting.key for setting in settings if setting.name == name]
+    elsewhere = [one for one, its_name in names.items() if its_name == name]
     if len(elsewhere) == 1:
         return elsewhere[0]
-    if close := get_close_matches(key, [setting.key for setting in settings], 1, 0.75):
+    if close := get_close_matches(key, names, 1, 0.75):
         return close[0]
-    if close := get_close_matches(name, [setting.name for setting in settings], 1, 0.75):
-        return next(setting.key for setting in settings if setting.name == close[0])
+    if close := get_close_matches(name, names.values(), 1, 0.75):
+        return next(one for one, its_name in names.items() if its_name == close[0])
     if close := get_close_matches(key, SETTINGS, 1, 0.75):
         return SETTINGS[close[0]]
     return None
@@ -126,7 +125,8 @@ def from_environment(environ: Mapping[str, str]) -> ParsedSettings:
         key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
         place = f"environment {variable}"
         if key in section_types():
-            parsed.mistakes.append(f"{place} names a section: add __ and the setting, as in {_first_of(key)}")
+            first = next(setting.environment for setting in all_settings() if setting.section == key)
+            parsed.mistakes.append(f"{place} names a section: add __ and the setting, as in {first}")
         else:
             parsed.add(key, environ[variable], "environment", place)
     return parsed
@@ -138,10 +138,6 @@ def from_options(options: Mapping[str, str]) -> ParsedSettings:
     for key, value in sorted(options.items()):
         parsed.add(key, value, "option", f"option {key}")
     return parsed
-
-
-def _first_of(section: str) -> str:
-    return next(setting.environment for setting in all_settings() if setting.section == section)
 
 
 def _parsed(path: Path) -> dict[str, object]:
@@ -161,15 +157,9 @@ def _parsed(path: Path) -> dict[str, object]:
         at = re.match(r"line \d+, column \d+", where)
         line = at[0] if at else f"line {text.count(chr(10)) + 1}"
         twice = "overwrite" in what or "twice" in what
-        hint = (
-            "the same name stands there twice: remove one of them"
-            if twice
-            else 'texts need quotes, as in bucket = "name"'
-        )
+        hint = "the same name stands there twice: remove one of them"
+        hint = hint if twice else 'texts need quotes, as in bucket = "name"'
         raise InvalidConfig(f"{path}: {line}: not TOML: {what or error}", hint=hint) from error
-
-
-SHOWN_CHARS_MAX = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +224,7 @@ def _read(
     doubtful = {key for parsed in parsed_all for key in parsed.meant if key not in values}
     sections: dict[str, Any] = {}
     for name, kind in section_types().items():
-        own = {given.key.rpartition(".")[2]: given for given in values.values() if given.key.startswith(f"{name}.")}
+        own = {key.partition(".")[2]: given for key, given in values.items() if key.startswith(f"{name}.")}
         sections[name], wrong = _section(name, kind, own)
         mistakes.extend(wrong.values())
         doubtful.update(wrong)
@@ -289,4 +279,4 @@ def _shown(setting: Setting, value: object) -> str:
     if not isinstance(value, str | int | float):
         return f" is a {'table' if isinstance(value, dict) else type(value).__name__}"
     text = literal(value)
-    return f" = {text if len(text) <= SHOWN_CHARS_MAX else text[: SHOWN_CHARS_MAX - 1] + '…'}"
+    return f" = {text if len(text) <= 80 else text[:79] + '…'}"

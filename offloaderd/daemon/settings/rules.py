@@ -81,6 +81,10 @@ def _needs(key: str, other: str, text: str, keys: str = "") -> Rule:
     return Rule(keys or f"{key} {other}", lambda given: _is_set(given, key) and not _is_set(given, other), text)
 
 
+def _needs_too(key: str, other: str, otherwise: str) -> Rule:
+    return _needs(key, other, f"{key} is set without {other}: {otherwise}")
+
+
 def _together(section: str, first: str, second: str, otherwise: str = "") -> list[Rule]:
     """Return the rules that both settings of a section are set, or neither."""
     keys = f"{section}.{first}", f"{section}.{second}"
@@ -133,6 +137,12 @@ def _fast_enough(key: str) -> Rule:
     )
 
 
+def _alone(key: str, other: str, otherwise: str) -> Rule:
+    """Return the rule that one of two settings is set at most."""
+    text = f"{key} and {other} are both set: {otherwise}"
+    return Rule(f"{key} {other}", lambda given: _is_set(given, key) and _is_set(given, other), text)
+
+
 def _key_before(key: str) -> Rule:
     return Rule(
         f"{key} access.token_secret_key access.token_public_key",
@@ -180,8 +190,6 @@ def _is_open(settings: Settings) -> bool:
     return not (grpc.allow_unauthenticated or is_loopback(grpc.host) or settings.is_authenticated)
 
 
-_FOR_A_URL = "set the URL that it is for, or remove it"
-
 RULES: tuple[Rule, ...] = (
     Rule(
         "grpc.port http.port",
@@ -202,11 +210,7 @@ RULES: tuple[Rule, ...] = (
         "strangers out",
     ),
     *_together("tls", "cert_file", "key_file"),
-    _needs(
-        "tls.client_ca_file",
-        "tls.cert_file",
-        "tls.client_ca_file is set without tls.cert_file: clients show certificates over TLS only",
-    ),
+    _needs_too("tls.client_ca_file", "tls.cert_file", "clients show certificates over TLS only"),
     Rule(
         "http.tls tls.cert_file",
         lambda s: s.http.tls != "off" and s.tls.cert_file is None,
@@ -217,11 +221,7 @@ RULES: tuple[Rule, ...] = (
         lambda s: s.http.tls == "mutual" and s.tls.client_ca_file is None,
         "http.tls = mutual needs tls.client_ca_file",
     ),
-    Rule(
-        "access.token_secret_key access.token_public_key",
-        lambda s: None not in (s.access.token_secret_key, s.access.token_public_key),
-        "access.token_secret_key and access.token_public_key are both set: tokens are signed in one way",
-    ),
+    _alone("access.token_secret_key", "access.token_public_key", "tokens are signed in one way"),
     _key_before("access.token_secret_key_previous"),
     _key_before("access.token_public_key_previous"),
     Rule(
@@ -279,13 +279,9 @@ RULES: tuple[Rule, ...] = (
     *_with_tls("bookkeeper", "tls_ca_file", "tls_cert_file", "tls_key_file"),
     *_together("bookkeeper", "tls_cert_file", "tls_key_file"),
     *_together("bookkeeper", "sasl_username", "sasl_password"),
-    Rule(
-        "pulsar.admin_token pulsar.admin_token_file",
-        lambda s: None not in (s.pulsar.admin_token, s.pulsar.admin_token_file),
-        "pulsar.admin_token and pulsar.admin_token_file are both set: keep one",
-    ),
+    _alone("pulsar.admin_token", "pulsar.admin_token_file", "keep one"),
     *(
-        _needs(f"pulsar.{name}", "pulsar.admin_url", f"pulsar.{name} is set without pulsar.admin_url: {_FOR_A_URL}")
+        _needs_too(f"pulsar.{name}", "pulsar.admin_url", "set the URL that it is for, or remove it")
         for name in ("admin_token", "admin_token_file", "admin_ca_file")
     ),
     Rule(
@@ -362,11 +358,6 @@ def doubtful(settings: Settings) -> Iterator[tuple[str, str]]:
         yield "the API is open to whoever reaches its port", "let only clients and daemons reach grpc.port"
     if settings.ledgers.kind == "none" and settings.pulsar.admin_url is not None:
         yield "pulsar.admin_url is set, but no ledgers are tailed", 'set ledgers.kind = "bookkeeper", or remove it'
-    yield from _access(settings)
-    yield from _stores(settings)
-
-
-def _access(settings: Settings) -> Iterator[tuple[str, str]]:
     access = settings.access
     bare = [text for text in access.grants if Grant.parse(text).kinds == BARE]
     if bare and access.has_tokens and settings.tls.client_ca_file is not None:
@@ -380,9 +371,6 @@ def _access(settings: Settings) -> Iterator[tuple[str, str]]:
             "a token that was made for any other service with this key is good here as well",
             "set access.token_audience, and make tokens for it",
         )
-
-
-def _stores(settings: Settings) -> Iterator[tuple[str, str]]:
     endpoint = settings.objects.endpoint
     if is_metadata_open(settings):
         yield (

@@ -12,12 +12,13 @@ from typing import Literal, get_args
 from urllib.parse import urlencode
 
 from offloaderd.api.admin import AdminService
+from offloaderd.api.calls import metadata_error
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.metrics.families import TIERS
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
-from offloaderd.daemon.status_page.last_hour import Ring, Sampler, by_label, measured
+from offloaderd.daemon.status_page.last_hour import Ring, Sampler, by_label, measured, totals
 from offloaderd.protocol.message_json import picked
 from offloaderd.protocol.status import Rate, daemon_json, rated_json
 from offloaderd.protocol.v1 import admin_pb2
@@ -71,17 +72,9 @@ class Wanted:
     def address(self, **others: object) -> str:
         """Return the address with some values replaced; defaults are left out."""
         other = replace(self, **others)  # type: ignore[arg-type]  # named by a template
-        said = {
-            name: value
-            for name, value, usual in (
-                ("q", other.search, ""),
-                ("sort", other.sort, "lag"),
-                ("only", other.only, "all"),
-                ("page", other.page, 1),
-                ("size", other.size, TOPICS_A_PAGE),
-            )
-            if value != usual
-        }
+        values = {"q": other.search, "sort": other.sort, "only": other.only, "page": other.page, "size": other.size}
+        usual = {"q": "", "sort": "lag", "only": "all", "page": 1, "size": TOPICS_A_PAGE}
+        said = {name: value for name, value in values.items() if value != usual[name]}
         return f"status?{urlencode(said)}" if said else "status"
 
 
@@ -172,21 +165,13 @@ class Board:
         self._admin = admin
         self._statuses = statuses
         self._metrics = metrics
-        self._clock = clock
+        self.clock = clock
         self._refreshed_s: float | None = None
         self._seen: Sequence[TopicStatus] = ()
 
-    async def run(self) -> None:
-        """Sample the last hour, until cancelled."""
-        await self.sampler.run()
-
-    def now_ms(self) -> int:
-        """The time, in milliseconds since 1970."""
-        return self._clock.wall_ms()
-
     def _refreshed(self) -> Sequence[TopicStatus]:
         """Return the statuses of this daemon's topics, not older than REFRESH_S."""
-        now_s = self._clock.monotonic()
+        now_s = self.clock.monotonic()
         if self._refreshed_s is None or now_s - self._refreshed_s >= REFRESH_S:
             self._seen, self._refreshed_s = self._statuses(), now_s
         return self._seen
@@ -198,11 +183,11 @@ class Board:
         found = self._sorted(failing_topics if wanted.only == "troubled" else statuses, wanted)
         pages = max(1, math.ceil(len(found) / wanted.size))
         page = min(wanted.page, pages)
-        failure = await self._admin.metadata_error()
+        failure = await metadata_error(self._admin.metadata)
         here = found[(page - 1) * wanted.size : page * wanted.size]
         shown = [await self._admin.completed(one, failure) for one in here]
         return Shown(
-            now_ms=self.now_ms(),
+            now_ms=self.clock.wall_ms(),
             daemon=self._admin.response(failure=failure),
             topics=tuple((one, self.sampler.rates.get(one.topic, ZERO)) for one in shown),
             total=len(statuses),
@@ -233,16 +218,15 @@ class Board:
 
     async def topic(self, topic: TopicName) -> tuple[admin_pb2.TopicStatus, Rate]:
         """Return one topic, wherever it is. Raises NotFound, Transient."""
-        found = await self._admin.topic_status(topic, await self._admin.metadata_error())
+        found = await self._admin.topic_status(topic, await metadata_error(self._admin.metadata))
         return found, self.sampler.rates.get(found.topic, ZERO)
 
     def _reads(self) -> tuple[Read, ...]:
         entries, size = by_label(self._metrics.read_entries, "source"), by_label(self._metrics.read_bytes, "source")
         fell_back = dict.fromkeys(TIERS, 0)
-        for family in self._metrics.read_choice_entries.collect():
-            for sample in family.samples:
-                if sample.name.endswith("_total") and sample.labels["why"].startswith("fell_back"):
-                    fell_back[sample.labels["source"]] += int(sample.value)
+        for labels, value in totals(self._metrics.read_choice_entries):
+            if labels["why"].startswith("fell_back"):
+                fell_back[labels["source"]] += int(value)
         return tuple(
             Read(tier=tier, entries=int(entries[tier]), payload_bytes=int(size[tier]), fell_back=fell_back[tier])
             for tier in TIERS

@@ -6,7 +6,7 @@ Rates are differences of the counters that the metrics have anyway: nothing is c
 import math
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -140,15 +140,10 @@ class Sampler:
         self.ring.add(wall_ms, {**self._rates(now_s), **measured(statuses)})
         if self._topics_s is None or now_s - self._topics_s >= TOPIC_SAMPLE_S - SAMPLE_S / 2:
             self._topics_s = now_s
-            none = Rate(NOTHING, NOTHING)
-            rows = {
-                name: (
-                    self.rates.get(name, none).bytes_per_s,
-                    NOTHING if one.lag_seconds is None else one.lag_seconds,
-                )
-                for one in statuses
-                for name in (str(one.topic),)
-            }
+            none, rows = Rate(NOTHING, NOTHING), {}
+            for one in statuses:
+                lag_s = NOTHING if one.lag_seconds is None else one.lag_seconds
+                rows[str(one.topic)] = self.rates.get(str(one.topic), none).bytes_per_s, lag_s
             self.topics.add(wall_ms, rows)
         self._metrics.status_samples.set(len(self.ring.samples))
         self._metrics.status_topics.labels(history="kept").set(self.topics.kept)
@@ -176,27 +171,24 @@ def counted(metrics: Metrics) -> dict[str, float]:
     """Return the counters whose rates are kept."""
     reads = by_label(metrics.read_bytes, "source")
     return {
-        "taken_entries": total(metrics.source_entries),
-        "taken_bytes": total(metrics.source_bytes),
-        "stored_bytes": total(metrics.upload_bytes),
+        "taken_entries": sum(value for _, value in totals(metrics.source_entries)),
+        "taken_bytes": sum(value for _, value in totals(metrics.source_bytes)),
+        "stored_bytes": sum(value for _, value in totals(metrics.upload_bytes)),
         **{f"read_{tier}_bytes": reads.get(tier, 0.0) for tier in TIERS},
     }
 
 
-def total(counter: Counter) -> float:
-    """Return the sum of a counter's series."""
-    return sum(
-        sample.value for family in counter.collect() for sample in family.samples if sample.name.endswith("_total")
-    )
+def totals(counter: Counter) -> Iterator[tuple[dict[str, str], float]]:
+    """Yield the labels and the value of each series of a counter."""
+    samples = (sample for family in counter.collect() for sample in family.samples)
+    return ((sample.labels, sample.value) for sample in samples if sample.name.endswith("_total"))
 
 
 def by_label(counter: Counter, label: str) -> dict[str, float]:
     """Return a counter's values by one of its labels, summed over the others."""
     found: dict[str, float] = {}
-    for family in counter.collect():
-        for sample in family.samples:
-            if sample.name.endswith("_total"):
-                found[sample.labels[label]] = found.get(sample.labels[label], 0.0) + sample.value
+    for labels, value in totals(counter):
+        found[labels[label]] = found.get(labels[label], 0.0) + value
     return found
 
 
@@ -204,7 +196,7 @@ WIDTH, HEIGHT = 600, 170
 LEFT, RIGHT, TOP, BOTTOM = 80, 8, 10, 22
 """Room for labels round the lines, in units of the drawing."""
 
-SPAN_MS = 3_600_000
+SPAN_MS = HOUR_S * 1000
 TICKS_MAX = 4
 TIER_WORDS = dict(zip(TIERS, ("buffer", "ledger source", "bucket"), strict=True))
 
@@ -219,12 +211,9 @@ class Scale:
     write: Callable[[float], str]
 
 
-def _decimal(units: Sequence[float]) -> tuple[float, ...]:
-    return tuple(unit * step for unit in units for step in (1, 2, 5, 10, 20, 50, 100, 200, 500))
-
-
-BYTES_RATE = Scale(_decimal([1024**power for power in range(6)]), lambda value: f"{words.size(round(value))}/s")
-BYTES = Scale(_decimal([1024**power for power in range(6)]), lambda value: words.size(round(value)))
+_SIZES = tuple(1024**power * step for power in range(6) for step in (1, 2, 5, 10, 20, 50, 100, 200, 500))
+BYTES_RATE = Scale(_SIZES, lambda value: f"{words.size(round(value))}/s")
+BYTES = Scale(_SIZES, lambda value: words.size(round(value)))
 SECONDS = Scale(
     (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21_600, 43_200, 86_400, 172_800, 604_800),
     words.age,
@@ -315,23 +304,13 @@ def _y(value: float, top: float) -> float:
 
 def daemon_plots(ring: Ring, now_ms: int) -> tuple[Plot, ...]:
     """Return the plots of the last hour of the daemon."""
+    moved = {"taken in": ring.column("taken_bytes_per_s"), "stored": ring.column("stored_bytes_per_s")}
+    reads = {TIER_WORDS[tier]: ring.column(f"read_{tier}_bytes_per_s") for tier in TIERS}
     return (
-        plot(
-            "throughput",
-            "Throughput",
-            BYTES_RATE,
-            {"taken in": ring.column("taken_bytes_per_s"), "stored": ring.column("stored_bytes_per_s")},
-            now_ms,
-        ),
+        plot("throughput", "Throughput", BYTES_RATE, moved, now_ms),
         plot("lag-age", "Age of the oldest entry that is not durable", SECONDS, {"lag": ring.column("lag_s")}, now_ms),
         plot("lag-bytes", "Not durable yet, all topics", BYTES, {"lag": ring.column("lag_bytes")}, now_ms),
-        plot(
-            "reads",
-            "Read, by tier",
-            BYTES_RATE,
-            {TIER_WORDS[tier]: ring.column(f"read_{tier}_bytes_per_s") for tier in TIERS},
-            now_ms,
-        ),
+        plot("reads", "Read, by tier", BYTES_RATE, reads, now_ms),
     )
 
 

@@ -23,7 +23,7 @@ from offloaderd.api.gate import Caller, Gate
 from offloaderd.core import units as words
 from offloaderd.core.errors import Denied, InvalidInput, OffloaderError, Transient, Unauthenticated
 from offloaderd.core.health import Health
-from offloaderd.daemon.status_page import last_hour as plots
+from offloaderd.daemon.status_page import last_hour
 from offloaderd.daemon.status_page.board import ONLY, SORTS, Board, Wanted, wanted_topic
 from offloaderd.protocol.errors import code_of
 from offloaderd.protocol.message_json import position_of
@@ -85,7 +85,7 @@ class StatusSite:
             "REFRESH_S": REFRESH_S,
             "SORTS": SORTS,
             "ONLY": ONLY,
-            **{name: getattr(plots, name) for name in ("WIDTH", "HEIGHT", "LEFT", "RIGHT")},
+            **{name: getattr(last_hour, name) for name in ("WIDTH", "HEIGHT", "LEFT", "RIGHT")},
         }
 
     def add_to(self, app: web.Application) -> None:
@@ -101,7 +101,7 @@ class StatusSite:
     async def fill(self, board: Board) -> None:
         """Show a board from now on; runs until cancelled."""
         self.board = board
-        await board.run()
+        await board.sampler.run()
 
     def _guarded(
         self,
@@ -167,8 +167,8 @@ class StatusSite:
                 one=found,
                 rate=rate,
                 facts=topic_facts(found, None),
-                plots=plots.topic_plots(board.sampler.topics, found.topic, board.now_ms()),
-                now_ms=board.now_ms(),
+                plots=last_hour.topic_plots(board.sampler.topics, found.topic, board.clock.wall_ms()),
+                now_ms=board.clock.wall_ms(),
             )
         wanted = Wanted.of(request.query)
         found_page = await board.show(wanted)
@@ -178,7 +178,7 @@ class StatusSite:
             view=found_page,
             now_ms=found_page.now_ms,
             state=self._health.view.reason,
-            plots=plots.daemon_plots(found_page.ring, found_page.now_ms),
+            plots=last_hour.daemon_plots(found_page.ring, found_page.now_ms),
         )
 
     async def _json(self, request: web.Request) -> web.Response:

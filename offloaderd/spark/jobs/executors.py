@@ -23,8 +23,8 @@ from offloaderd.core.errors import BucketMissing, Denied, InvalidConfig, Offload
 from offloaderd.core.limits import ByteBudget, Pace, TokenBucket
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.retry import until_answered
-from offloaderd.daemon import components as contexts
 from offloaderd.daemon import log
+from offloaderd.daemon import topic_context as contexts
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.stores import Ledgers, metadata_store, open_ledgers
 from offloaderd.ledgers.embedded.store import EmbeddedReader

@@ -161,23 +161,23 @@ async def guarded(
         rules = Authentication(rights=Rights(map(Grant.parse, grants)), **authentication)
     gate = Gate(metrics, clock, limits, rules)
     admin, reads, pushes, appends = empty(Admin), empty(Reads), Pushes(), empty(Appends)
-    services = Services(
-        offload=pushes,
-        read=reads,
-        admin=admin,
-        broker=empty(broker_pb2_grpc.BrokerServiceServicer),
-        doctor=empty(doctor_pb2_grpc.DoctorServiceServicer),
-        upkeep=empty(upkeep_pb2_grpc.UpkeepServiceServicer),
-        placement=empty(placement_pb2_grpc.PlacementServiceServicer),
-        retention=empty(retention_pb2_grpc.RetentionServiceServicer),
-        identity=empty(identity_pb2_grpc.IdentityServiceServicer),
-        inspect=empty(inspect_pb2_grpc.InspectServiceServicer),
-        history=empty(history_pb2_grpc.HistoryServiceServicer),
-        policy=empty(policy_pb2_grpc.PolicyServiceServicer),
-        control=empty(control_pb2_grpc.ControlServiceServicer),
-        rollback=empty(rollback_pb2_grpc.RollbackServiceServicer),
-        ledgers=appends,
-    )
+    services: Services = {
+        "offload": pushes,
+        "read": reads,
+        "admin": admin,
+        "broker": empty(broker_pb2_grpc.BrokerServiceServicer),
+        "doctor": empty(doctor_pb2_grpc.DoctorServiceServicer),
+        "upkeep": empty(upkeep_pb2_grpc.UpkeepServiceServicer),
+        "placement": empty(placement_pb2_grpc.PlacementServiceServicer),
+        "retention": empty(retention_pb2_grpc.RetentionServiceServicer),
+        "identity": empty(identity_pb2_grpc.IdentityServiceServicer),
+        "inspect": empty(inspect_pb2_grpc.InspectServiceServicer),
+        "history": empty(history_pb2_grpc.HistoryServiceServicer),
+        "policy": empty(policy_pb2_grpc.PolicyServiceServicer),
+        "control": empty(control_pb2_grpc.ControlServiceServicer),
+        "rollback": empty(rollback_pb2_grpc.RollbackServiceServicer),
+        "ledgers": appends,
+    }
     options = GrpcSettings.model_construct(
         port=0, message_bytes_max=message_bytes_max, streams_max=100, handshake_s_max=2.0
     )

@@ -337,7 +337,7 @@ async def test_ledgers_are_not_offloaded_without_a_source(room: Room) -> None:
     """A daemon whose topics are only pushed has no closed ledgers to read."""
     request = admin_pb2.EnableTopicRequest(topic="t", policies=policy_pb2.OffloadPolicies(method="ledger-based"))
     await room.service.EnableTopic(request, CONTEXT)
-    room.service._source = None
+    room.service.source = None
     with pytest.raises(InvalidInput, match="only pushed"):
         await room.service.EnableTopic(request, CONTEXT)
 

@@ -21,6 +21,7 @@ from offloaderd.daemon.status_page.board import Board
 from offloaderd.daemon.status_page.site import StatusSite
 from offloaderd.protocol.v1 import admin_pb2
 from offloaderd.testing.clock import FakeClock
+from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.topic.status import TopicStatus
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class Scene:
     looks: int = 0
     completions: list[str] = field(default_factory=list)
     address: str = ""
+    metadata: object = field(default_factory=lambda: MemoryTree().connect())
     board: Board = field(init=False)
 
     def __post_init__(self) -> None:
@@ -103,10 +105,6 @@ class Scene:
     def _look(self) -> list[TopicStatus]:
         self.looks += 1
         return self.statuses
-
-    async def metadata_error(self) -> str:
-        """Say that ZooKeeper answers."""
-        return ""
 
     def response(self, topics: Iterable[admin_pb2.TopicStatus] = (), failure: str = "") -> admin_pb2.StatusResponse:
         """Return the daemon, of which the store is down."""

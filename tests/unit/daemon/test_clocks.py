@@ -23,9 +23,9 @@ from offloaderd.daemon.doctor.machine import clock_finding
         (-300_000, Verdict.FAIL, "310.0 s behind"),
     ],
 )
-def test_bounds(told_ms: int, verdict: Verdict, words: str) -> None:
+async def test_bounds(told_ms: int, verdict: Verdict, words: str) -> None:
     """Two seconds are well, five minutes are too much, in both directions, to the millisecond."""
-    finding = clock_finding("S3", Reading(told_ms, 10_000, 10_050))
+    finding = await clock_finding("S3", Reading(told_ms, 10_000, 10_050))
     assert (finding.verdict, words in finding.found) == (verdict, True), finding
     assert bool(finding.what_to_do) == (verdict is not Verdict.OK)
 

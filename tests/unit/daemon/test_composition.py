@@ -16,9 +16,9 @@ from offloaderd.core.errors import Transient
 from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TierRetention
-from offloaderd.daemon import components as contexts
 from offloaderd.daemon import components as serving
 from offloaderd.daemon import stores
+from offloaderd.daemon import topic_context as contexts
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.settings.sections import MemorySettings
 from offloaderd.daemon.stores import Ledgers
@@ -176,7 +176,7 @@ async def test_calls_that_verify_hold_so_much_however_many_they_are() -> None:
     made: Any = serving.inspection(SETTINGS, None, reader, MemoryTree().connect(), objects, SystemClock(), keeper)  # type: ignore[arg-type]
 
     async def look() -> None:
-        async with made._verifier._reader().piece("block", 0, 5 << 20):
+        async with made.verifier._reader().piece("block", 0, 5 << 20):
             pass
 
     async with asyncio.TaskGroup() as group:

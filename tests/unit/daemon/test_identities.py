@@ -5,8 +5,9 @@ from __future__ import annotations
 from uuid import UUID
 
 from offloaderd.core.model import TopicName
+from offloaderd.daemon.doctor.bucket import owner
 from offloaderd.daemon.doctor.finding import Case, Verdict
-from offloaderd.daemon.doctor.identities import owner, refusals
+from offloaderd.daemon.doctor.zookeeper import refusals
 from offloaderd.daemon.settings import Settings
 from offloaderd.format.head import PlaceMarker
 from offloaderd.metadata import paths

@@ -15,7 +15,7 @@ from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
-from offloaderd.daemon import components as contexts
+from offloaderd.daemon import topic_context as contexts
 from offloaderd.daemon.components import Components
 from offloaderd.daemon.guard import Guard
 from offloaderd.daemon.log_levels import LogLevels

@@ -16,11 +16,11 @@ from pydantic import SecretStr
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.traces import NO_TRACES
-from offloaderd.daemon.components import opened_traces
 from offloaderd.daemon.settings import Settings, check, rules
 from offloaderd.daemon.settings.rules import broken_rules, is_installed
 from offloaderd.daemon.settings.sections import DaemonSettings, TracingSettings, header_pairs
 from offloaderd.daemon.telemetry import BATCH_SPANS_MAX, Telemetry
+from offloaderd.daemon.topic_context import opened_traces
 from offloaderd.objects.settings import ObjectsSettings
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.core.errors import Conflict, NotFound, Transient
-from offloaderd.fleet.registration import Registration, register
+from offloaderd.fleet.registration import Registration
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import daemon as daemon_record
 from offloaderd.metadata.records.daemon import DaemonNode
@@ -96,7 +96,7 @@ async def test_lost_answers_are_read_back(operation: str) -> None:
     tree, clock, faults = MemoryTree(), FakeClock(), Faults()
     store = FaultyMetadata(tree.connect(), faults)
     faults.lose_answer(operation)
-    opening = asyncio.ensure_future(register(store, NODE, clock=clock, patience_s=5))  # noqa: TID251 - ended below
+    opening = asyncio.ensure_future(Registration(store, NODE, clock=clock, patience_s=5).open())  # noqa: TID251 - ended below
     await clock.advance(3)
     await opening
     async with staying(store, clock) as registration:
@@ -111,8 +111,8 @@ async def test_what_another_session_of_this_very_run_has_left_is_replaced_at_onc
     """The server may keep a session for a while that we have given up: its node is ours to delete."""
     tree, clock = MemoryTree(), FakeClock()
     former, store = tree.connect(), tree.connect()
-    await register(former, NODE, clock=clock, patience_s=5)
-    await register(store, NODE, clock=clock, patience_s=5)
+    await Registration(former, NODE, clock=clock, patience_s=5).open()
+    await Registration(store, NODE, clock=clock, patience_s=5).open()
     assert clock.monotonic() == 0
     assert stored(tree).session_id == (await store.session()).session_id
     former.close()
@@ -123,14 +123,14 @@ async def test_another_run_is_waited_for_and_never_pushed_aside() -> None:
     """Until its session ends, or with an error that names its address when it does not."""
     tree, clock = MemoryTree(), FakeClock()
     other, store = tree.connect(), tree.connect()
-    await register(other, replace(NODE, address="b:2", started_ms=6), clock=clock, patience_s=5)
-    waiting = asyncio.ensure_future(register(store, NODE, clock=clock, patience_s=5))  # noqa: TID251 - ended below
+    await Registration(other, replace(NODE, address="b:2", started_ms=6), clock=clock, patience_s=5).open()
+    waiting = asyncio.ensure_future(Registration(store, NODE, clock=clock, patience_s=5).open())  # noqa: TID251 - ended below
     await clock.advance(4)
     assert not waiting.done()
     await clock.advance(2)
     with pytest.raises(Conflict, match="already running at b:2"):
         await waiting
-    waiting = asyncio.ensure_future(register(store, NODE, clock=clock, patience_s=5))  # noqa: TID251 - ended below
+    waiting = asyncio.ensure_future(Registration(store, NODE, clock=clock, patience_s=5).open())  # noqa: TID251 - ended below
     await clock.advance(2)
     other.close()
     await clock.advance(1)
@@ -142,14 +142,14 @@ async def test_another_run_that_has_ended_for_certain_is_succeeded_at_once() -> 
     """Its node goes, not with its session but now; the proof is asked for with what it left."""
     tree, clock = MemoryTree(), FakeClock()
     other, store = tree.connect(), tree.connect()
-    left = await register(other, replace(NODE, started_ms=6, process="p"), clock=clock, patience_s=5)
+    left = await Registration(other, replace(NODE, started_ms=6, process="p"), clock=clock, patience_s=5).open()
     asked: list[DaemonNode] = []
 
     def ended(node: DaemonNode) -> bool:
         asked.append(node)
         return True
 
-    await register(store, NODE, clock=clock, patience_s=5, ended=ended)
+    await Registration(store, NODE, clock=clock, patience_s=5, ended=ended).open()
     assert (asked, clock.monotonic()) == ([left], 0)
     assert stored(tree).session_id == (await store.session()).session_id
 
@@ -177,7 +177,7 @@ async def test_an_unreachable_store_is_asked_again() -> None:
     tree, clock, faults = MemoryTree(), FakeClock(), Faults()
     faults.fail("create", Transient("no connection"), times=3)
     opening = asyncio.ensure_future(  # noqa: TID251 - ended below
-        register(FaultyMetadata(tree.connect(), faults), NODE, clock=clock, patience_s=5)
+        Registration(FaultyMetadata(tree.connect(), faults), NODE, clock=clock, patience_s=5).open()
     )
     with pytest.raises(NotFound):
         stored(tree)
