@@ -26,7 +26,7 @@ from offloaderd.format.chunks import CHUNK_BYTES
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.port import ObjectInfo, PartInfo
 from offloaderd.policy.records import TopicPolicy
-from offloaderd.read.segments.reader import SegmentOptions, SegmentReader
+from offloaderd.read.segments import SegmentOptions, SegmentReader
 from offloaderd.segment.builders.builder import SegmentLayout
 from offloaderd.testing.memory.objects import MemoryStore
 from tests.unit.rigs.rig import Rig, enabled, until_offloaded

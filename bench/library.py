@@ -22,7 +22,7 @@ from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
-from offloaderd.read.segments.reader import SegmentOptions, SegmentReader
+from offloaderd.read.segments import SegmentOptions, SegmentReader
 
 if TYPE_CHECKING:
     from bench.site import Site

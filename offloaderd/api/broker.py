@@ -57,7 +57,7 @@ from offloaderd.protocol.v1 import broker_pb2 as pb
 from offloaderd.protocol.v1 import broker_pb2_grpc
 from offloaderd.read.reader import TopicReader
 from offloaderd.topic.offloader import TopicOffloader
-from offloaderd.upkeep.grants.closed_ledger import (
+from offloaderd.upkeep.grants.broker_request import (
     ClosedLedger,
     Copies,
     is_gone,
@@ -67,7 +67,7 @@ from offloaderd.upkeep.grants.closed_ledger import (
     needs_push,
     request_commit,
 )
-from offloaderd.upkeep.retention.retention import Retention
+from offloaderd.upkeep.retention import Retention
 
 log = structlog.get_logger(__name__)
 

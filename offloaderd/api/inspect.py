@@ -20,8 +20,8 @@ from offloaderd.protocol.v1 import inspect_pb2 as pb
 from offloaderd.protocol.v1 import inspect_pb2_grpc
 from offloaderd.read.reader import TopicReader
 from offloaderd.upkeep.explain import Explainer, Explanation, Held, Place
+from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.verify.cluster import Between, SegmentReport, TopicVerifier
-from offloaderd.upkeep.verify.flaws import Level
 
 SOURCE_S = 4.0
 """How long the ledger source may take for a topic; there are two requests."""

@@ -27,11 +27,10 @@ from offloaderd.format.pulsar.transactions import OpenTransaction, TransactionId
 from offloaderd.protocol.conversion import TIERS, encoded_read_response, from_position, to_position
 from offloaderd.protocol.v1 import common_pb2, read_pb2_grpc
 from offloaderd.protocol.v1 import read_pb2 as pb
-from offloaderd.read.consumer import ConsumerView
-from offloaderd.read.outcomes import KnownOutcomes
 from offloaderd.read.reader import TopicReader
-from offloaderd.read.seek.goal import Answered, Sought
-from offloaderd.read.seek.seek import seek
+from offloaderd.read.search import Answered
+from offloaderd.read.seek import Sought, seek
+from offloaderd.read.transactions import ConsumerView, KnownOutcomes
 
 UNPACK_BYTES = 64 * 1024 * 1024
 

@@ -15,8 +15,7 @@ from offloaderd.metadata.port import MetadataStore
 from offloaderd.protocol.v1 import retention_pb2 as pb
 from offloaderd.protocol.v1 import retention_pb2_grpc
 from offloaderd.upkeep.grants import records as grant_records
-from offloaderd.upkeep.retention.ledgers import deletion_plan, ledger_rows
-from offloaderd.upkeep.retention.retention import Retention
+from offloaderd.upkeep.retention import Retention, deletion_plan, ledger_rows
 
 LEDGERS_MAX = 10_000
 """Ledgers in one request."""

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from offloaderd.daemon.doctor.finding import CheckResult
     from offloaderd.protocol.v1 import admin_pb2, doctor_pb2, inspect_pb2
+    from offloaderd.upkeep.flaws import Flaw
     from offloaderd.upkeep.grants.revoke_on_damage import DamagedLedger
-    from offloaderd.upkeep.verify.flaws import Flaw
 
     Result = CheckResult | doctor_pb2.CheckResult
 

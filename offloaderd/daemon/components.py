@@ -37,7 +37,7 @@ from offloaderd.objects.retrying import RetryingReader
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.policy.rules import Surroundings
 from offloaderd.read.reader import ReadOptions, TopicReader
-from offloaderd.read.segments.reader import SegmentOptions
+from offloaderd.read.segments import SegmentOptions
 from offloaderd.topic.context import TopicContext
 from offloaderd.topic.idle import IdleOptions
 from offloaderd.upkeep.explain import Explainer
@@ -45,7 +45,7 @@ from offloaderd.upkeep.gc import lost_metadata
 from offloaderd.upkeep.gc.collector import Collector
 from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.grants.revoke_on_damage import GrantRevoker
-from offloaderd.upkeep.retention.retention import Retention
+from offloaderd.upkeep.retention import Retention
 from offloaderd.upkeep.verify.cluster import CALLS_BYTES, TopicVerifier
 from offloaderd.upkeep.verify.scrub import Scrubber
 

@@ -26,7 +26,7 @@ from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
 from offloaderd.objects.bucket import bucket_store
 from offloaderd.protocol.v1 import admin_pb2, ledgers_pb2, retention_pb2
-from offloaderd.upkeep.rebuild import rebuild
+from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.stored import Site
 
 BATCH = 100

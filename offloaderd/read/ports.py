@@ -1,21 +1,13 @@
-"""Ports of reading, and the context of one read."""
+"""Ports of reading."""
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable
 from typing import Protocol
 
-from offloaderd.core.clock import Clock
-from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, Position, TopicName
-from offloaderd.core.read_options import ReadPriority
-from offloaderd.core.retry import RetryPolicy
-from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.policy.policies import Effective
-from offloaderd.read.plan import TopicView
-from offloaderd.read.segments.reader import SegmentReader
 
 
 class HotTier(Protocol):
@@ -63,21 +55,3 @@ class StoredMaps:
     async def topic_map(self, topic: TopicName) -> TopicMap:
         """Load the map."""
         return await catalog.load(self._store, topic)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadContext:
-    """The context of one read: the tiers, a view of them all (`view`, up to a position), and the priority.
-
-    `source` is None for a daemon that only sees what was pushed and offloaded. `view` raises Transient, `priority`
-    TopicNotFound as well.
-    """
-
-    hot: HotTier
-    source: LedgerSource | None
-    segments: SegmentReader
-    retry: RetryPolicy
-    clock: Clock
-    metrics: Metrics
-    view: Callable[[TopicName, Position | None], Awaitable[TopicView]]
-    priority: Callable[[TopicName], Awaitable[ReadPriority]]

@@ -21,11 +21,10 @@ from offloaderd.core.retry import retried
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.port import ObjectReader
-from offloaderd.read.changes import ChangeSignals
 from offloaderd.read.plan import SourceLedger, TopicView, Why
-from offloaderd.read.ports import HotTier, Maps, Policies, ReadContext
-from offloaderd.read.segments.reader import SegmentOptions, SegmentReader
-from offloaderd.read.stream import Stream
+from offloaderd.read.ports import HotTier, Maps, Policies
+from offloaderd.read.segments import SegmentOptions, SegmentReader
+from offloaderd.read.stream import ChangeSignals, ReadContext, Stream
 
 BATCH_BYTES = 1024 * 1024
 

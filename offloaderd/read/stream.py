@@ -2,15 +2,19 @@
 
 The buffer comes first, at every step. Else PIP-73's priority decides between the bucket and the ledger source, and when
 that tier fails (missing, corrupt, not reachable), the read falls back to the other one. The view of the topic is
-refreshed only when it has no next step, so that a long read costs no metadata.
+refreshed only when it has no next step, so that a long read costs no metadata. A read that follows its topic waits for
+changes: one watcher for each followed topic is shared by its followers.
 """
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import InitVar, dataclass, field, replace
 
 import structlog
 
+from offloaderd.core.aio import Tasks
+from offloaderd.core.clock import Clock
 from offloaderd.core.entries import Entries, FramedEntries
 from offloaderd.core.errors import (
     BucketMissing,
@@ -23,22 +27,126 @@ from offloaderd.core.errors import (
     OffloaderError,
     Transient,
 )
+from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import ENTRY_ID_MAX, EntryBatch, Position, TopicName
 from offloaderd.core.read_options import ReadPriority, Tier
-from offloaderd.core.retry import doubled
+from offloaderd.core.retry import RetryPolicy, doubled
+from offloaderd.ledgers.port import LedgerSource
 from offloaderd.read import plan
 from offloaderd.read.cache import ReadAhead
-from offloaderd.read.changes import ChangeSignal
 from offloaderd.read.plan import Hop, ReadEnd, Run, Step, Stop, TopicView, Why
-from offloaderd.read.ports import ReadContext
+from offloaderd.read.ports import HotTier
+from offloaderd.read.segments import SegmentReader
+
+TICK_S = 1.0
+"""Interval of signals for changes without a notification (another daemon's commit)."""
 
 log = structlog.get_logger(__name__)
+
+
+class ChangeSignal:
+    """Counts possible changes of one topic."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.followers = 0
+        self.tasks: list[asyncio.Task[None]] = []
+        self._event = asyncio.Event()
+
+    def notify(self) -> None:
+        """Count a change and wake all followers."""
+        self.count += 1
+        event, self._event = self._event, asyncio.Event()
+        event.set()
+
+    async def after(self, seen: int) -> int:
+        """Return the count once it is greater than `seen`, a count from before the last view."""
+        while self.count <= seen:
+            await self._event.wait()
+        return self.count
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ChangeSignals:
+    """The signals of all followed topics."""
+
+    hot: HotTier
+    source: LedgerSource | None
+    clock: Clock
+    loader: Tasks
+    _topics: dict[TopicName, ChangeSignal] = field(default_factory=dict)
+
+    @contextmanager
+    def following(self, topic: TopicName) -> Iterator[ChangeSignal]:
+        """Give the topic's signal; the watch ends with the last follower. Raises Closed."""
+        change_signal = self._topics.get(topic)
+        if change_signal is None:
+            change_signal = ChangeSignal()
+            self._watch(topic, change_signal)
+            self._topics[topic] = change_signal
+        change_signal.followers += 1
+        try:
+            yield change_signal
+        finally:
+            change_signal.followers -= 1
+            if not change_signal.followers:
+                del self._topics[topic]
+                for task in change_signal.tasks:
+                    task.cancel()
+
+    def _watch(self, topic: TopicName, change_signal: ChangeSignal) -> None:
+        def start(work: Coroutine[None, None, None], what: str) -> None:
+            change_signal.tasks.append(self.loader.start(work, name=f"follow {topic}: {what}"))
+
+        start(self._tick(change_signal), "tick")
+        start(self._watch_hot(topic, change_signal), "buffer")
+        if self.source is not None:
+            start(self._watch_source(self.source, topic, change_signal), "source")
+
+    async def _tick(self, change_signal: ChangeSignal) -> None:
+        while True:
+            await self.clock.sleep(TICK_S)
+            change_signal.notify()
+
+    async def _watch_hot(self, topic: TopicName, change_signal: ChangeSignal) -> None:
+        while True:
+            await self.hot.changed(topic)
+            change_signal.notify()
+
+    async def _watch_source(self, source: LedgerSource, topic: TopicName, change_signal: ChangeSignal) -> None:
+        while True:
+            try:
+                async with aclosing(source.watch(topic)) as changes:
+                    async for _ in changes:
+                        change_signal.notify()
+            except OffloaderError as error:
+                log.warning("source.watch_failed", topic=str(topic), error=str(error))
+            await self.clock.sleep(TICK_S)
+
 
 FALL_BACK_ON = (NotFound, CorruptData, Transient, Denied)
 POLICY_S = 10.0
 """A read refreshes the topic's read priority at this interval."""
 URGENCY = (Transient, CorruptData, Denied)
 """Kinds of errors when every tier fails, the one to raise first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadContext:
+    """The context of one read: the tiers, a view of them all (`view`, up to a position), and the priority.
+
+    `source` is None for a daemon that only sees what was pushed and offloaded. `view` raises Transient, `priority`
+    TopicNotFound as well.
+    """
+
+    hot: HotTier
+    source: LedgerSource | None
+    segments: SegmentReader
+    retry: RetryPolicy
+    clock: Clock
+    metrics: Metrics
+    view: Callable[[TopicName, Position | None], Awaitable[TopicView]]
+    priority: Callable[[TopicName], Awaitable[ReadPriority]]
 
 
 @dataclass(slots=True, eq=False)

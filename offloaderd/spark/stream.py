@@ -27,7 +27,7 @@ from offloaderd.core.errors import EntriesDeleted, InvalidInput, NotFound
 from offloaderd.core.model import Position, TopicName
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.topic_map.map import TopicMap
-from offloaderd.read.outcomes import KnownOutcomes
+from offloaderd.read.transactions import KnownOutcomes
 from offloaderd.spark.errors import brief
 from offloaderd.spark.scan import snapshot as source_snapshot
 from offloaderd.spark.scan.options import SourceOptions, Start

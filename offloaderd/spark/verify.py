@@ -25,10 +25,10 @@ from offloaderd.spark.scan.options import SourceOptions, parse
 from offloaderd.spark.scan.snapshot import Snapshot
 from offloaderd.spark.scan.stores import HeldStores, Stores
 from offloaderd.spark.stream import take_snapshots
+from offloaderd.upkeep.flaws import Flaw, Kind, Level, damage_by_segment, unreachable
 from offloaderd.upkeep.grants.revoke_on_damage import DamagedLedger, JobKeeper
-from offloaderd.upkeep.rebuild.plan import Known
+from offloaderd.upkeep.rebuild_plan import Known
 from offloaderd.upkeep.verify.cluster import between, check_committed
-from offloaderd.upkeep.verify.flaws import Flaw, Kind, Level, damage_by_segment, unreachable
 
 TASKS_A_CORE = 8
 """Tasks for each core, so that one with large segments does not delay the others."""

@@ -16,7 +16,7 @@ import pyspark.worker  # noqa: F401 - as the others, for the workers
 from pyspark import daemon
 
 import offloaderd.objects.s3.store
-import offloaderd.read.segments.reader  # noqa: F401 - as above
+import offloaderd.read.segments  # noqa: F401 - as above
 
 ENDED = 1
 """The result by which Spark's loop ends a worker."""

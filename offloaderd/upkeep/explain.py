@@ -27,10 +27,16 @@ from offloaderd.metadata.records.verified import SegmentVerified
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read.ports import Maps
+from offloaderd.upkeep.flaws import RESTORE, Flaw, Kind, corrupt, noted
 from offloaderd.upkeep.stored import Site
-from offloaderd.upkeep.verify import broker_object
-from offloaderd.upkeep.verify.flaws import RESTORE, Flaw, Kind, corrupt, noted
-from offloaderd.upkeep.verify.segment import Tables, Target, entries_of, load_manifest
+from offloaderd.upkeep.verify.segment import (
+    Tables,
+    Target,
+    check_broker_objects,
+    entries_of,
+    find_broker_entry,
+    load_manifest,
+)
 
 BUCKET_S = 8.0
 """How long the bucket may take. Callers wait for half a minute, so an answer without the object is better than none."""
@@ -184,11 +190,11 @@ class Explainer:
 
     async def _of_broker(self, place: Place, segment: CommittedSegment, position: Position) -> Place:
         """Read a ledger that a broker has offloaded itself, up to the entry."""
-        flaws = await broker_object.check_objects(self._reader, segment)
+        flaws = await check_broker_objects(self._reader, segment)
         if flaws:
             return replace(place, flaw=flaws[0])
         with noted(flaws, place.data_key, Kind.BLOCK):
-            offset, length = await broker_object.find_entry(self._reader, segment, position.entry_id)
+            offset, length = await find_broker_entry(self._reader, segment, position.entry_id)
             place = replace(place, entry_offset=offset, payload_bytes=length)
         return replace(place, flaw=flaws[0]) if flaws else place
 

@@ -35,7 +35,7 @@ from offloaderd.topic.idle import IdleOptions
 from offloaderd.upkeep.gc.collector import Collector
 from offloaderd.upkeep.gc.findings import Finding, Kind, Summary
 from offloaderd.upkeep.grants.grants import Grants
-from offloaderd.upkeep.retention.retention import Retention
+from offloaderd.upkeep.retention import Retention
 from offloaderd.upkeep.settings import GcSettings, GrantSettings, RetentionSettings, ScrubSettings
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.scrub import Scrubber

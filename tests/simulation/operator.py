@@ -11,8 +11,8 @@ from offloaderd.core.model import RefusalKind
 from offloaderd.metadata import identity, paths
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.identity import Acceptance
-from offloaderd.upkeep.rebuild import rebuild
-from offloaderd.upkeep.rebuild.plan import Failure
+from offloaderd.upkeep import rebuild
+from offloaderd.upkeep.rebuild_plan import Failure
 from tests.simulation.bucket import BucketClient
 from tests.simulation.daemon import SITES
 from tests.simulation.loop import Process
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from offloaderd.core.model import TopicName
     from offloaderd.metadata.records.identity import Refusal
-    from offloaderd.upkeep.rebuild.rebuild import Plan
+    from offloaderd.upkeep.rebuild import Plan
     from tests.simulation.world import World
 
 

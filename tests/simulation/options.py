@@ -9,7 +9,7 @@ from offloaderd.core.model import HistoryOrder, OffloadMethod, TierRetention
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.segment.builders.builder import SegmentLayout
 from offloaderd.segment.roll import RollPolicy
-from offloaderd.upkeep.retention.retention import Limits
+from offloaderd.upkeep.retention import Limits
 from tests.simulation.bucket import BUCKET, PREFIXES
 
 if TYPE_CHECKING:

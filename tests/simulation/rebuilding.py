@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from offloaderd.core.model import START
 from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.records import context
-from offloaderd.upkeep.rebuild import rebuild
-from offloaderd.upkeep.rebuild.plan import Failure
+from offloaderd.upkeep import rebuild
+from offloaderd.upkeep.rebuild_plan import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

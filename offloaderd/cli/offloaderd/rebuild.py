@@ -20,9 +20,9 @@ from offloaderd.daemon import log
 from offloaderd.daemon.stores import metadata_store, sites
 from offloaderd.objects.bucket import bucket_store
 from offloaderd.protocol.message_json import picked
-from offloaderd.upkeep.rebuild import rebuild as work
-from offloaderd.upkeep.rebuild.plan import Problem, TopicPlan
-from offloaderd.upkeep.rebuild.rebuild import Found, Plan
+from offloaderd.upkeep import rebuild as work
+from offloaderd.upkeep.rebuild import Found, Plan
+from offloaderd.upkeep.rebuild_plan import Problem, TopicPlan
 
 SEGMENT = Parsed("segment", UUID, lambda text, _: f"not a segment: {text!r}; write its whole uuid, as in its key")
 

@@ -224,7 +224,7 @@ def verify(
     from offloaderd.spark.scan.options import parse  # noqa: PLC0415
     from offloaderd.spark.scan.snapshot import check_topics  # noqa: PLC0415
     from offloaderd.spark.verify import verify as run  # noqa: PLC0415
-    from offloaderd.upkeep.verify.flaws import Level  # noqa: PLC0415
+    from offloaderd.upkeep.flaws import Level  # noqa: PLC0415
 
     log.configure("critical")
     options = {"topic": topic, "metadata": metadata} | ({"config": str(config)} if config else {})

@@ -26,9 +26,9 @@ from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.bucket import bucket_store
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.protocol.message_json import picked
+from offloaderd.upkeep.flaws import Level, damage_by_segment
 from offloaderd.upkeep.grants.revoke_on_damage import DamagedLedger, JobKeeper
 from offloaderd.upkeep.verify.cluster import Report, Verifier, Wish
-from offloaderd.upkeep.verify.flaws import Level, damage_by_segment
 
 NOT_LOOKED = 3
 LEVELS = ("metadata", "headers", "full")

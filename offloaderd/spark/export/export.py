@@ -21,7 +21,7 @@ from pyspark.sql import Observation, SparkSession, functions
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.read_options import Transactions
 from offloaderd.daemon.log import quieted
-from offloaderd.read.outcomes import KnownOutcomes
+from offloaderd.read.transactions import KnownOutcomes
 from offloaderd.spark.errors import from_spark
 from offloaderd.spark.export.commit import VALUE, Commit, ExportTarget
 from offloaderd.spark.export.folder import ExportFolder

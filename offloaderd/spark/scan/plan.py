@@ -13,7 +13,7 @@ from offloaderd.core.aio import each
 from offloaderd.core.errors import BucketMissing, CorruptData, EntriesDeleted, InvalidInput, NotFound
 from offloaderd.core.model import LEDGER_ID_MAX, Position, TopicName
 from offloaderd.metadata.committed import CommittedSegment
-from offloaderd.read.segments.reader import SegmentReader
+from offloaderd.read.segments import SegmentReader
 from offloaderd.spark.scan import snapshot as source_snapshot
 from offloaderd.spark.scan.messages import LOOK_BACK_BYTES
 from offloaderd.spark.scan.options import SourceOptions

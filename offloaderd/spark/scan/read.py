@@ -21,7 +21,7 @@ from offloaderd.core.model import EntryBatch, Position
 from offloaderd.daemon.log import quieted
 from offloaderd.objects.bucket import bucket_store
 from offloaderd.read.cache import ReadAhead
-from offloaderd.read.segments.reader import SegmentReader
+from offloaderd.read.segments import SegmentReader
 from offloaderd.spark.errors import brief
 from offloaderd.spark.scan.columns import Columns, Skip
 from offloaderd.spark.scan.messages import Messages

@@ -25,7 +25,7 @@ from offloaderd.core.model import EntryBatch, Position, TopicName
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.objects.port import SegmentStore
 from offloaderd.read.cache import ReadAhead
-from offloaderd.read.segments.reader import SegmentOptions, SegmentReader
+from offloaderd.read.segments import SegmentOptions, SegmentReader
 from offloaderd.spark.scan.query import Extent
 from offloaderd.spark.scan.share import BrokenSegment, Condition, Part, broken, parts_of, unpacked
 

@@ -23,7 +23,7 @@ from offloaderd.objects.port import ObjectReader
 from offloaderd.spark.scan.options import SourceOptions
 from offloaderd.spark.scan.share import Condition, Hole, Metadata
 from offloaderd.spark.scan.stores import Stores
-from offloaderd.upkeep.rebuild import rebuild
+from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.stored import Site
 
 

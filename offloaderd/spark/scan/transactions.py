@@ -18,10 +18,9 @@ from offloaderd.core.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.core.model import START, EntryBatch, Position, TopicName
 from offloaderd.format.pulsar.transactions import TransactionId, TransactionLog, TransactionState, mention_of
 from offloaderd.metadata.committed import CommittedSegment
-from offloaderd.read.consumer import look_back_from
-from offloaderd.read.outcomes import Known, KnownOutcomes, Outcomes
 from offloaderd.read.plan import TopicView
-from offloaderd.read.segments.reader import SegmentReader
+from offloaderd.read.segments import SegmentReader
+from offloaderd.read.transactions import Known, KnownOutcomes, Outcomes, look_back_from
 from offloaderd.spark.scan.segments import LateReader
 from offloaderd.spark.scan.share import Piece, Unread, broken
 

@@ -36,8 +36,18 @@ from offloaderd.objects.port import ObjectInfo, SegmentStore, find
 from offloaderd.upkeep import stored
 from offloaderd.upkeep.gc import references
 from offloaderd.upkeep.gc.abandoned import AbandonedTrash, DisabledAttempts
-from offloaderd.upkeep.gc.findings import ALARMS, GARBAGE, Finding, Kind, Rules, Summary, Verdict
-from offloaderd.upkeep.gc.orphans import Classification, OrphanClassifier, foreign
+from offloaderd.upkeep.gc.findings import (
+    ALARMS,
+    GARBAGE,
+    Classification,
+    Finding,
+    Kind,
+    OrphanClassifier,
+    Rules,
+    Summary,
+    Verdict,
+    foreign,
+)
 from offloaderd.upkeep.gc.references import Committed, References
 from offloaderd.upkeep.settings import GcSettings
 from offloaderd.upkeep.stored import KINDS, Counts, Site, StoredSegment

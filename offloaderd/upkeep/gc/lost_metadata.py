@@ -12,7 +12,7 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.objects import keys
 from offloaderd.objects.port import SegmentStore, find
-from offloaderd.upkeep.gc.orphans import foreign
+from offloaderd.upkeep.gc.findings import foreign
 from offloaderd.upkeep.stored import Site
 
 KEYS_MAX = 1000

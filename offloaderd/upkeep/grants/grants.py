@@ -102,8 +102,8 @@ class Grants:
             if offloader.policy is holds:
                 pause_s = self._clock.jitter(2 * self._options.interval_s) * 2 / 3
                 with offloader.rest.until(self._clock.monotonic() + max(pause_s, patience_s)):
-                    change_signal = offloader.policy_changed.wait_at_most(self._clock, pause_s)
-                    await race(change_signal, offloader.grants_changed.wait())
+                    policy_or_pause = offloader.policy_changed.wait_at_most(self._clock, pause_s)
+                    await race(policy_or_pause, offloader.grants_changed.wait())
 
     def _patience_s(self, offloader: TopicOffloader, known: Mapping[int, Grant]) -> float:
         """Return in how many seconds something may be due, if the source and the map stay as they are."""

@@ -45,7 +45,7 @@ class GrantRevoker:
         self._metrics = metrics
         self._inspected: Bounded[tuple[TopicName, UUID], float] = Bounded(KNOWN_MAX)
         self._waiting: dict[tuple[TopicName, UUID], tuple[CommittedSegment, OffloaderError | str]] = {}
-        self._change_signal = asyncio.Event()
+        self._queued = asyncio.Event()
 
     async def keep(self, topic: TopicName, ledger_ids: Sequence[int], reason: str) -> None:
         """Revoke the grants of ledgers that are not being deleted already. Raises Transient."""
@@ -67,7 +67,7 @@ class GrantRevoker:
             return
         self._inspected[key] = now_s
         self._waiting[key] = segment, error
-        self._change_signal.set()
+        self._queued.set()
 
     async def run(self) -> None:
         """Revoke grants for the queued segments until cancelled; one whose stores do not answer delays no other."""
@@ -75,10 +75,10 @@ class GrantRevoker:
         while True:
             if unanswered is None:
                 backoff.reset()
-                await self._change_signal.wait()
+                await self._queued.wait()
             else:
-                await race(self._change_signal.wait(), backoff.wait(unanswered))
-            self._change_signal.clear()
+                await race(self._queued.wait(), backoff.wait(unanswered))
+            self._queued.clear()
             found, self._waiting, unanswered = self._waiting, {}, None
             for key, (segment, error) in found.items():
                 try:

@@ -26,11 +26,11 @@ from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read.ports import Maps
 from offloaderd.upkeep import stored
+from offloaderd.upkeep.flaws import Flaw, Kind, Level, first_damage, unreachable
 from offloaderd.upkeep.gc import references
-from offloaderd.upkeep.rebuild.plan import Failure, Known, Problem, plan_topic
-from offloaderd.upkeep.rebuild.rebuild import known_of
+from offloaderd.upkeep.rebuild import known_of
+from offloaderd.upkeep.rebuild_plan import Failure, Known, Problem, plan_topic
 from offloaderd.upkeep.stored import Counts, Site
-from offloaderd.upkeep.verify.flaws import Flaw, Kind, Level, first_damage, unreachable
 from offloaderd.upkeep.verify.segment import Tables, Target, check_inside, check_tables, differences, load_manifest
 
 BATCH = 256

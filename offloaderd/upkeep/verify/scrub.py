@@ -29,9 +29,9 @@ from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.topic.offloader import TopicOffloader
+from offloaderd.upkeep.flaws import Flaw, Kind, Level
 from offloaderd.upkeep.settings import ScrubSettings
 from offloaderd.upkeep.stored import Site
-from offloaderd.upkeep.verify.flaws import Flaw, Kind, Level
 from offloaderd.upkeep.verify.segment import Target, check_inside, check_tables
 
 log = structlog.get_logger(__name__)

@@ -2,6 +2,9 @@
 
 Only the manifest's own checksum is trusted. Sizes come from the store. The index is compared with the manifest, each
 block with its checksum, and the manifest of a committed segment with the map. All flaws are found, not only the first.
+
+A ledger that a broker has offloaded itself has two objects without checksums or manifest. They must agree with each
+other and with what was adopted; entries are checked by their framing.
 """
 
 from collections import Counter
@@ -13,20 +16,20 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from offloaderd.core.aio import each
-from offloaderd.core.entries import ENTRY_HEAD
+from offloaderd.core.entries import ENTRY_HEAD, ENTRY_OVERHEAD_BYTES, FramedEntries
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import Loss, OffloadMethod, TopicName
 from offloaderd.format import manifest_bytes, v1, v2
 from offloaderd.format.chunks import chunk_checksums, sparse_positions, unpacked
 from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
 from offloaderd.format.pulsar.entry_time import block_times
+from offloaderd.format.v1 import BlockScan, BlockSpan, LedgerObjectIndex, block_spans, decode_index
 from offloaderd.format.verify import BlockRun, check_index, decode_verified_block, runs
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.objects import keys
 from offloaderd.objects.keys import SegmentKeys
 from offloaderd.objects.retrying import RetryingReader
-from offloaderd.upkeep.verify import broker_object
-from offloaderd.upkeep.verify.flaws import Flaw, Kind, Level, corrupt, noted
+from offloaderd.upkeep.flaws import Flaw, Kind, Level, corrupt, noted
 
 CHUNK_BYTES = 4 << 20
 """Size of one request; a larger block is read alone."""
@@ -69,11 +72,11 @@ class Tables:
 async def check_tables(reader: RetryingReader, target: Target) -> Tables:
     """Check manifest, index and the size of the data. Raises as the store, except NotFound.
 
-    A broker's ledger has no manifest: `broker_object.check_entries` reads the rest of it.
+    A broker's ledger has no manifest: `check_entries` reads the rest of it.
     """
     found, reader, manifest = Tables(), reader.at(target.bucket), None
     if target.committed is not None and target.committed.foreign:
-        found.flaws = await broker_object.check_objects(reader, target.committed)
+        found.flaws = await check_broker_objects(reader, target.committed)
     else:
         manifest = await load_manifest(reader, target, found)
         if found.foreign:
@@ -243,7 +246,7 @@ async def check_inside(
         return
     if target.committed is not None and target.committed.foreign:
         if level is Level.FULL and not tables.flaws:
-            yield 0, await broker_object.check_entries(reader, target.committed)
+            yield 0, await check_broker_entries(reader, target.committed)
     elif manifest is not None and level is Level.HEADERS:
         yield 0, await check_headers(reader, target, manifest)
     elif manifest is not None and level is Level.FULL:
@@ -404,3 +407,72 @@ def _check_chunks(
 def entries_of(block: BlockInfo) -> str:
     """Return a block's entries as a text."""
     return f"{block.ledger_id}:{block.first_entry_id} to {block.ledger_id}:{block.last_entry_id}"
+
+
+PIECE_BYTES = 1 << 20
+
+
+async def check_broker_objects(reader: RetryingReader, segment: CommittedSegment) -> list[Flaw]:
+    """Check the index and the size of the data. Raises as the store, except NotFound."""
+    where, reader = segment.keys, reader.at(segment.bucket)
+    flaws: list[Flaw] = []
+    with noted(flaws, where.index, Kind.INDEX):
+        await _adopted_index(reader, segment)
+    with noted(flaws, where.data, Kind.SIZE):
+        size = (await reader.head(where.data)).size_bytes
+        if size != segment.object_bytes:
+            said = f"{segment.object_bytes} bytes"
+            flaws.append(Flaw(kind=Kind.SIZE, key=where.data, expected=said, found=f"{size} bytes"))
+    return flaws
+
+
+async def check_broker_entries(reader: RetryingReader, segment: CommittedSegment) -> list[Flaw]:
+    """Read all data, a piece at a time, up to the first flaw of each block. Raises as `check_broker_objects`."""
+    flaws, reader = [], reader.at(segment.bucket)
+    index = await _adopted_index(reader, segment)
+    for span in block_spans(index):
+        scan = _scan(segment, span)
+        try:
+            while not scan.done:
+                await _step(reader, segment, scan, span.end)
+        except CorruptData as error:
+            flaws.append(corrupt(Kind.BLOCK, error, entries=f"{scan.next_entry_id} to {span.last_entry_id}"))
+    return flaws
+
+
+async def find_broker_entry(reader: RetryingReader, segment: CommittedSegment, entry_id: int) -> tuple[int, int]:
+    """Return the offset of an entry's payload in the data, and its length. Raises NotFound and CorruptData."""
+    reader = reader.at(segment.bucket)
+    index = await _adopted_index(reader, segment)
+    span = next(one for one in reversed(block_spans(index)) if one.first_entry_id <= entry_id)
+    scan = _scan(segment, span)
+    while (found := await _step(reader, segment, scan, span.end)).last_entry_id < entry_id:
+        pass
+    one = found.between(entry_id, entry_id)
+    return one.at + one.start + ENTRY_OVERHEAD_BYTES, one.payload_bytes()
+
+
+def _scan(segment: CommittedSegment, span: BlockSpan) -> BlockScan:
+    return BlockScan(span, ledger_id=segment.begin.ledger_id, key=segment.keys.data)
+
+
+async def _step(reader: RetryingReader, segment: CommittedSegment, scan: BlockScan, end: int) -> FramedEntries:
+    """Feed one piece; return the entries that are complete."""
+    async with reader.piece(segment.keys.data, scan.wanted_at, min(PIECE_BYTES, end - scan.wanted_at)) as data:
+        if not data:
+            raise CorruptData(
+                key=segment.keys.data, offset=scan.wanted_at, expected=f"an object of {end} bytes", found="its end"
+            )
+        return scan.feed(data)
+
+
+async def _adopted_index(reader: RetryingReader, segment: CommittedSegment) -> LedgerObjectIndex:
+    """Read an index and compare it with what was adopted. Raises NotFound, CorruptData."""
+    key = segment.keys.index
+    index = await reader.table(partial(decode_index, key=key), key)
+    found = (index.data_bytes, index.ledger().lastEntryId)
+    wanted = (segment.object_bytes, segment.end.entry_id)
+    if found != wanted:
+        expected = f"{wanted[0]} bytes of data up to entry {wanted[1]}"
+        raise CorruptData(key=key, offset=8, expected=expected, found=f"{found[0]} bytes up to entry {found[1]}")
+    return index

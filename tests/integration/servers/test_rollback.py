@@ -15,7 +15,7 @@ from offloaderd.core.model import OffloadMethod
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects.port import PART_BYTES_MIN
-from offloaderd.upkeep.rebuild import rebuild
+from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.stored import Site as Place
 from tests.integration.bookies.test_history import TOPIC, append, digest, entries, expected
 from tests.integration.processes import CLOCK, DaemonProcess, Site

@@ -17,7 +17,7 @@ from offloaderd.fleet.hot_tier import HotBuffers
 from offloaderd.protocol.conversion import decoded_read_response
 from offloaderd.protocol.v1 import broker_pb2, read_pb2
 from offloaderd.read.reader import TopicReader
-from offloaderd.upkeep.retention.retention import Retention
+from offloaderd.upkeep.retention import Retention
 from offloaderd.upkeep.settings import RetentionSettings
 from tests.unit.api.test_manual import CALLER
 from tests.unit.fleet.test_engine import appended
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
 
     from offloaderd.fleet.engine import Engine
-    from offloaderd.upkeep.grants.closed_ledger import ClosedLedger
+    from offloaderd.upkeep.grants.broker_request import ClosedLedger
 
 WAITING, PUSH, ELSEWHERE, COVERED = (
     broker_pb2.ENSURE_STATE_WAITING,

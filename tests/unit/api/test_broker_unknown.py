@@ -20,7 +20,7 @@ from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.records.identity import Refusal
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.protocol.v1 import broker_pb2
-from offloaderd.upkeep.grants.closed_ledger import is_gone, is_held, is_whole
+from offloaderd.upkeep.grants.broker_request import is_gone, is_held, is_whole
 from tests.unit.api.test_broker_service import Listing, Served, length_of, served
 from tests.unit.api.test_manual import CALLER
 from tests.unit.fleet.test_engine import appended

@@ -26,10 +26,10 @@ from offloaderd.protocol.v1 import (
     retention_pb2,
     upkeep_pb2,
 )
+from offloaderd.upkeep.flaws import Flaw, Kind
 from offloaderd.upkeep.gc.findings import Summary
-from offloaderd.upkeep.retention.ledgers import LedgerRow
+from offloaderd.upkeep.retention import LedgerRow
 from offloaderd.upkeep.verify.cluster import Between
-from offloaderd.upkeep.verify.flaws import Flaw, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,8 +16,8 @@ from offloaderd.core.errors import EntriesLost, NotFound, Throttled
 from offloaderd.core.model import EntryBatch, Loss, Position, TopicName
 from offloaderd.format.pulsar import transactions
 from offloaderd.protocol.v1 import read_pb2
-from offloaderd.read import outcomes
-from offloaderd.read.consumer import look_back_from
+from offloaderd.read import transactions as outcomes
+from offloaderd.read.transactions import look_back_from
 from tests.unit.format.test_pulsar_message import batch, chunks_of, entry
 from tests.unit.read.build import TOPIC, Piece, make_read_rig, put_segment, turns
 from tests.unit.transactional import IDS, OPS, Op, abort, commit, consumed, cut_at, place, sent

@@ -17,8 +17,7 @@ from offloaderd.metadata.records.grant import Grant
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.protocol.v1 import retention_pb2_grpc
 from offloaderd.upkeep.grants.grants import Grants
-from offloaderd.upkeep.retention.ledgers import deletion_plan, ledger_rows
-from offloaderd.upkeep.retention.retention import Retention
+from offloaderd.upkeep.retention import Retention, deletion_plan, ledger_rows
 from offloaderd.upkeep.settings import RetentionSettings
 from tests.unit.api.serve import Client, serving
 from tests.unit.metadata.segments import made

@@ -26,10 +26,10 @@ from offloaderd.objects.retrying import RetryingReader
 from offloaderd.protocol.v1 import inspect_pb2, inspect_pb2_grpc
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.upkeep.explain import Explainer, Held
+from offloaderd.upkeep.flaws import Kind, Level
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify import cluster
 from offloaderd.upkeep.verify.cluster import Between, SegmentReport, TopicVerifier
-from offloaderd.upkeep.verify.flaws import Kind, Level
 from tests.unit.cli.conftest import Ctl
 from tests.unit.cli.fake_daemon import serving
 from tests.unit.read.build import FastClock

@@ -35,7 +35,7 @@ from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.topic.buffer import BufferPool
 from offloaderd.topic.settings import SpillSettings
-from offloaderd.upkeep.retention.retention import Limits, limits_of
+from offloaderd.upkeep.retention import Limits, limits_of
 from offloaderd.upkeep.settings import GrantSettings, RetentionSettings
 from offloaderd.upkeep.verify.cluster import CALLS_BYTES
 from tests.unit.read.build import turns

@@ -20,7 +20,7 @@ from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.upkeep.grants import records as grant_records
 from offloaderd.upkeep.grants.copy_check import CopyChecker
 from offloaderd.upkeep.grants.grants import Grants
-from offloaderd.upkeep.retention.retention import Retention
+from offloaderd.upkeep.retention import Retention
 from offloaderd.upkeep.settings import GrantSettings, RetentionSettings
 from tests.unit.broker_objects import BrokerLedger, metadata_of
 from tests.unit.rigs.owned import Owned

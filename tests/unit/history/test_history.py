@@ -24,8 +24,8 @@ from offloaderd.segment.claim.topic_record import HistoryGap
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
+from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.gc import references
-from offloaderd.upkeep.rebuild import rebuild
 from offloaderd.upkeep.stored import Site
 from tests.unit.rigs.crashing import crash
 from tests.unit.rigs.lives import life, until_found

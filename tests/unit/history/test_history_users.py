@@ -30,16 +30,15 @@ from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.topic_record import HistoryGap
+from offloaderd.upkeep import rebuild
+from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.gc import references
 from offloaderd.upkeep.grants.copy_check import segments_of
 from offloaderd.upkeep.grants.grants import has_successor
-from offloaderd.upkeep.rebuild import rebuild
-from offloaderd.upkeep.rebuild.plan import Failure
-from offloaderd.upkeep.retention.ledgers import deletion_plan
-from offloaderd.upkeep.retention.retention import Limits, over_limit
+from offloaderd.upkeep.rebuild_plan import Failure
+from offloaderd.upkeep.retention import Limits, deletion_plan, over_limit
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.cluster import Between, TopicVerifier
-from offloaderd.upkeep.verify.flaws import Level
 from tests.unit.history.test_history import checked, map_of, plan_of, rig_with, until_done
 from tests.unit.read.test_plan import segment
 from tests.unit.rigs.owned import Owned

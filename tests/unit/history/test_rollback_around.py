@@ -12,17 +12,17 @@ from offloaderd.fleet.hot_tier import HotBuffers
 from offloaderd.metadata.topic_map import conversion
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read.reader import ReadOptions, TopicReader
-from offloaderd.read.segments.reader import SegmentOptions
+from offloaderd.read.segments import SegmentOptions
+from offloaderd.upkeep import rebuild
+from offloaderd.upkeep.flaws import Kind, Level
 from offloaderd.upkeep.gc.collector import Collector
 from offloaderd.upkeep.gc.findings import Finding
 from offloaderd.upkeep.grants import records as grant_records
 from offloaderd.upkeep.grants.grants import Grants
-from offloaderd.upkeep.rebuild import rebuild
-from offloaderd.upkeep.rebuild.plan import Failure
+from offloaderd.upkeep.rebuild_plan import Failure
 from offloaderd.upkeep.settings import GrantSettings
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.cluster import TopicVerifier, Verifier, Wish
-from offloaderd.upkeep.verify.flaws import Kind, Level
 from offloaderd.upkeep.verify.segment import Target, check_blocks, check_tables
 from tests.unit.history.test_rollback import source_of
 from tests.unit.rigs.owned import Owned
@@ -30,7 +30,7 @@ from tests.unit.rigs.rig import TOPIC
 from tests.unit.rigs.rolling import map_of, rolling, shape, streamed
 
 if TYPE_CHECKING:
-    from offloaderd.upkeep.verify.flaws import Flaw
+    from offloaderd.upkeep.flaws import Flaw
     from tests.unit.rigs.rig import Rig
 
 SITE = Site(cluster="test", bucket="b", prefix="seg/")

@@ -29,8 +29,8 @@ from offloaderd.policy.settings import Prices
 from offloaderd.segment.builders.builder import SegmentLayout
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
+from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.verify.cluster import check_committed
-from offloaderd.upkeep.verify.flaws import Level
 from tests.unit.rigs.lives import until_recorded
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, until_offloaded
 

@@ -24,7 +24,7 @@ from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
 from offloaderd.policy.policies import Effective, Level, OffloadPolicies, Origin, effective
 from offloaderd.read.reader import ReadOptions, TopicReader
-from offloaderd.read.segments.reader import SegmentOptions
+from offloaderd.read.segments import SegmentOptions
 from offloaderd.testing.memory.objects import MemoryStore
 
 if TYPE_CHECKING:

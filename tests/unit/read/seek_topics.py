@@ -18,7 +18,7 @@ from offloaderd.format.pulsar import broker_entry
 from offloaderd.format.pulsar.entry_time import EntryTime, time_of
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
-from offloaderd.read.seek.goal import key_of
+from offloaderd.read.search import key_of
 from offloaderd.segment.prefix_totals import past_behind, past_of
 from tests.unit.read.build import PREFIX, TOPIC, Piece, make_read_rig, put_segment
 from tests.unit.read.shelf import Shelf

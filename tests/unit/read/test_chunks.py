@@ -15,8 +15,8 @@ from offloaderd.core.errors import CorruptData, NotFound
 from offloaderd.core.model import Position
 from offloaderd.core.read_options import Goal, ReadPriority, SeekKind
 from offloaderd.format.manifest_bytes import CHUNKS_BYTES
-from offloaderd.read.seek.seek import seek
-from offloaderd.read.segments.table import table_of
+from offloaderd.read.seek import seek
+from offloaderd.read.segments import table_of
 from tests.unit.read.build import TOPIC, Piece, flat, make_read_rig, put_segment, sample
 from tests.unit.read.shelf import Shelf
 from tests.unit.read.test_segment import KEYS, PIECES, WHOLE, counted, entries, read

@@ -16,9 +16,9 @@ from offloaderd.core.model import Position
 from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.core.retry import RetryPolicy
 from offloaderd.format.v1 import BlockScan, block_spans, decode_index
+from offloaderd.read import broker_ledgers as ledger_object
 from offloaderd.read.cache import ReadAhead
-from offloaderd.read.segments import broker_ledger as ledger_object
-from offloaderd.read.segments.reader import SegmentOptions, SegmentReader
+from offloaderd.read.segments import SegmentOptions, SegmentReader
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.testing.memory.objects import MemoryStore
 from tests.unit.broker_objects import BrokerLedger

@@ -21,10 +21,8 @@ from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
 from offloaderd.objects.checks import cut
-from offloaderd.read.seek.goal import Answered, Unseekable, key_of
-from offloaderd.read.seek.seek import seek
-from offloaderd.read.seek.segments import first_true
-from offloaderd.read.seek.source import BLANK_MAX
+from offloaderd.read.search import BLANK_MAX, Answered, first_true, key_of
+from offloaderd.read.seek import Unseekable, seek
 from offloaderd.segment.prefix_totals import past_behind, past_of
 from offloaderd.testing.memory.objects import MemoryStore
 from tests.unit.read.build import PREFIX, TOPIC, FastClock, Piece, make_read_rig, put_segment, sample

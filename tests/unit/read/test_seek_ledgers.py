@@ -10,10 +10,10 @@ import pytest
 from offloaderd.core.model import Position
 from offloaderd.core.read_options import Goal, SeekKind, Tier
 from offloaderd.metadata.topic_map.map import TopicMap
-from offloaderd.read.seek import source as seek_source
-from offloaderd.read.seek.goal import Unseekable, key_of
-from offloaderd.read.seek.seek import seek
-from offloaderd.read.segments import broker_ledger as ledger_object
+from offloaderd.read import broker_ledgers as ledger_object
+from offloaderd.read import search as seek_source
+from offloaderd.read.search import key_of
+from offloaderd.read.seek import Unseekable, seek
 from offloaderd.segment.prefix_totals import past_of
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.read.build import TOPIC, Piece, make_read_rig, put_segment

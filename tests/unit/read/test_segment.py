@@ -19,9 +19,9 @@ from offloaderd.format import manifest_bytes, v2
 from offloaderd.objects import keys
 from offloaderd.objects.checks import cut
 from offloaderd.read import cache
+from offloaderd.read import segments as segment_module
 from offloaderd.read.cache import ReadAhead
-from offloaderd.read.segments import reader as segment_module
-from offloaderd.read.segments.table import table_of
+from offloaderd.read.segments import table_of
 from tests.unit.read.build import (
     PREFIX,
     TOPIC,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from offloaderd.core.model import EntryBatch
     from offloaderd.metadata.committed import CommittedSegment
-    from offloaderd.read.segments.reader import SegmentReader
+    from offloaderd.read.segments import SegmentReader
     from tests.unit.read.build import ReadRig
 
 ID = uuid.UUID(int=7)
@@ -187,7 +187,7 @@ async def test_a_reader_that_pauses_fetches_no_more_than_its_window(monkeypatch:
         await turns(50)
         fetched = sum(length or 0 for _, length in counting.ranges())
         assert fetched <= 100 * 244 + 4096 + 244
-        assert 0 < segments._blocks.pinned_bytes <= (4096 + 244) // 244 * (244 + segment_module.BLOCK_BYTES)
+        assert 0 < segments._blocks.pinned_bytes <= (4096 + 244) // 244 * (244 + segment_module.SLOT_BLOCK_BYTES)
         await batches.aclose()
         assert segments.pinned_bytes == 0
 
@@ -195,7 +195,7 @@ async def test_a_reader_that_pauses_fetches_no_more_than_its_window(monkeypatch:
 async def test_readers_share_the_room_for_what_is_fetched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who began first has no more of the cache than those that came later, and gets it back when they go."""
     monkeypatch.setattr(cache, "WINDOW_BYTES_MIN", 64)
-    cost = 20_144 + segment_module.BLOCK_BYTES
+    cost = 20_144 + segment_module.SLOT_BLOCK_BYTES
     rig = make_read_rig(cache_bytes=33 * cost, read_ahead_bytes=24 * cost)
     ids = [uuid.UUID(int=number) for number in range(1, 5)]
     stored = [
@@ -238,7 +238,7 @@ async def test_a_small_budget_slows_reading_ahead_but_not_reading() -> None:
                 assert batch.payloads == [b"x" * 100]
                 used.append(reader.segments._blocks.used_bytes)
         assert len(used) == 50
-        assert max(used) <= 2 * (244 + segment_module.BLOCK_BYTES)
+        assert max(used) <= 2 * (244 + segment_module.SLOT_BLOCK_BYTES)
 
 
 @pytest.mark.parametrize("what", ["data", "index", "manifest"])

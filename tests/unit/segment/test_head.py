@@ -28,7 +28,7 @@ from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import FaultyStore
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.testing.memory.objects import MemoryStore
-from offloaderd.upkeep.rebuild.rebuild import make_plan, read_buckets, write
+from offloaderd.upkeep.rebuild import make_plan, read_buckets, write
 from offloaderd.upkeep.stored import Site
 from tests.unit.rigs.lives import until_recorded
 from tests.unit.rigs.owned import Owned, offload_more, offloaded_topic

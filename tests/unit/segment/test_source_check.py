@@ -18,7 +18,7 @@ from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.segment.source_check import differing
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.upkeep.grants.grants import Grants
-from offloaderd.upkeep.retention.retention import Retention
+from offloaderd.upkeep.retention import Retention
 from offloaderd.upkeep.settings import GrantSettings, RetentionSettings
 from tests.unit.rigs.lives import life, until_recorded
 from tests.unit.rigs.owned import Owned, identified, offloaded_topic

@@ -12,8 +12,8 @@ from offloaderd.core.model import Position
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.prefix_totals import Pasts
 from offloaderd.testing.faults import Faults, FaultyStore
+from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.gc.collector import Collector
-from offloaderd.upkeep.rebuild import rebuild
 from offloaderd.upkeep.stored import Site
 from tests.patience import PATIENCE_S
 from tests.unit.rigs.rig import TOPIC

@@ -12,7 +12,7 @@ from offloaderd.core.model import Position, RefusalKind
 from offloaderd.metadata import identity, paths
 from offloaderd.spark.backfill.plan import BackfillFailed
 from offloaderd.spark.backfill.transfer import hand_back
-from offloaderd.upkeep.rebuild import rebuild
+from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.stored import Site
 from tests.patience import PATIENCE_S
 from tests.unit.rigs.rig import TOPIC, payloads, until

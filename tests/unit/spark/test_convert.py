@@ -21,8 +21,8 @@ from offloaderd.spark.jobs.driver import Driver
 from offloaderd.spark.jobs.lease import Driven
 from offloaderd.spark.jobs.task import RewriteTask, rewrite_segment
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
+from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.gc import references
-from offloaderd.upkeep.rebuild import rebuild
 from offloaderd.upkeep.stored import Site
 from tests.patience import PATIENCE_S
 from tests.unit.history.test_history import rig_with

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from offloaderd.core.model import Position
 from offloaderd.core.read_options import Transactions
 from offloaderd.format.pulsar.transactions import mention_of
-from offloaderd.read.outcomes import KnownOutcomes
+from offloaderd.read.transactions import KnownOutcomes
 from offloaderd.spark.scan import plan as source_plan
 from offloaderd.spark.scan import transactions as source_transactions
 from offloaderd.spark.scan.options import Mode

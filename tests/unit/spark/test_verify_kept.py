@@ -9,9 +9,9 @@ import pytest
 from offloaderd.spark import verify
 from offloaderd.spark.scan.snapshot import Snapshot
 from offloaderd.spark.scan.stores import Stores
+from offloaderd.upkeep.flaws import Flaw, Kind
 from offloaderd.upkeep.grants import records as grant_records
 from offloaderd.upkeep.grants.revoke_on_damage import JobKeeper
-from offloaderd.upkeep.verify.flaws import Flaw, Kind
 from tests.unit.upkeep.site import TOPIC, Ground, data_key, runs, segment_id
 
 

@@ -24,7 +24,7 @@ from offloaderd.topic.duties import Rest
 from offloaderd.topic.idle import IdleOptions
 from offloaderd.topic.status import Reporter
 from offloaderd.upkeep.grants.grants import Grants
-from offloaderd.upkeep.retention.retention import Retention
+from offloaderd.upkeep.retention import Retention
 from offloaderd.upkeep.settings import GrantSettings, RetentionSettings
 from tests.unit.rigs.fleet import TOPICS, epochs, fellow, settled
 from tests.unit.rigs.owned import Owned, offloaded_topic

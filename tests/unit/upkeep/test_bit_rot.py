@@ -19,9 +19,9 @@ from offloaderd.core.errors import CorruptData, NotFound
 from offloaderd.core.model import Position
 from offloaderd.format import v2
 from offloaderd.objects.retrying import RetryingReader
+from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.cluster import Verifier, Wish
-from offloaderd.upkeep.verify.flaws import Level
 from tests.unit.format.builders import Run
 from tests.unit.read.build import FastClock, make_read_rig
 from tests.unit.upkeep.site import (

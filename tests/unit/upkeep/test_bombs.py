@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import aclosing
 
 from offloaderd.objects.retrying import RetryingReader
+from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.gc.findings import Kind, Verdict
-from offloaderd.upkeep.rebuild.plan import Failure
+from offloaderd.upkeep.rebuild_plan import Failure
 from offloaderd.upkeep.verify.cluster import Verifier, Wish
-from offloaderd.upkeep.verify.flaws import Level
 from tests.unit.format.builders import sealed
 from tests.unit.read.build import FastClock
 from tests.unit.upkeep.site import OURS, Ground, all_keys, index_key, manifest_key, runs

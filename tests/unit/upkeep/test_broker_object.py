@@ -12,9 +12,15 @@ from offloaderd.core.model import OffloadMethod
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.testing.memory.objects import MemoryStore
-from offloaderd.upkeep.verify import broker_object
-from offloaderd.upkeep.verify.flaws import Kind
-from offloaderd.upkeep.verify.segment import Target, check_tables
+from offloaderd.upkeep.flaws import Kind
+from offloaderd.upkeep.verify import segment as segment_module
+from offloaderd.upkeep.verify.segment import (
+    Target,
+    check_broker_entries,
+    check_broker_objects,
+    check_tables,
+    find_broker_entry,
+)
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.read.build import TOPIC, FastClock
 
@@ -27,7 +33,7 @@ PIECE = 300
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a small object have many pieces."""
-    monkeypatch.setattr(broker_object, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(segment_module, "PIECE_BYTES", PIECE)
 
 
 @pytest.fixture
@@ -72,10 +78,10 @@ async def test_sound(ledger: BrokerLedger, reader: RetryingReader) -> None:
     target = Target(bucket=segment.bucket, keys=segment.keys, cluster="test", topic=TOPIC, committed=segment)
     tables = await check_tables(reader, target)
     assert (tables.flaws, tables.manifest) == ([], None)
-    assert await broker_object.check_entries(reader, segment) == []
+    assert await check_broker_entries(reader, segment) == []
     data, _ = ledger.objects()
     for entry_id, payload in enumerate(ledger.payloads):
-        at, length = await broker_object.find_entry(reader, segment, entry_id)
+        at, length = await find_broker_entry(reader, segment, entry_id)
         assert data[at : at + length] == payload
         assert data[at - 8 : at] == entry_id.to_bytes(8, "big")
 
@@ -93,14 +99,14 @@ async def test_damaged_data(ledger: BrokerLedger, reader: RetryingReader, store:
     segment = committed(ledger)
     await store.put(segment.keys.data, change(ledger.objects()[0]))
     flaws = [
-        *await broker_object.check_objects(reader, segment),
-        *await broker_object.check_entries(reader, segment),
+        *await check_broker_objects(reader, segment),
+        *await check_broker_entries(reader, segment),
     ]
     assert {flaw.key for flaw in flaws} == {segment.keys.data}
     assert kind in {flaw.kind for flaw in flaws}
     if kind is Kind.BLOCK:
         with pytest.raises(CorruptData):
-            await broker_object.find_entry(reader, segment, 1)
+            await find_broker_entry(reader, segment, 1)
 
 
 async def test_missing_and_foreign_index(ledger: BrokerLedger, reader: RetryingReader, store: MemoryStore) -> None:
@@ -108,10 +114,10 @@ async def test_missing_and_foreign_index(ledger: BrokerLedger, reader: RetryingR
     segment = committed(ledger)
     other = BrokerLedger(topic=TOPIC, ledger_id=4, object_id=ledger.object_id, payloads=[b"x"])
     await store.put(segment.keys.index, other.objects()[1])
-    (flaw,) = await broker_object.check_objects(reader, segment)
+    (flaw,) = await check_broker_objects(reader, segment)
     assert (flaw.kind, flaw.key) == (Kind.INDEX, segment.keys.index)
     await store.delete([segment.keys.index, segment.keys.data])
-    flaws = await broker_object.check_objects(reader, segment)
+    flaws = await check_broker_objects(reader, segment)
     assert [(flaw.kind, flaw.key) for flaw in flaws] == [
         (Kind.MISSING, segment.keys.index),
         (Kind.MISSING, segment.keys.data),

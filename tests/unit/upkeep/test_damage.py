@@ -20,12 +20,12 @@ from offloaderd.protocol.status import topic_facts
 from offloaderd.protocol.v1 import inspect_pb2
 from offloaderd.read.reader import TopicReader
 from offloaderd.topic.status import describe
+from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.grants import records as grant_records
 from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.grants.revoke_on_damage import GrantRevoker
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.cluster import TopicVerifier
-from offloaderd.upkeep.verify.flaws import Level
 from tests.unit.rigs.owned import Owned, offloaded_topic
 from tests.unit.rigs.rig import TOPIC, Rig, until
 from tests.unit.upkeep.test_grants import OPTIONS
@@ -242,7 +242,7 @@ async def test_one_find_that_cannot_be_looked_into_holds_up_no_other() -> None:
     async with asyncio.TaskGroup() as group:
         running = group.create_task(keeper.run())
         keeper.found(TOPIC, first, NotFound("no object"))
-        await until(lambda: not keeper._change_signal.is_set())
+        await until(lambda: not keeper._queued.is_set())
         keeper.found(TOPIC, second, FLIPPED)
         await until_kept(rig, 1)
         await until(lambda: bool(keeper._waiting))

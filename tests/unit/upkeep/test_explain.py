@@ -21,8 +21,8 @@ from offloaderd.objects.retrying import RetryingReader
 from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.upkeep import explain
 from offloaderd.upkeep.explain import Explainer, Explanation, Held, State
+from offloaderd.upkeep.flaws import Kind
 from offloaderd.upkeep.stored import Site
-from offloaderd.upkeep.verify.flaws import Kind
 from tests.unit.read.build import FastClock
 from tests.unit.upkeep.site import BUCKET, CLUSTER, PREFIX, TOPIC, Ground, data_key, manifest_key, runs, segment_id
 

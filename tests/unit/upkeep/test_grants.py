@@ -20,7 +20,7 @@ from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.upkeep.grants import records as grant_records
 from offloaderd.upkeep.grants.copy_check import segments_of
 from offloaderd.upkeep.grants.grants import Grants
-from offloaderd.upkeep.retention.retention import Retention
+from offloaderd.upkeep.retention import Retention
 from offloaderd.upkeep.settings import GrantSettings, RetentionSettings
 from tests.unit.metadata.segments import made
 from tests.unit.rigs.owned import Owned, offload_more, offloaded_topic

@@ -22,15 +22,15 @@ from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.upkeep.explain import Explainer, State
+from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.gc.collector import Collector
 from offloaderd.upkeep.gc.findings import Finding, Kind, Summary, Verdict
 from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.grants.records import load_all
-from offloaderd.upkeep.retention.retention import Retention
+from offloaderd.upkeep.retention import Retention
 from offloaderd.upkeep.settings import GrantSettings, ScrubSettings
 from offloaderd.upkeep.stored import KINDS
 from offloaderd.upkeep.verify.cluster import Report, Verifier, Wish
-from offloaderd.upkeep.verify.flaws import Level
 from offloaderd.upkeep.verify.scrub import Scrubber
 from tests.unit.rigs.owned import Owned
 from tests.unit.rigs.rig import TOPIC, turn

@@ -19,15 +19,15 @@ from offloaderd.objects.retrying import RetryingReader
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.testing.memory.ledgers import MemoryLedgers
+from offloaderd.upkeep import rebuild
+from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.gc.collector import Collector
 from offloaderd.upkeep.gc.findings import Finding, Verdict
 from offloaderd.upkeep.grants.grants import Grants
-from offloaderd.upkeep.rebuild import rebuild
-from offloaderd.upkeep.retention.retention import Retention
+from offloaderd.upkeep.retention import Retention
 from offloaderd.upkeep.settings import GrantSettings, RetentionSettings
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.cluster import SegmentReport, TopicVerifier, Verifier, Wish
-from offloaderd.upkeep.verify.flaws import Level
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.objects.buckets import Buckets
 from tests.unit.rigs.owned import Owned, identified

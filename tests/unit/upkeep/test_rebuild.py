@@ -19,8 +19,8 @@ from offloaderd.objects import keys
 from offloaderd.policy.store import enabled_topics, topic_policies
 from offloaderd.testing.faults import Faults, FaultyMetadata
 from offloaderd.testing.memory.metadata import MemoryTree
-from offloaderd.upkeep.rebuild import rebuild
-from offloaderd.upkeep.rebuild.plan import Failure
+from offloaderd.upkeep import rebuild
+from offloaderd.upkeep.rebuild_plan import Failure
 from offloaderd.upkeep.stored import Site
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.upkeep.site import (

@@ -14,8 +14,8 @@ from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.removal import without_oldest
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.memory.metadata import MemoryTree
-from offloaderd.upkeep.rebuild import rebuild
-from offloaderd.upkeep.rebuild.plan import Failure
+from offloaderd.upkeep import rebuild
+from offloaderd.upkeep.rebuild_plan import Failure
 from offloaderd.upkeep.stored import Site
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn
 

@@ -8,7 +8,7 @@ from offloaderd.core.model import LedgerEnd, Loss, Position
 from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.topic_map.map import TopicMap
-from offloaderd.upkeep.rebuild.plan import Failure, Known, plan_topic
+from offloaderd.upkeep.rebuild_plan import Failure, Known, plan_topic
 from tests.unit.upkeep.site import BUCKET, PREFIX, TOPIC, segment_id
 
 Slice = tuple[int, int, int]

@@ -20,7 +20,7 @@ from offloaderd.policy.policies import Level, OffloadPolicies, Origin, effective
 from offloaderd.policy.records import TopicPolicy, encode_policy
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
 from offloaderd.upkeep.deletion import empty_trash, keep_trash_empty
-from offloaderd.upkeep.retention.retention import (
+from offloaderd.upkeep.retention import (
     Limits,
     Retention,
     checked_marks,

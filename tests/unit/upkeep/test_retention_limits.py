@@ -5,7 +5,7 @@ from __future__ import annotations
 from offloaderd.core.model import TierRetention, TopicName
 from offloaderd.policy.policies import Effective, Level, OffloadPolicies, Origin, effective
 from offloaderd.testing.clock import FakeClock
-from offloaderd.upkeep.retention.retention import Standing
+from offloaderd.upkeep.retention import Standing
 
 TOPIC = TopicName.parse("orders")
 LAG_S = 100.0

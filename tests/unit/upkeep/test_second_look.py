@@ -15,14 +15,14 @@ from offloaderd.format import verify
 from offloaderd.history.rewriting.stored_feed import BucketReader
 from offloaderd.objects import whole
 from offloaderd.objects.retrying import RetryingReader
-from offloaderd.read.segments.reader import SegmentOptions, SegmentReader
+from offloaderd.read.segments import SegmentOptions, SegmentReader
 from offloaderd.segment.failures import FailureTracker
 from offloaderd.upkeep.explain import Explainer
-from offloaderd.upkeep.grants.closed_ledger import ClosedLedger, Copies, length_of
+from offloaderd.upkeep.flaws import Level
+from offloaderd.upkeep.grants.broker_request import ClosedLedger, Copies, length_of
 from offloaderd.upkeep.grants.copy_check import CopyChecker
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.cluster import check_committed
-from offloaderd.upkeep.verify.flaws import Level
 from tests.unit.rigs.owned import Owned, offloaded_topic
 from tests.unit.rigs.rig import TOPIC
 from tests.unit.upkeep.test_damage import Maps

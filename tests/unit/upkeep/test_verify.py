@@ -17,10 +17,10 @@ from offloaderd.format.pulsar.entry_time import Survey
 from offloaderd.objects import keys
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.testing.faults import Faults, FaultyStore
+from offloaderd.upkeep.flaws import Flaw, Kind, Level
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify import cluster as verify
 from offloaderd.upkeep.verify.cluster import Report, Verifier, Wish
-from offloaderd.upkeep.verify.flaws import Flaw, Kind, Level
 from tests.unit.format import builders
 from tests.unit.format.builders import Run
 from tests.unit.read.build import FastClock

@@ -6,16 +6,20 @@ continues it, and a topic's policy, by which daemons find it, is its last node. 
 operator has checked them.
 
 Ledgers that brokers have offloaded have no manifest; where segments do not join, such objects are searched to fill the
-gap. Policies, selections, marks of deleted ledgers, grants, and ends of ledgers or losses that were found after a
-topic's last segment are not in a bucket and do not come back.
+gap, by labels, index and last block of each. No object shows whether a broker refers to it; one that a failed try left
+looks the same. So these ledgers only fill gaps, and two copies of one ledger fill none. Policies, selections, marks of
+deleted ledgers, grants, and ends of ledgers or losses that were found after a topic's last segment are not in a bucket
+and do not come back.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from uuid import UUID
+
+import structlog
 
 from offloaderd.core.aio import each
 from offloaderd.core.errors import (
@@ -27,13 +31,13 @@ from offloaderd.core.errors import (
     OffloaderError,
     OutcomeUnknown,
 )
-from offloaderd.core.model import TopicName
+from offloaderd.core.model import OffloadMethod, TopicName
 from offloaderd.format import head, manifest_bytes
 from offloaderd.format.head import TopicHead
 from offloaderd.format.manifest import Broken, SegmentManifest
 from offloaderd.format.manifest_bytes import managed_ledger
 from offloaderd.metadata import nodes, paths
-from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.identity import ensure_deployment
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import epoch as epoch_record
@@ -41,20 +45,25 @@ from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records import loss as loss_record
 from offloaderd.metadata.records.identity import Deployment
 from offloaderd.objects import keys
+from offloaderd.objects.broker_ledger import verified_index
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.whole import apart, whole
 from offloaderd.policy.records import TopicPolicy, encode_policy
 from offloaderd.upkeep import stored
-from offloaderd.upkeep.rebuild import broker_ledgers
-from offloaderd.upkeep.rebuild.plan import Failure, Known, Problem, TopicPlan, plan_topic
+from offloaderd.upkeep.gc.findings import WRITER
+from offloaderd.upkeep.rebuild_plan import Failure, Known, Problem, TopicPlan, plan_topic
 from offloaderd.upkeep.stored import Counts, Site, StoredSegment
+
+log = structlog.get_logger(__name__)
 
 BATCH = 256
 """Manifests that are read between two reports of progress."""
 TRIES = 5
 INCOMPLETE = frozenset({Failure.GAP, Failure.DOUBT, Failure.FRONT})
 """Problems that a ledger of a broker may solve."""
+DRIVER = "aws-s3"
+"""Pulsar's name of its driver for S3; objects do not name their driver."""
 AUTHOR = "rebuild"
 """Name of the last claimant in the epoch's record."""
 
@@ -140,7 +149,72 @@ async def read_brokers(objects: ObjectReader, sites: Sequence[Site], found: Foun
     plans = make_plan(found).topics
     incomplete = {one.topic for one in plans if any(problem.kind in INCOMPLETE for problem in one.problems)}
     for site in {site.bucket: replace(site, prefix="") for site in sites}.values() if incomplete else ():
-        found.brokers += await broker_ledgers.read(objects, site, incomplete)
+        found.brokers += await _broker_ledgers(objects, site, incomplete)
+
+
+async def _broker_ledgers(objects: ObjectReader, site: Site, topics: Collection[TopicName]) -> list[Known]:
+    """Return the ledgers of these topics that brokers have offloaded; unsound ones are logged and left out.
+
+    Reads the labels of every such object of the site, which is a whole bucket. Raises as the listing, Transient,
+    Denied.
+    """
+    found: list[Known] = []
+    batch: list[StoredSegment] = []
+    async with aclosing(stored.segments(objects, site, Counts(), with_brokers=True)) as listed:
+        async for one in listed:
+            if one.may_be_brokers and {ObjectKind.DATA, ObjectKind.INDEX} <= one.objects.keys():
+                batch.append(one)
+            if len(batch) == BATCH:
+                found += await _known_ledgers(objects, site, topics, batch)
+                batch.clear()
+    return found + await _known_ledgers(objects, site, topics, batch)
+
+
+async def _known_ledgers(
+    objects: ObjectReader, site: Site, topics: Collection[TopicName], batch: list[StoredSegment]
+) -> list[Known]:
+    async def look(one: StoredSegment) -> Known | None:
+        try:
+            return await _known_ledger(objects, site, topics, one)
+        except BucketMissing:
+            raise
+        except (CorruptData, NotFound) as error:
+            log.warning("rebuild.broker_object_skipped", key=one.keys.data, error=str(error))
+            return None
+
+    return [one for one in await each(list(batch), look) if one is not None]
+
+
+async def _known_ledger(
+    objects: ObjectReader, site: Site, topics: Collection[TopicName], one: StoredSegment
+) -> Known | None:
+    """Return a broker's ledger of one of the topics. Raises NotFound, CorruptData."""
+    data, objects = one.objects[ObjectKind.DATA], objects.at(site.bucket)
+    labels = (await objects.head(data.key)).metadata
+    name = labels.get(keys.MANAGED_LEDGER_KEY, "")
+    ours = labels.get(keys.SOFTWARE_VERSION_KEY, "").startswith(WRITER)
+    if ours or labels.get(keys.CLUSTER_KEY) != site.cluster or one.keys.ledger_id is None:
+        return None
+    try:
+        topic = TopicName.from_managed_ledger(name)
+    except InvalidInput:
+        return None
+    if topic not in topics:
+        return None
+    index, data_bytes = await verified_index(objects, one.keys, managed_ledger=name)
+    ledger = index.ledger()
+    segment = CommittedSegment(
+        segment_id=one.segment_id,
+        slices=(LedgerSlice(one.keys.ledger_id, 0, ledger.lastEntryId, ledger.length),),
+        object_bytes=data_bytes,
+        assigned_ms=data.modified_ms,
+        offloaded_ms=data.modified_ms,
+        bucket=site.bucket,
+        prefix="",
+        method=OffloadMethod.LEDGER_BASED,
+        driver=DRIVER,
+    )
+    return Known(topic=topic, segment=segment, epoch=0, closed={one.keys.ledger_id: ledger.lastEntryId + 1})
 
 
 async def _read(objects: ObjectReader, site: Site, one: StoredSegment) -> Known | Problem:

@@ -1,22 +1,27 @@
 """Reading one committed segment: ranged GETs over blocks, each block checked before an entry is handed out.
 
 Rules:
-- Index and manifest are fetched once (in parallel) and cached; `table.py` has their checks.
+- Index and manifest are fetched once (in parallel), compared with each other and with the commit, and cached. The
+  manifest has a checksum of itself (checked when it is decoded) and of the index, which other readers of the format
+  use. A segment in which they differ is not read at all.
 - Neighbouring blocks are fetched with one GET. A read begins with one block; each further block doubles the window, up
   to `read_ahead_bytes`, and half of it is fetched while the other half is yielded. The window continues in the next
   segment, or ledger; the block that a read waits for has a small request of its own.
 - Blocks ahead are pinned in the shared block cache, so all readers together stay within its budget, each with an equal
   share of it at most; only the next block of a reader may exceed it.
-- A few entries of a block are read without the rest of it, where its chunks can be checked: `chunks.py`.
-- Ledgers that a broker has offloaded itself have no manifest: `broker_ledger.py` reads them.
+- A few entries of a block are read by its chunks, two at most for one entry, unless more of it, or of the block before,
+  is in the cache: such a reader reads on, and gets whole blocks. Chunks are in the same cache, each checked before it
+  gets there. Blocks whose manifest has no chunks are read whole (FORMAT.md, section 4.5).
+- Ledgers that a broker has offloaded itself have no manifest: `broker_ledgers.py` reads them.
 - The cache has blocks as stored: passing them on needs no decoding of entries. Several readers of a block fetch and
   check it once.
 - Checking runs block by block and yields to the event loop in between; nothing awaits for a single entry.
 """
 
 import asyncio
+from bisect import bisect_right
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,18 +37,152 @@ from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, Offload
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, Position, TopicName
 from offloaderd.core.retry import RetryPolicy
-from offloaderd.format.manifest import BlockInfo
-from offloaderd.format.verify import framed_block
+from offloaderd.format import manifest_bytes
+from offloaderd.format.chunks import Piece, checked_chunk, chunk_count, decode_piece, extent, piece_of
+from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
+from offloaderd.format.manifest_bytes import BLOCK_BYTES, CHUNKS_BYTES, SPARSE_BYTES
+from offloaderd.format.verify import check_index, differs, framed_block
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read import cache
+from offloaderd.read.broker_ledgers import LedgerObjects, LedgerTable
 from offloaderd.read.cache import Cache, ReadAhead, Slot
-from offloaderd.read.segments.broker_ledger import LedgerObjects, LedgerTable
-from offloaderd.read.segments.chunks import Chunks
-from offloaderd.read.segments.table import SegmentTable, table_of
 
-BLOCK_BYTES = 512
+TABLE_BYTES = 2048
+"""Memory that a decoded manifest takes beside its blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTable:
+    """A segment's checked manifest, with the first positions of its blocks."""
+
+    bucket: str
+    data_key: str
+    manifest: SegmentManifest
+    starts: Sequence[tuple[int, int]]
+
+    def block_at(self, position: Position) -> int:
+        """Return the number of the block that holds `position`, from 0; -1 before the first."""
+        return bisect_right(self.starts, (position.ledger_id, position.entry_id)) - 1
+
+    def part(self, ledger_id: int) -> LedgerPart | None:
+        """Return the segment's part of a ledger; None without one."""
+        return next((part for part in self.manifest.ledgers if part.ledger_id == ledger_id), None)
+
+    @property
+    def cost_bytes(self) -> int:
+        """Memory of the table, about."""
+        sparse = sum(len(block.sparse) for block in self.manifest.blocks)
+        chunks = sum(CHUNKS_BYTES + len(block.chunks) for block in self.manifest.blocks if block.chunks)
+        return TABLE_BYTES + BLOCK_BYTES * len(self.starts) + SPARSE_BYTES * sparse + chunks
+
+
+def table_of(topic: TopicName, segment: CommittedSegment, index_data: bytes, manifest_data: bytes) -> SegmentTable:
+    """Decode and compare a segment's index and manifest. Raises CorruptData with the object and the difference."""
+    data_key, index_key, manifest_key = segment.keys.all
+    manifest = manifest_bytes.decode(manifest_data, key=manifest_key, data_bytes=segment.object_bytes)
+    _check_identity(topic, segment, manifest, manifest_key)
+    check_index(index_data, manifest, key=index_key)
+    starts = [(block.ledger_id, block.first_entry_id) for block in manifest.blocks]
+    return SegmentTable(segment.bucket, data_key, manifest, starts)
+
+
+def _check_identity(topic: TopicName, segment: CommittedSegment, manifest: SegmentManifest, key: str) -> None:
+    """Raise CorruptData for a manifest of another segment or topic, or with other entries than the commit."""
+    if manifest.segment_id != segment.segment_id:
+        raise differs(key, 0, f"segment {segment.segment_id}", manifest.segment_id)
+    if TopicName.from_managed_ledger(manifest.managed_ledger) != topic:
+        raise differs(key, 0, f"entries of {topic.managed_ledger}", manifest.managed_ledger)
+    if not segment.is_run_of(manifest.ledgers):
+        raise differs(key, 0, f"entries {segment.range}", manifest.range)
+
+
+SLOT_BYTES = 256
+"""Memory of a chunk in the cache beside its bytes."""
+NEAR = 16
+"""Chunks to each side that are searched in the cache: all of a block of 1 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Reads single chunks of blocks. `report` gets damage."""
+
+    fetcher: RetryingReader
+    pieces: Cache[bytes]
+    report: Callable[[CorruptData], None]
+
+    def piece(self, table: SegmentTable, number: int, first_entry_id: int, last_entry_id: int) -> Piece | None:
+        """Return the chunks with entries of block `number`; None if the whole block is to be read.
+
+        That is a block without chunks, one with half of it or more to read, and one in the cache or, unless these
+        chunks are, with other chunks or the block before in the cache; loads under way count.
+        """
+        block, size, blocks = table.manifest.blocks[number], table.manifest.chunk_bytes, self.pieces
+        segment_id = table.manifest.segment_id
+        if not block.chunks or blocks.holds((segment_id, number)):
+            return None
+        piece = piece_of(block, size, first_entry_id, last_entry_id)
+        if 2 * extent(block, size, piece.first_chunk, piece.last_chunk)[1] >= block.length:
+            return None
+        low, high = piece.first_chunk, piece.last_chunk + 1
+        near = range(max(0, low - NEAR), min(chunk_count(block.length, size), high + NEAR))
+        held = {chunk for chunk in near if blocks.holds(_chunk_key(table, number, chunk))}
+        if held:
+            return piece if held.issuperset(range(low, high)) else None
+        return None if blocks.holds((segment_id, number - 1)) else piece
+
+    @asynccontextmanager
+    async def entries(self, table: SegmentTable, number: int, piece: Piece) -> AsyncIterator[tuple[FramedEntries, int]]:
+        """Give the entries of a `piece` that was just returned, and the bytes fetched for them.
+
+        Raises NotFound for a missing object, CorruptData for a damaged chunk, Transient, Denied.
+        """
+        block, size = table.manifest.blocks[number], table.manifest.chunk_bytes
+        claims = [self._claim(table, number, chunk) for chunk in range(piece.first_chunk, piece.last_chunk + 1)]
+        slots = [slot for slot, _ in claims]
+        try:
+            fresh = all(new for _, new in claims)  # one of them alone is never in the cache
+            if fresh:
+                first = piece.first_chunk
+                self.pieces.load(slots, lambda: self._load(table, number, first, slots), name=f"get {table.data_key}")
+            got = [await slot.get() for slot in slots]
+            with reported(self.report):
+                found = decode_piece(b"".join(got), block, size, piece, key=table.data_key)
+            yield found, sum(map(len, got)) if fresh else 0
+        finally:
+            for slot in slots:
+                self.pieces.release(slot)
+
+    def _claim(self, table: SegmentTable, number: int, chunk: int) -> tuple[Slot[bytes], bool]:
+        _, length = extent(table.manifest.blocks[number], table.manifest.chunk_bytes, chunk, chunk)
+        return self.pieces.claim(_chunk_key(table, number, chunk), length + SLOT_BYTES)
+
+    async def _load(self, table: SegmentTable, number: int, first_chunk: int, slots: Sequence[Slot[bytes]]) -> None:
+        """Fetch neighbouring chunks with one request, and check each."""
+        block, size = table.manifest.blocks[number], table.manifest.chunk_bytes
+        numbers = range(first_chunk, first_chunk + len(slots))
+        extents = [extent(block, size, chunk, chunk) for chunk in numbers]
+        lengths, fetcher = [length for _, length in extents], self.fetcher.at(table.bucket)
+        with reported(self.report):
+            parts = await fetcher.pieces(table.data_key, extents[0][0], lengths)
+        for chunk, slot, part in zip(numbers, slots, parts, strict=True):
+            check = partial(checked_chunk, block=block, chunk_bytes=size, number=chunk, key=table.data_key)
+            try:
+                at = block.offset + chunk * size
+                sound = await fetcher.sound(table.data_key, at, part, check)
+            except CorruptData as error:
+                self.report(error)
+                self.pieces.fail(slot, error)
+            else:
+                self.pieces.fill(slot, sound, len(sound) + SLOT_BYTES)
+
+
+def _chunk_key(table: SegmentTable, number: int, chunk: int) -> Hashable:
+    return "chunk", table.manifest.segment_id, number, chunk
+
+
+SLOT_BLOCK_BYTES = 512
 """Memory of a block in the cache beside its bytes."""
 
 log = structlog.get_logger(__name__)
@@ -285,7 +424,7 @@ class SegmentReader:
 
 
 def _cost_bytes(block: BlockInfo) -> int:
-    return block.length + BLOCK_BYTES
+    return block.length + SLOT_BLOCK_BYTES
 
 
 class _Window:

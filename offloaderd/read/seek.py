@@ -9,29 +9,60 @@ answer at once, and both tiers hold the same entries.
 As in Pulsar (PersistentMessageFinder), seeking behind the newest entry is no error: there is no entry yet.
 """
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 from uuid import UUID
 
 import structlog
 
-from offloaderd.core.errors import Transient
+from offloaderd.core.errors import InvalidInput, Transient
 from offloaderd.core.model import Position, TopicName
-from offloaderd.core.read_options import Goal, SeekKind
+from offloaderd.core.read_options import Goal, SeekKind, Tier
+from offloaderd.format.pulsar.entry_time import time_of
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.read.plan import SourceLedger, TopicView
 from offloaderd.read.reader import TopicReader
-from offloaderd.read.seek.goal import Cost, Hit, Sought, Unseekable
-from offloaderd.read.seek.segments import SegmentSeek, SequenceSeek
-from offloaderd.read.seek.source import EntrySeek, LedgerSeek, SourceSeek, Stretch
+from offloaderd.read.search import (
+    Cost,
+    EntrySeek,
+    Hit,
+    LedgerSeek,
+    SegmentSeek,
+    SourceSeek,
+    Stretch,
+    first_true,
+)
 from offloaderd.read.stream import FALL_BACK_ON
 
 log = structlog.get_logger(__name__)
 
 VIEWS_MAX = 2
 """Entries move from tier to tier during a seek; one that is not found in two views is missing."""
+
+
+class Unseekable(InvalidInput):
+    """Nothing was found, and many entries have no time or index; the hint names another kind of seek."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sought:
+    """The answer to a seek: the entry, or None when there is none yet.
+
+    Then `behind` is the position of the next entry, behind the newest one, like a cursor of Pulsar; None for a topic
+    without entries.
+    """
+
+    hit: Hit | None
+    behind: Position | None
+    cost: Cost
+
+    @property
+    def begin(self) -> Position | None:
+        """The position to read from: the entry, or the next one."""
+        return self.hit.position if self.hit is not None else self.behind
 
 
 async def seek(reader: TopicReader, topic: TopicName, goal: Goal) -> Sought:
@@ -175,6 +206,91 @@ class _Log:
             else:
                 pieces.append(SegmentSeek(reader.segments, self._topic, run, self._cost))
         return pieces
+
+
+class SequenceSeek:
+    """Entries of all tiers in the order of the log, by number (FORMAT.md, 4.4): manifests have the first of segments.
+
+    Entries of only the source are counted from there: on behind the segment before them, back before the first segment.
+    Without a number in a manifest (older versions), the existing entries before its segment are counted.
+    """
+
+    def __init__(self, pieces: Sequence[SegmentSeek | EntrySeek]) -> None:
+        self._pieces = pieces
+        self._before = list(accumulate((piece.entries for piece in pieces), initial=0))
+        """Number of entries before each piece."""
+
+    async def find(self, wanted: int) -> Hit | None:
+        """Return the first entry whose number is `wanted` or more. Raises what reading raises."""
+        number = 0
+        for at, piece in enumerate(self._pieces):
+            if isinstance(piece, SegmentSeek):
+                end = await self._end(at, piece)
+                if wanted < end:
+                    return await self._in_segments(at, piece, wanted)
+            else:
+                number = number if at else await self._front()
+                end = number + piece.entries
+                if wanted < end:
+                    found, sequence = max(0, wanted - number), max(wanted, number)
+                    payload, tier = await piece.entry(found)
+                    return Hit(position=piece.position(found), time=time_of(payload), tier=tier, sequence=sequence)
+            number = end
+        return None
+
+    async def _front(self) -> int:
+        """Return the number of the oldest entry, counted back from the first segment."""
+        for at, piece in enumerate(self._pieces):
+            if isinstance(piece, SegmentSeek):
+                return max(0, await self._begin(at, piece, 0) - self._before[at])
+        return 0
+
+    async def _begin(self, at: int, piece: SegmentSeek, number: int) -> int:
+        async with piece.table(number) as table:
+            past = table.manifest.past
+        if past is not None:
+            return past.entries
+        return self._before[at] + sum(one.entries for one in piece.segments[:number])
+
+    async def _end(self, at: int, piece: SegmentSeek) -> int:
+        """Return the number of the entry behind some segments."""
+        last = len(piece.segments) - 1
+        begin = await self._begin(at, piece, last)
+        async with piece.table(last) as table:
+            parts = table.manifest.ledgers
+            return begin + sum(part.last_entry_id - part.first_entry_id + 1 for part in parts)
+
+    async def _in_segments(self, at: int, piece: SegmentSeek, wanted: int) -> Hit | None:
+        """Find the entry in the last segment that does not begin behind it, or the one after a gap in the numbers."""
+        last = len(piece.segments) - 1
+        begin = await self._begin(at, piece, last)
+        before = list(accumulate((one.entries for one in reversed(piece.segments[:-1])), initial=0))
+        guess = last - bisect_right(before, max(0, begin - wanted - 1)) if wanted < begin else last
+
+        async def behind(number: int) -> bool:
+            return await self._begin(at, piece, number) > wanted
+
+        first = max(0, await first_true(0, last + 1, max(0, guess) + 1, behind) - 1)
+        for number in range(first, last + 1):
+            begin = await self._begin(at, piece, number)
+            if (hit := await _read_in_segment(piece, number, begin, wanted)) is not None:
+                return hit
+        return None
+
+
+async def _read_in_segment(piece: SegmentSeek, number: int, begin: int, wanted: int) -> Hit | None:
+    """Return the first entry of a segment that is kept and has `wanted` or a greater number; it is read."""
+    kept = {part.ledger_id for part in piece.segments[number].slices}
+    async with piece.table(number) as table:
+        for part in table.manifest.ledgers:
+            entries = part.last_entry_id - part.first_entry_id + 1
+            if part.ledger_id in kept and wanted < begin + entries:
+                sequence = max(begin, wanted)
+                position = Position(part.ledger_id, part.first_entry_id + sequence - begin)
+                found = time_of(await piece.entry(table, position))
+                return Hit(position=position, time=found, tier=Tier.OBJECTS, sequence=sequence)
+            begin += entries
+    return None
 
 
 def _kind(item: CommittedSegment | Stretch) -> type[SegmentSeek | EntrySeek]:

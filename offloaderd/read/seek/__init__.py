@@ -1,1 +1,0 @@
-"""Seeking by time, message index or sequence number."""

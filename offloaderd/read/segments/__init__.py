@@ -1,1 +1,0 @@
-"""Reading committed segments by ranged GETs."""

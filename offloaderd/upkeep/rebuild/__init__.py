@@ -1,1 +1,0 @@
-"""Rebuild of the metadata from the bucket alone."""

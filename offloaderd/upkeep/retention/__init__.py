@@ -1,1 +1,0 @@
-"""Tier retention."""
