@@ -329,8 +329,4 @@ class Calls(Connection):
 def seek_target(goal: Goal) -> read_pb2.SeekTarget:
     """Return a goal as a message. Raises InvalidInput for an invalid number."""
     value = goal.checked().value
-    if goal.kind is SeekKind.TIME:
-        return read_pb2.SeekTarget(time_ms=value)
-    if goal.kind is SeekKind.INDEX:
-        return read_pb2.SeekTarget(index=value)
-    return read_pb2.SeekTarget(sequence=value)
+    return read_pb2.SeekTarget(**{"time_ms" if goal.kind is SeekKind.TIME else goal.kind.value: value})

@@ -60,10 +60,9 @@ def translated(error: aio.AioRpcError, address: str) -> OffloaderError:
     code = error.code()
     if any(key == DETAIL_KEY for key, _ in error.trailing_metadata() or ()):
         return from_rpc_error(error)
-    if code is grpc.StatusCode.UNAVAILABLE:
-        return Unreachable(f"lost the daemon at {address}: {error.details()}", hint="it may be restarting; try again")
     said = error.details() or ""
-    if code in {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN} and any(word in said for word in _CUT_OFF):
+    broken = code in {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN} and any(word in said for word in _CUT_OFF)
+    if broken or code is grpc.StatusCode.UNAVAILABLE:
         return Unreachable(f"lost the daemon at {address}: {said}", hint="it may be restarting; try again")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in said:
         return InvalidInput(f"a message is too large: {said}", hint="raise message_bytes_max, or ask for less at once")
@@ -292,9 +291,9 @@ def checked_address(text: str) -> str:
     """Return `host:port` if it can be an address; raises InvalidInput."""
     host, colon, port = text.rpartition(":")
     hint = "write HOST:PORT, for instance 127.0.0.1:7650"
-    if not (colon and host and port.isascii() and port.isdecimal() and 0 < int(port) < 65_536):
-        raise InvalidInput(f"not an address: {text!r}", hint=hint)
-    if "/" in host or host.startswith("[") != host.endswith("]") or (":" in host and not host.startswith("[")):
+    numbered = colon and host and port.isascii() and port.isdecimal() and 0 < int(port) < 65_536
+    bracketed = host.startswith("[")
+    if not numbered or "/" in host or bracketed != host.endswith("]") or (":" in host and not bracketed):
         raise InvalidInput(f"not an address: {text!r}", hint=hint)
     return text
 
@@ -328,7 +327,9 @@ class Resume:
     async def after(self, error: OffloaderError) -> None:
         """Pause, and move to another daemon if it was lost. Raises `error` if it is final or lasts too long."""
         lost = isinstance(error, LOST)
-        if isinstance(error, TimedOut) or not (lost or (self._begun and self._passes(error))):
+        # An expired token may have been replaced.
+        passes = isinstance(error, Transient) or (self._client.renewed and type(error) is Unauthenticated)
+        if isinstance(error, TimedOut) or not (lost or (self._begun and passes)):
             raise error
         await self.pause(error)
         if lost:
@@ -336,10 +337,6 @@ class Resume:
                 await self._client.move(self._address)
             except Unreachable:
                 return  # the next try says so, and is counted
-
-    def _passes(self, error: OffloaderError) -> bool:
-        """Whether an error of a stream that has worked may end soon; an expired token may have been replaced."""
-        return isinstance(error, Transient) or (self._client.renewed and type(error) is Unauthenticated)
 
     async def pause(self, error: OffloaderError) -> None:
         """Pause. Raises `error` when no progress was made for too long."""

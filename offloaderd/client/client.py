@@ -5,21 +5,20 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Self, TypeVar, Unpack
 
-from offloaderd.client.channel import RESUME_S
+from offloaderd.client.channel import CONNECT_S, RESUME_S
 from offloaderd.client.reading import AHEAD, EntryCalls, ReadAnswer, Wanted
 from offloaderd.client.trust import Trust
-from offloaderd.client.writing import AppendCalls, PushCalls
+from offloaderd.client.writing import WriteCalls
 from offloaderd.core.errors import Closed
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.read_options import Goal
 from offloaderd.protocol.v1 import admin_pb2, ledgers_pb2, read_pb2
 
 
-class DaemonClient(AppendCalls, EntryCalls, PushCalls):
+class DaemonClient(EntryCalls, WriteCalls):
     """Async context manager over a channel to the first of `addresses` (`host:port`) that answers.
 
     `timeout_s` is the deadline of each call that is not a stream; streams take their own (None: no limit). `trust` is
@@ -32,7 +31,6 @@ class DaemonClient(AppendCalls, EntryCalls, PushCalls):
 
 
 T = TypeVar("T")
-CONNECT_S = 5.0
 
 
 class BlockingClient:
@@ -82,12 +80,15 @@ class BlockingClient:
     def iterate(self, call: Callable[[DaemonClient], AsyncGenerator[T, None]]) -> Iterator[T]:
         """Make a call that streams; leaving the loop early ends it."""
         answers = call(self._client)
-        with self._closing(answers):
+        try:
             while True:
                 try:
-                    yield self.run(lambda _: _next(answers))
+                    yield self.run(lambda _: _awaited(anext(answers)))
                 except StopAsyncIteration:
                     return
+        finally:
+            if self._loop is not None:
+                self.run(lambda _: _awaited(answers.aclose()))
 
     def read(
         self,
@@ -130,14 +131,6 @@ class BlockingClient:
         reports = list(self.iterate(lambda daemon: daemon.offload(topic, wait=True, to=to)))
         return reports[-1] if reports else None
 
-    @contextmanager
-    def _closing(self, answers: AsyncGenerator[T, None]) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            if self._loop is not None:
-                self.run(lambda _: _close(answers))
-
     def _serve(self) -> None:
         """Run the client until it is stopped."""
         try:
@@ -155,12 +148,8 @@ class BlockingClient:
             await self._stop.wait()
 
 
-async def _next(answers: AsyncGenerator[T, None]) -> T:
-    return await anext(answers)
-
-
-async def _close(answers: AsyncGenerator[T, None]) -> None:
-    await answers.aclose()
+async def _awaited(work: Awaitable[T]) -> T:
+    return await work
 
 
 async def _each(batches: Iterable[Sequence[bytes]]) -> AsyncGenerator[Sequence[bytes], None]:

@@ -22,7 +22,7 @@ from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, OffloaderError, OutOfRange, Transient
 from offloaderd.core.model import EntryBatch, Position, TopicName
 from offloaderd.core.read_options import Goal, ReadPriority, Transactions
-from offloaderd.protocol.conversion import decoded_read_response, to_position
+from offloaderd.protocol.conversion import decoded_read_response, from_position, to_position
 from offloaderd.protocol.v1 import common_pb2, read_pb2
 
 
@@ -34,11 +34,6 @@ class ReadAnswer(NamedTuple):
 
 
 Attempt = Callable[[read_pb2.ReadRequest, float | None], AsyncGenerator[ReadAnswer, None]]
-
-
-def read_answer(message: bytes, address: str) -> ReadAnswer:
-    """Decode a ReadResponse of the daemon at `address`. Raises CorruptData."""
-    return ReadAnswer(*decoded_read_response(message, where=f"an answer of {address}"))
 
 
 class Ahead:
@@ -144,7 +139,7 @@ class Reading:
             return
         newest = await self._newest()
         first = self._request.first
-        before = self._request.HasField("first") and newest is not None and _at(newest) < _at(first)
+        before = self._request.HasField("first") and newest is not None and from_position(newest) < from_position(first)
         if newest is not None and not before:
             self._request.last.CopyFrom(newest)
         self._bounded = True
@@ -168,7 +163,7 @@ class Reading:
         """Whether the whole range was read."""
         if self._done is None:
             return False
-        if self._request.HasField("last") and self._done >= _at(self._request.last):
+        if self._request.HasField("last") and self._done >= from_position(self._request.last):
             return True
         return bool(self._request.entries_max) and self._left <= 0
 
@@ -209,10 +204,6 @@ def position_message(value: Position | str | None) -> common_pb2.Position | None
     if isinstance(value, str):
         value = Position.parse(value)
     return to_position(value)
-
-
-def _at(message: common_pb2.Position) -> Position:
-    return Position(message.ledger_id, message.entry_id)
 
 
 READ_METHOD = "/offloaderd.v1.ReadService/Read"
@@ -258,7 +249,7 @@ class EntryCalls(Calls):
             while (answer := await fetched.take()) is not None:
                 yield answer
 
-    async def read_messages(
+    def read_messages(
         self,
         topic: TopicName | str,
         *,
@@ -273,10 +264,7 @@ class EntryCalls(Calls):
         """
         request = read_request(topic, wanted)
         request.transactions = _TRANSACTIONS[transactions]
-        call = self._reads.ReadMessages(request, timeout=timeout_s)
-        with self._errors(call):
-            async for response in call:
-                yield response
+        return self._stream(lambda: self._reads.ReadMessages(request, timeout=timeout_s))
 
     async def _read_once(
         self, request: read_pb2.ReadRequest, timeout_s: float | None
@@ -285,10 +273,10 @@ class EntryCalls(Calls):
         method: aio.UnaryStreamMultiCallable[read_pb2.ReadRequest, bytes] = self._channel.unary_stream(
             READ_METHOD, request_serializer=read_pb2.ReadRequest.SerializeToString
         )
-        address, call = self.address, method(request, timeout=timeout_s)
+        where, call = f"an answer of {self.address}", method(request, timeout=timeout_s)
         with self._errors(call):
             async for message in call:
-                yield read_answer(message, address)
+                yield ReadAnswer(*decoded_read_response(message, where=where))
 
     async def _newest(self, topic: TopicName | str) -> common_pb2.Position | None:
         """Return the newest entry that can be read now."""

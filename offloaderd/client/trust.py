@@ -84,9 +84,8 @@ class Trust:
         self.check()
         if not self.encrypted:
             return aio.insecure_channel(address, options=options)
-        ca = _read(self.ca_file) if self.ca_file is not None else None
-        cert = _read(self.cert_file) if self.cert_file is not None else None
-        key = _read(self.key_file) if self.key_file is not None else None
+        files = (self.ca_file, self.key_file, self.cert_file)
+        ca, key, cert = (None if path is None else _read(path) for path in files)
         self._context()  # gRPC says nothing of files that it cannot use
         credentials = grpc.ssl_channel_credentials(ca, key, cert)
         token = self.bearer()
@@ -106,7 +105,10 @@ class Trust:
             return None
 
     async def _try(self, host: str, port: int, address: str) -> NotTrusted | None:
-        context = self._context() if self.encrypted else _trusting()
+        context = self._context() if self.encrypted else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if not self.encrypted:  # it only finds out whether the server uses TLS; nothing is sent over it
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            context.set_alpn_protocols(["h2"])
         try:
             reader, writer = await asyncio.open_connection(host, port, ssl=context)
         except ssl.SSLError as error:
@@ -137,13 +139,10 @@ class Trust:
         )
 
     def _context(self) -> ssl.SSLContext:
-        context = ssl.create_default_context()
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["h2"])
         try:
-            if self.ca_file is not None:
-                context = ssl.create_default_context(cafile=str(self.ca_file))
-                context.set_alpn_protocols(["h2"])
+            context = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file is not None else None)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.set_alpn_protocols(["h2"])
             if self.cert_file is not None:
                 context.load_cert_chain(self.cert_file, self.key_file, password=_no_passphrase)
         except (ssl.SSLError, ValueError) as error:
@@ -180,15 +179,6 @@ def _seen(path: Path) -> tuple[int, int, int] | None:
 
 def _no_passphrase() -> str:
     raise ValueError("the key is protected by a passphrase")
-
-
-def _trusting() -> ssl.SSLContext:
-    """Return a context that only finds out whether a server uses TLS; nothing is sent over it."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    return context
 
 
 def _explained(error: ssl.SSLError, address: str) -> NotTrusted:

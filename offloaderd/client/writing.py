@@ -25,7 +25,8 @@ from offloaderd.core.aio import Group
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, InvalidInput, LedgerUnknown, NotFound, OffloaderError, Transient, first_of
 from offloaderd.core.model import EntryBatch, OfferResult, Position, TopicName
-from offloaderd.protocol.v1 import common_pb2, ledgers_pb2, offload_pb2, offload_pb2_grpc
+from offloaderd.protocol.conversion import from_position, to_batch
+from offloaderd.protocol.v1 import ledgers_pb2, offload_pb2, offload_pb2_grpc
 
 FAILED_WRITE = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 LOOKS, LOOK_S = 200, 0.02
@@ -69,6 +70,19 @@ class Exchange(Generic[Sent, Received]):
             return None
         raise said
 
+    async def run(
+        self, sending: Coroutine[object, object, None], heard: Callable[[Received], None], *, name: str
+    ) -> None:
+        """Run a task that sends, and hand on every answer until the daemon ends the call. Raises the first error."""
+        try:
+            async with Group() as group:
+                writer = group.create_task(sending, name=name)
+                while (response := await self.read()) is not None:
+                    heard(response)
+                writer.cancel()
+        except BaseExceptionGroup as errors:
+            raise first_of(errors) from None
+
     async def _said(self) -> aio.AioRpcError:
         """Return the status of the daemon; that of a failed write if there is no other."""
         status = self._first or await _status(self._call)
@@ -107,87 +121,6 @@ def _result(work: Coroutine[object, None, Value]) -> Value:
     raise RuntimeError("a call that has ended has no status")
 
 
-class AppendCalls(Calls):
-    """Calls of LedgerService, for DaemonClient to inherit."""
-
-    async def append(
-        self,
-        topic: TopicName | str,
-        batches: AsyncIterable[Sequence[bytes]],
-        answered: Callable[[ledgers_pb2.AppendResponse], None],
-        *,
-        timeout_s: float | None = None,
-    ) -> None:
-        """Append batches to the daemon's ledger store; `answered` is called for each, in order, once it is durable.
-
-        What `batches` raises is raised here, and InvalidInput for what is no batch.
-        """
-        call = self._ledgers.Append(timeout=timeout_s)
-        exchange, turn = Exchange(call, self._clock), Turn()
-        with self._errors(call):
-            try:
-                async with Group() as group:
-                    writer = group.create_task(send(exchange, topic, batches, turn), name=f"append to {topic}")
-                    while (response := await exchange.read()) is not None:
-                        turn.answered()
-                        answered(response)
-                    writer.cancel()
-            except BaseExceptionGroup as errors:
-                raise first_of(errors) from None
-        if not turn.complete:
-            raise OffloaderError("the daemon ended the append before everything was acknowledged")
-
-
-class Turn:
-    """The turns of an append: a batch is sent only after the answer to the previous one.
-
-    So nothing is in flight behind a refused batch. The next batch is prepared meanwhile.
-    """
-
-    def __init__(self) -> None:
-        self._ours = asyncio.Event()
-        self._ours.set()
-        self._all_sent = False
-
-    @property
-    def complete(self) -> bool:
-        """Whether everything was sent and answered."""
-        return self._all_sent and self._ours.is_set()
-
-    async def take(self) -> None:
-        """Wait until the next batch may be sent."""
-        await self._ours.wait()
-        self._ours.clear()
-
-    def answered(self) -> None:
-        """Record the answer to the batch."""
-        self._ours.set()
-
-    def end(self) -> None:
-        """Note that nothing more will be sent."""
-        self._all_sent = True
-
-
-async def send(
-    exchange: Exchange[ledgers_pb2.AppendRequest, ledgers_pb2.AppendResponse],
-    topic: TopicName | str,
-    batches: AsyncIterable[Sequence[bytes]],
-    turn: Turn,
-) -> None:
-    """Write all batches; ends when the call has ended, and its reader gets the reason."""
-    async for payloads in batches:
-        if isinstance(payloads, bytes | str):
-            raise InvalidInput(
-                f"a batch is a sequence of entries, not {type(payloads).__name__}",
-                hint='for one entry: [b"entry"]; several batches: [[b"one", b"two"], [b"three"]]',
-            )
-        await turn.take()
-        if not await exchange.write(ledgers_pb2.AppendRequest(topic=str(topic), payloads=payloads)):
-            return
-    turn.end()
-    await exchange.done_writing()
-
-
 UNANSWERED_MAX = 8
 Request = offload_pb2.StreamingOffloadRequest
 Response = offload_pb2.StreamingOffloadResponse
@@ -219,8 +152,50 @@ class Pushed(NamedTuple):
     offloaded: Position | None
 
 
-class PushCalls(Calls):
-    """StreamingOffload of OffloadService, for DaemonClient to inherit."""
+class WriteCalls(Calls):
+    """Append of LedgerService and StreamingOffload of OffloadService, for DaemonClient to inherit."""
+
+    async def append(
+        self,
+        topic: TopicName | str,
+        batches: AsyncIterable[Sequence[bytes]],
+        answered: Callable[[ledgers_pb2.AppendResponse], None],
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Append batches to the daemon's ledger store; `answered` is called for each, in order, once it is durable.
+
+        A batch is sent only after the answer to the previous one, so nothing is in flight behind a refused batch. The
+        next batch is prepared meanwhile. What `batches` raises is raised here, and InvalidInput for what is no batch.
+        """
+        call = self._ledgers.Append(timeout=timeout_s)
+        exchange, ours, all_sent = Exchange(call, self._clock), asyncio.Event(), False
+        ours.set()
+
+        async def send() -> None:
+            """Write all batches; ends when the call has ended, and its reader gets the reason."""
+            nonlocal all_sent
+            async for payloads in batches:
+                if isinstance(payloads, bytes | str):
+                    raise InvalidInput(
+                        f"a batch is a sequence of entries, not {type(payloads).__name__}",
+                        hint='for one entry: [b"entry"]; several batches: [[b"one", b"two"], [b"three"]]',
+                    )
+                await ours.wait()
+                ours.clear()
+                if not await exchange.write(ledgers_pb2.AppendRequest(topic=str(topic), payloads=payloads)):
+                    return
+            all_sent = True
+            await exchange.done_writing()
+
+        def heard(response: ledgers_pb2.AppendResponse) -> None:
+            ours.set()
+            answered(response)
+
+        with self._errors(call):
+            await exchange.run(send(), heard, name=f"append to {topic}")
+        if not (all_sent and ours.is_set()):
+            raise OffloaderError("the daemon ended the append before everything was acknowledged")
 
     async def push(
         self,
@@ -267,13 +242,7 @@ class PushCalls(Calls):
         exchange = Exchange(call, self._clock)
         with self._errors(call):
             after = await push.open(exchange)
-            try:
-                async with Group() as group:
-                    writer = group.create_task(push.send(exchange, entries(after)), name=f"push to {push.topic}")
-                    await push.hear(exchange)
-                    writer.cancel()
-            except BaseExceptionGroup as errors:
-                raise first_of(errors) from None
+            await exchange.run(push.send(exchange, entries(after)), push.heard, name=f"push to {push.topic}")
         if not push.complete:
             raise Unreachable(f"the daemon at {self.address} ended the push before everything was answered")
         return push.offloaded
@@ -314,8 +283,8 @@ class _Push:
         if answer is None:
             raise Unreachable("the daemon ended the push before it began")
         opened = answer.opened
-        self.offloaded = _at(opened.offloaded) if opened.HasField("offloaded") else None
-        self._taken = _at(opened.last_offered) if opened.HasField("last_offered") else None
+        self.offloaded = from_position(opened.offloaded) if opened.HasField("offloaded") else None
+        self._taken = from_position(opened.last_offered) if opened.HasField("last_offered") else None
         self._resume.worked()
         return self._taken
 
@@ -334,22 +303,21 @@ class _Push:
         self.complete = not self._unanswered
         await exchange.done_writing()
 
-    async def hear(self, exchange: Exchange[Request, Response]) -> None:
-        """Read answers until the daemon ends the call: then everything is committed."""
-        while (answer := await exchange.read()) is not None:
-            self._resume.worked()
-            match answer.WhichOneof("response"):
-                case "offered":
-                    self._answered(answer.offered)
-                case "offloaded":
-                    self.offloaded = _at(answer.offloaded.position)
-                    self._told(Pushed(None, self._taken, self.offloaded))
+    def heard(self, answer: Response) -> None:
+        """Note an answer. When the daemon ends the call, everything is committed."""
+        self._resume.worked()
+        match answer.WhichOneof("response"):
+            case "offered":
+                self._answered(answer.offered)
+            case "offloaded":
+                self.offloaded = from_position(answer.offloaded.position)
+                self._told(Pushed(None, self._taken, self.offloaded))
 
     def _answered(self, offered: offload_pb2.StreamingOffloadResponse.Offered) -> None:
         self._unanswered -= 1
         self._room.release()
         self.complete = self._all_sent and not self._unanswered
-        self._taken = _at(offered.last_offered) if offered.HasField("last_offered") else None
+        self._taken = from_position(offered.last_offered) if offered.HasField("last_offered") else None
         result = RESULTS.get(offered.result, OfferResult.CLOSED)
         self._told(Pushed(result, self._taken, self.offloaded))
         if result is OfferResult.NOT_CONSECUTIVE:
@@ -359,12 +327,4 @@ class _Push:
 def _request(item: EntryBatch | LedgerClosed) -> Request:
     if isinstance(item, LedgerClosed):
         return Request(ledger_closed=Request.LedgerClosed(**item._asdict()))
-    return Request(
-        batch=common_pb2.EntryBatch(
-            ledger_id=item.ledger_id, first_entry_id=item.first_entry_id, payloads=item.payloads
-        )
-    )
-
-
-def _at(message: common_pb2.Position) -> Position:
-    return Position(message.ledger_id, message.entry_id)
+    return Request(batch=to_batch(item))
