@@ -61,8 +61,7 @@ def checked_payloads(payloads: Sequence[bytes]) -> list[bytes]:
     found = list(payloads)
     if not found:
         raise InvalidInput("a batch without entries", hint="send at least one")
-    largest = max(map(len, found))
-    if largest > ENTRY_BYTES_MAX:
+    if (largest := max(map(len, found))) > ENTRY_BYTES_MAX:
         raise InvalidInput(f"an entry of {largest} bytes", hint=f"the limit is {ENTRY_BYTES_MAX} bytes")
     return found
 

@@ -11,36 +11,8 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
-from offloaderd.core.errors import (
-    BucketMissing,
-    Closed,
-    Conflict,
-    CorruptData,
-    Denied,
-    DomainNotCovered,
-    EntriesDeleted,
-    EntriesLost,
-    EntriesMissing,
-    Expired,
-    Fenced,
-    IdentityRefused,
-    InvalidConfig,
-    InvalidInput,
-    LedgerUnknown,
-    MapUnknown,
-    NewerRecord,
-    NoSpace,
-    NotFound,
-    OffloaderError,
-    OutcomeUnknown,
-    OutOfRange,
-    Throttled,
-    TopicNotFound,
-    TopicUnknown,
-    Transient,
-    Unauthenticated,
-    Unsound,
-)
+from offloaderd.core import errors
+from offloaderd.core.errors import CorruptData, OffloaderError, Transient
 from offloaderd.protocol.v1 import common_pb2
 
 DETAIL_KEY = "offloaderd-error-bin"
@@ -51,44 +23,53 @@ class CallTooLong(Transient):
 
 
 CODES: dict[type[OffloaderError], grpc.StatusCode] = {
-    Throttled: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.Throttled: grpc.StatusCode.RESOURCE_EXHAUSTED,
     CallTooLong: grpc.StatusCode.DEADLINE_EXCEEDED,
     Transient: grpc.StatusCode.UNAVAILABLE,
-    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
-    Denied: grpc.StatusCode.PERMISSION_DENIED,
-    NoSpace: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    EntriesLost: grpc.StatusCode.DATA_LOSS,
-    EntriesDeleted: grpc.StatusCode.NOT_FOUND,
-    EntriesMissing: grpc.StatusCode.FAILED_PRECONDITION,
-    BucketMissing: grpc.StatusCode.FAILED_PRECONDITION,
-    NotFound: grpc.StatusCode.NOT_FOUND,
-    Conflict: grpc.StatusCode.FAILED_PRECONDITION,
-    IdentityRefused: grpc.StatusCode.FAILED_PRECONDITION,
-    OutOfRange: grpc.StatusCode.OUT_OF_RANGE,
-    DomainNotCovered: grpc.StatusCode.FAILED_PRECONDITION,
-    InvalidInput: grpc.StatusCode.INVALID_ARGUMENT,
-    InvalidConfig: grpc.StatusCode.FAILED_PRECONDITION,
-    Closed: grpc.StatusCode.UNAVAILABLE,
-    NewerRecord: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.Denied: grpc.StatusCode.PERMISSION_DENIED,
+    errors.NoSpace: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.EntriesLost: grpc.StatusCode.DATA_LOSS,
+    errors.EntriesDeleted: grpc.StatusCode.NOT_FOUND,
+    errors.EntriesMissing: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.BucketMissing: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.Conflict: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.IdentityRefused: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.OutOfRange: grpc.StatusCode.OUT_OF_RANGE,
+    errors.DomainNotCovered: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.InvalidInput: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.InvalidConfig: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Closed: grpc.StatusCode.UNAVAILABLE,
+    errors.NewerRecord: grpc.StatusCode.FAILED_PRECONDITION,
     CorruptData: grpc.StatusCode.DATA_LOSS,
-    Unsound: grpc.StatusCode.DATA_LOSS,
+    errors.Unsound: grpc.StatusCode.DATA_LOSS,
 }
 """Codes by class; an error has the code of its nearest ancestor here. NOT_FOUND is never used for what is unknown."""
 
-_REASONS = (*CODES, Expired, Fenced, MapUnknown, LedgerUnknown, OutcomeUnknown, TopicNotFound, TopicUnknown)
+_REASONS = (
+    *CODES,
+    errors.Expired,
+    errors.Fenced,
+    errors.MapUnknown,
+    errors.LedgerUnknown,
+    errors.OutcomeUnknown,
+    errors.TopicNotFound,
+    errors.TopicUnknown,
+)
 _CODE_ERRORS: dict[grpc.StatusCode, type[OffloaderError]] = {
     grpc.StatusCode.UNAVAILABLE: Transient,
     grpc.StatusCode.DEADLINE_EXCEEDED: Transient,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Throttled,
-    grpc.StatusCode.PERMISSION_DENIED: Denied,
-    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
-    grpc.StatusCode.NOT_FOUND: NotFound,
-    grpc.StatusCode.FAILED_PRECONDITION: Conflict,
-    grpc.StatusCode.ABORTED: Conflict,
-    grpc.StatusCode.ALREADY_EXISTS: Conflict,
-    grpc.StatusCode.OUT_OF_RANGE: OutOfRange,
-    grpc.StatusCode.INVALID_ARGUMENT: InvalidInput,
-    grpc.StatusCode.CANCELLED: Closed,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.Throttled,
+    grpc.StatusCode.PERMISSION_DENIED: errors.Denied,
+    grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
+    grpc.StatusCode.NOT_FOUND: errors.NotFound,
+    grpc.StatusCode.FAILED_PRECONDITION: errors.Conflict,
+    grpc.StatusCode.ABORTED: errors.Conflict,
+    grpc.StatusCode.ALREADY_EXISTS: errors.Conflict,
+    grpc.StatusCode.OUT_OF_RANGE: errors.OutOfRange,
+    grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidInput,
+    grpc.StatusCode.CANCELLED: errors.Closed,
 }
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
@@ -111,10 +92,7 @@ _CLASSES = {reason_of(kind): kind for kind in _REASONS}
 
 def code_of(error: OffloaderError) -> grpc.StatusCode:
     """Return the status code of an error."""
-    for kind in type(error).__mro__:
-        if kind in CODES:
-            return CODES[kind]
-    return grpc.StatusCode.INTERNAL
+    return next((CODES[kind] for kind in type(error).__mro__ if kind in CODES), grpc.StatusCode.INTERNAL)
 
 
 def detail_of(error: OffloaderError) -> common_pb2.ErrorDetail:

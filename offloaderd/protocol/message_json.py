@@ -61,9 +61,7 @@ def picked(of: object, *names: str, kept: Collection[str] = (), nullable: Collec
 
 def position_of(message: Message, field: str) -> str | None:
     """Return a message's position as `ledger:entry`, None when it is unset."""
-    if not message.HasField(field):
-        return None
-    return position_text(getattr(message, field))
+    return position_text(getattr(message, field)) if message.HasField(field) else None
 
 
 def position_text(value: common_pb2.Position) -> str:

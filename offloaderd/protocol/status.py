@@ -1,7 +1,7 @@
 """A daemon's status as JSON and as text, and rates of topics: the same for `offloadctl` and the status page."""
 
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from offloaderd.core import units as words
 from offloaderd.protocol.message_json import as_json, picked, position_of
@@ -15,24 +15,8 @@ class Rate(NamedTuple):
     bytes_per_s: float
 
 
-class Taken(Protocol):
-    """The entries of a topic taken under one claim, by its status or the status's message."""
-
-    @property
-    def topic(self) -> object:
-        """The topic, or its name."""
-
-    @property
-    def epoch(self) -> int:
-        """The epoch, 0 for none."""
-
-    @property
-    def taken_entries(self) -> int:
-        """Entries in segments, including the open one."""
-
-    @property
-    def taken_bytes(self) -> int:
-        """Their payload bytes."""
+Taken = Mapping[str, tuple[int, int, int]]
+"""Epoch (0 for none), and entries and payload bytes in segments under it, the open one included, by topic."""
 
 
 class Rates(dict[str, Rate]):
@@ -40,16 +24,15 @@ class Rates(dict[str, Rate]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._taken: dict[str, tuple[int, int, int]] = {}
+        self._taken: Taken = {}
         self._at_s = 0.0
 
-    def look(self, topics: Iterable[Taken], now_s: float) -> None:
+    def look(self, taken: Taken, now_s: float) -> None:
         """Take a sample and set every topic's rate; topics that are not in it are dropped."""
         before, seconds = self._taken, now_s - self._at_s
-        self._taken = {str(one.topic): (one.epoch, one.taken_entries, one.taken_bytes) for one in topics}
-        self._at_s = now_s
+        self._taken, self._at_s = taken, now_s
         self.clear()
-        for name, (epoch, entries, size) in self._taken.items():
+        for name, (epoch, entries, size) in taken.items():
             last = before.get(name)
             if last is not None and last[0] == epoch and epoch and seconds > 0:
                 self[name] = Rate((entries - last[1]) / seconds, (size - last[2]) / seconds)
@@ -115,18 +98,18 @@ def daemon_facts(found: admin_pb2.StatusResponse) -> list[tuple[str, str]]:
         ("daemon", f"{found.daemon_id} {found.version}, {found.state} since {words.moment(found.started_ms)} UTC"),
         ("memory", f"{used} of {budget}"),
     ]
-    lines += [(one.name, "up" if one.up else down_text(one)) for one in found.dependencies]
+    lines += [(one.name, "up" if one.up else _down_text(one)) for one in found.dependencies]
     return [*lines, *(("ALARM", text) for text in found.alarms)]
 
 
-def down_text(one: admin_pb2.StatusResponse.Dependency) -> str:
-    """Return since when a dependency does not answer, and its last error."""
+def _down_text(one: admin_pb2.StatusResponse.Dependency) -> str:
     since = f" since {words.moment(one.since_ms)} UTC" if one.since_ms else ""
     return f"DOWN{since}: {one.message or 'no reason given'}"
 
 
 def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsResponse | None) -> list[tuple[str, str]]:
     """Return the lines about one topic."""
+    damage = f"the copies of ledgers {', '.join(map(str, one.damaged_ledgers))}; their grants are revoked"
     segment = "none"
     if one.open_segment_id:
         entries = words.plural(one.open_segment_entries, "entry", "entries")
@@ -141,10 +124,10 @@ def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsRes
         ("owner", f"{one.owner or '-'} (epoch {one.epoch})" + (f": {one.placement}" if one.placement else "")),
         *([("PAUSED", f"since {words.moment(one.paused_ms)} UTC by {one.paused_by}")] if one.paused_ms else []),
         *[("REFUSED", refusal_text(refusal)) for refusal in one.refusals],
-        *([("DAMAGED", damage_text(one))] if one.damaged_ledgers else []),
-        *outage_facts(one),
+        *([("DAMAGED", f"{damage}: see offloadctl ledgers list {one.topic}")] if one.damaged_ledgers else []),
+        *_outage_facts(one),
         *([("method", one.method)] if one.method else []),
-        ("lag", lag_text(one)),
+        ("lag", _lag_text(one)),
         ("open segment", segment),
         ("buffer", words.size(one.buffer_bytes)),
         ("segments", words.number(one.segments_committed)),
@@ -152,20 +135,19 @@ def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsRes
     if one.HasField("history"):
         lines.append(("history", history_text(one.history)))
     if one.edge:
-        lines.append(("live edge", edge_text(one)))
-    lines += [("LOST" if loss.entries else "MAYBE LOST", loss_text(loss)) for loss in one.losses]
+        lines.append(("live edge", _edge_text(one)))
+    lines += [("LOST" if loss.entries else "MAYBE LOST", _loss_text(loss)) for loss in one.losses]
     if positions is not None:
         labels = ("oldest", "confirmed", "offloaded", "buffered from", "buffered to")
         lines += [(label, position_of(positions, field) or "-") for label, field in zip(labels, POSITIONS, strict=True)]
     return lines
 
 
-def lag_text(one: admin_pb2.TopicStatus) -> str:
-    """Return the lag of a topic as text, as far as it is known."""
+def _lag_text(one: admin_pb2.TopicStatus) -> str:
+    if one.lag_unknown and one.stalled_reason:
+        return "unknown: the ledger source did not answer"
     if one.lag_unknown:
-        return "unknown: " + (
-            "the ledger source did not answer" if one.stalled_reason else "its owner has not looked at the source yet"
-        )
+        return "unknown: its owner has not looked at the source yet"
     if not one.lag_entries:
         return "none"
     entries = words.plural(one.lag_entries, "entry", "entries")
@@ -181,8 +163,7 @@ def lag_cells(one: admin_pb2.TopicStatus) -> tuple[str, str, str]:
     return words.number(one.lag_entries), words.size(one.lag_bytes), age if one.lag_entries else "-"
 
 
-def outage_facts(one: admin_pb2.TopicStatus) -> list[tuple[str, str]]:
-    """Return since when a topic stalls, and its unprotected entries, if any."""
+def _outage_facts(one: admin_pb2.TopicStatus) -> list[tuple[str, str]]:
     lines = []
     if one.stalled_since_ms:
         since = words.moment(one.stalled_since_ms)
@@ -201,12 +182,6 @@ def refusal_text(one: admin_pb2.IdentityRefusal) -> str:
     return f"{one.kind} since {since} UTC: {one.found}; nothing of the topic is deleted or granted. To do: {one.hint}"
 
 
-def damage_text(one: admin_pb2.TopicStatus) -> str:
-    """Return the ledgers whose copy is damaged, and what follows from it."""
-    named = ", ".join(map(str, one.damaged_ledgers))
-    return f"the copies of ledgers {named}; their grants are revoked: see offloadctl ledgers list {one.topic}"
-
-
 def history_text(one: history_pb2.HistorySummary) -> str:
     """Return the rest of a topic's history as text, and what it means for new entries."""
     left = f"{words.plural(one.left_entries, 'entry', 'entries')}, {words.size(one.left_bytes)} left"
@@ -216,8 +191,7 @@ def history_text(one: history_pb2.HistorySummary) -> str:
     return f"{text}; hindered: {one.error}" if one.error else text
 
 
-def edge_text(one: admin_pb2.TopicStatus) -> str:
-    """Return how the newest entry is known, and the entries hidden behind it."""
+def _edge_text(one: admin_pb2.TopicStatus) -> str:
     known = {
         "exact": "exact",
         "next write": "known from the entries alone: what a quiet writer had in flight shows with its next entry",
@@ -228,8 +202,7 @@ def edge_text(one: admin_pb2.TopicStatus) -> str:
     return f"{known}{hidden if one.hidden_entries else ''}; looked {words.age(one.looked_age_s)} ago"
 
 
-def loss_text(loss: admin_pb2.LostRange) -> str:
-    """Return the entries that were deleted before they could be offloaded, as text."""
+def _loss_text(loss: admin_pb2.LostRange) -> str:
     after = position_of(loss, "after")
     entries = words.plural(loss.entries, "entry", "entries")
     lost = f"at least {entries}" if loss.entries else "nobody can tell whether any"

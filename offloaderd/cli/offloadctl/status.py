@@ -143,7 +143,8 @@ class View:
 
     def take(self, found: admin_pb2.StatusResponse, now_s: float) -> None:
         """Replace the answer."""
-        self.rates.look(found.topics, now_s)
+        taken = {one.topic: (one.epoch, one.taken_entries, one.taken_bytes) for one in found.topics}
+        self.rates.look(taken, now_s)
         self.found, self.failure = found, ""
 
     def topics(self) -> list[admin_pb2.TopicStatus]:

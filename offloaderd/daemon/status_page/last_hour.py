@@ -136,7 +136,8 @@ class Sampler:
     def sample(self) -> None:
         """Take a sample; the first one has no rates."""
         statuses, now_s, wall_ms = self._statuses(), self._clock.monotonic(), self._clock.wall_ms()
-        self.rates.look(statuses, now_s)
+        taken = {str(one.topic): (one.epoch, one.taken_entries, one.taken_bytes) for one in statuses}
+        self.rates.look(taken, now_s)
         self.ring.add(wall_ms, {**self._rates(now_s), **measured(statuses)})
         if self._topics_s is None or now_s - self._topics_s >= TOPIC_SAMPLE_S - SAMPLE_S / 2:
             self._topics_s = now_s
