@@ -99,9 +99,7 @@ def parsed(names: Sequence[str], namespaces: Sequence[str], **given: Any) -> Giv
     segment_bytes = size("segment_size", 1)
     slots = number("parallel", _whole, 1)
     share = Share(
-        slots=slots,
-        source_bytes_per_s=size("source_rate", RATE_MIN),
-        upload_bytes_per_s=size("upload_rate", RATE_MIN),
+        slots=slots, source_bytes_per_s=size("source_rate", RATE_MIN), upload_bytes_per_s=size("upload_rate", RATE_MIN)
     )
     options = Options(segment_bytes=segment_bytes, share=share, patience_s=number("patience", _whole, 1) or PATIENCE_S)
     if wrong:

@@ -37,11 +37,7 @@ class BlockingClient:
     """Context manager over a DaemonClient in a thread. Several threads may use it at a time."""
 
     def __init__(
-        self,
-        *addresses: str,
-        timeout_s: float | None = 30.0,
-        connect_s: float = CONNECT_S,
-        trust: Trust | None = None,
+        self, *addresses: str, timeout_s: float | None = 30.0, connect_s: float = CONNECT_S, trust: Trust | None = None
     ) -> None:
         self._client = DaemonClient(*addresses, timeout_s=timeout_s, connect_s=connect_s, trust=trust)
         self._thread = threading.Thread(target=self._serve, name="offloaderd-client", daemon=True)

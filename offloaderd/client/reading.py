@@ -210,10 +210,7 @@ READ_METHOD = "/offloaderd.v1.ReadService/Read"
 AHEAD = 4
 """Answers that a read fetches before they are asked for; the daemon makes them 1 MiB unless told otherwise."""
 
-_TRANSACTIONS = {
-    Transactions.COMMITTED: read_pb2.TRANSACTIONS_COMMITTED,
-    Transactions.ALL: read_pb2.TRANSACTIONS_ALL,
-}
+_TRANSACTIONS = {Transactions.COMMITTED: read_pb2.TRANSACTIONS_COMMITTED, Transactions.ALL: read_pb2.TRANSACTIONS_ALL}
 
 
 class EntryCalls(Calls):

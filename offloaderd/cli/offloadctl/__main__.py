@@ -43,10 +43,7 @@ COMMANDS = LazyCommands(
 
 
 @click.group(
-    cls=Program,
-    commands=COMMANDS,
-    epilog=EXIT_CODES,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    cls=Program, commands=COMMANDS, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]}
 )
 @click.version_option(offloaderd.__version__, prog_name="offloadctl")
 @options.common

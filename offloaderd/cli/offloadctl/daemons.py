@@ -172,7 +172,5 @@ def log_level(session: Session, module: str | None, level: str | None, *, second
 
 
 LEVELS_TABLE: show.Table[control_pb2.ModuleLevel] = show.Table(
-    ("MODULE", lambda one: one.module or "(all others)"),
-    ("LEVEL", "level"),
-    ("FOR", "left_s"),
+    ("MODULE", lambda one: one.module or "(all others)"), ("LEVEL", "level"), ("FOR", "left_s")
 )

@@ -175,10 +175,7 @@ NUMBER = click.IntRange(min=0, max=2**64 - 1)
 @click.argument("topic", type=options.TOPIC)
 @click.option("--time", type=MOMENT, metavar="TIME", help="The first entry that is not older: ISO 8601 (UTC) or ms.")
 @click.option(
-    "--ago",
-    type=duration_param(0),
-    metavar="DURATION",
-    help="The first entry not older than this: 90s, 15min, 2h.",
+    "--ago", type=duration_param(0), metavar="DURATION", help="The first entry not older than this: 90s, 15min, 2h."
 )
 @click.option("--index", type=NUMBER, metavar="N", help="The entry with the message that has this index (PIP-70).")
 @click.option(

@@ -171,11 +171,7 @@ class View:
     "--limit", metavar="N", type=click.IntRange(min=1), help="So many topics. [default: what fits; --once: all]"
 )
 @click.option(
-    "--interval",
-    metavar="TIME",
-    type=duration_param(0.2),
-    default=2.0,
-    help="Pause between two looks. [default: 2]",
+    "--interval", metavar="TIME", type=duration_param(0.2), default=2.0, help="Pause between two looks. [default: 2]"
 )
 @click.option("--once", is_flag=True, help="Look twice, an interval apart, print the table, and end.")
 @options.common

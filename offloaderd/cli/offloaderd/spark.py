@@ -93,13 +93,7 @@ def spark() -> None:
 @MASTER
 @JSON
 def export(
-    *,
-    config: Path | None,
-    topic: str,
-    target: str,
-    master: str | None,
-    as_json: bool,
-    **wish: Unpack[ExportWish],
+    *, config: Path | None, topic: str, target: str, master: str | None, as_json: bool, **wish: Unpack[ExportWish]
 ) -> int:
     """Write what is offloaded of TOPIC (a topic or a pattern) to TARGET, a folder that Spark can write to.
 
