@@ -71,14 +71,14 @@ class Exchange(Generic[Sent, Received]):
         raise said
 
     async def run(
-        self, sending: Coroutine[object, object, None], heard: Callable[[Received], None], *, name: str
+        self, sending: Coroutine[object, object, None], take: Callable[[Received], None], *, name: str
     ) -> None:
         """Run a task that sends, and hand on every answer until the daemon ends the call. Raises the first error."""
         try:
             async with Group() as group:
                 writer = group.create_task(sending, name=name)
                 while (response := await self.read()) is not None:
-                    heard(response)
+                    take(response)
                 writer.cancel()
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
@@ -188,12 +188,12 @@ class WriteCalls(Calls):
             all_sent = True
             await exchange.done_writing()
 
-        def heard(response: ledgers_pb2.AppendResponse) -> None:
+        def take(response: ledgers_pb2.AppendResponse) -> None:
             ours.set()
             answered(response)
 
         with self._errors(call):
-            await exchange.run(send(), heard, name=f"append to {topic}")
+            await exchange.run(send(), take, name=f"append to {topic}")
         if not (all_sent and ours.is_set()):
             raise OffloaderError("the daemon ended the append before everything was acknowledged")
 
@@ -242,7 +242,7 @@ class WriteCalls(Calls):
         exchange = Exchange(call, self._clock)
         with self._errors(call):
             after = await push.open(exchange)
-            await exchange.run(push.send(exchange, entries(after)), push.heard, name=f"push to {push.topic}")
+            await exchange.run(push.send(exchange, entries(after)), push.take, name=f"push to {push.topic}")
         if not push.complete:
             raise Unreachable(f"the daemon at {self.address} ended the push before everything was answered")
         return push.offloaded
@@ -303,7 +303,7 @@ class _Push:
         self.complete = not self._unanswered
         await exchange.done_writing()
 
-    def heard(self, answer: Response) -> None:
+    def take(self, answer: Response) -> None:
         """Note an answer. When the daemon ends the call, everything is committed."""
         self._resume.worked()
         match answer.WhichOneof("response"):
