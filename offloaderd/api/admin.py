@@ -340,5 +340,5 @@ def policies_message(policies: OffloadPolicies) -> policy_pb2.OffloadPolicies:
 def origins(effective: Effective) -> list[policy_pb2.PolicyOrigin]:
     """Return the level of each value that is set."""
     said = effective.values.set_values()
-    levels = {name: effective.level_of(name) for name in NAMES if name in said}
+    levels = {name: effective.levels[name] for name in NAMES if name in said}
     return [policy_pb2.PolicyOrigin(field=name, origin=level.origin, name=level.name) for name, level in levels.items()]

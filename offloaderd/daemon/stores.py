@@ -19,6 +19,7 @@ from offloaderd.core.health import Health
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Retained
 from offloaderd.daemon.settings import Settings
+from offloaderd.ledgers.book import RollLimits
 from offloaderd.ledgers.embedded.store import EmbeddedLedgers
 from offloaderd.ledgers.port import (
     BrokerOffloads,
@@ -91,13 +92,10 @@ async def open_ledgers(stack: AsyncExitStack, settings: Settings, *, clock: Cloc
 
 def _embedded(settings: Settings, clock: Clock) -> EmbeddedLedgers:
     options = settings.ledgers
-    return EmbeddedLedgers(
-        options.directory,
-        clock=clock,
-        ledger_entries_max=options.ledger_entries_max,
-        ledger_bytes_max=options.ledger_bytes_max,
-        ledger_age_max_s=options.ledger_age_max_s,
+    limits = RollLimits(
+        entries_max=options.ledger_entries_max, bytes_max=options.ledger_bytes_max, age_max_s=options.ledger_age_max_s
     )
+    return EmbeddedLedgers(options.directory, clock=clock, limits=limits)
 
 
 async def _open_cluster(opening: AsyncExitStack, settings: Settings, *, clock: Clock, metrics: Metrics) -> Ledgers:

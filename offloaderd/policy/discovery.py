@@ -127,7 +127,7 @@ class Discovery:
         found: set[TopicName] = set()
         for scope in self._rules.scopes:
             try:
-                found |= await self._selector.listed([scope])
+                found |= await self._selector.listed(scope)
             except OffloaderError as error:
                 if scope not in self._unlisted:
                     log.warning("discovery.unlisted", scope=str(scope), error=str(error))

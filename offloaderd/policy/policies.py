@@ -285,10 +285,6 @@ class Effective:
     levels: Mapping[str, Level]
     known: bool = True
 
-    def level_of(self, name: str) -> Level:
-        """Return the level of a value, or of the missing limit."""
-        return self.levels[name]
-
 
 def effective(levels: Iterable[Level], *, known: bool = True) -> Effective:
     """Merge levels, the narrowest first; the built-in defaults come last."""

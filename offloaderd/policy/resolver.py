@@ -111,7 +111,7 @@ class PolicyResolver:
         """Return the effective policy of a topic with this policy of its own (None: without)."""
         name = (topic.tenant, topic.namespace)
         between = Level(Origin.NAMESPACE, self.policies_of(name), spelled(name))
-        levels = [between, Level(Origin.BROKER, self.broker), *self._daemon]
+        levels = [between, *self.above(name)]
         if policy is not None:
             policies, narrow = _level(topic, policy)
             levels.insert(0 if narrow else 1, policies)

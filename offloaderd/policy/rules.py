@@ -71,7 +71,7 @@ def checked(own: OffloadPolicies, flaws: list[str], merged: Effective, around: S
 
 def _at(name: str, value: object, merged: Effective) -> str:
     """Return a value with its level."""
-    return f"{FIELDS[name].label} = {shown(name, value)} of the {merged.level_of(name)}"
+    return f"{FIELDS[name].label} = {shown(name, value)} of the {merged.levels[name]}"
 
 
 def _ages(own: OffloadPolicies, merged: Effective) -> Iterator[str]:

@@ -12,7 +12,7 @@ from a damaged record, or from an expression that this release refuses, keep the
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
@@ -175,13 +175,6 @@ def outcome(before: TopicPolicy | None, after: TopicPolicy) -> Outcome:
     if before is not None and before.enabled == after.enabled:
         return Outcome.CHANGED
     return Outcome.ENABLED if after.enabled else Outcome.DISABLED
-
-
-def partitioned_among(topics: Collection[TopicName]) -> set[TopicName]:
-    """Return the partitioned topics with listed partitions that are not listed themselves."""
-    listed = set(topics)
-    found = {whole for topic in topics if (whole := partitioned_topic(topic)) is not None}
-    return found - listed
 
 
 def _by(pattern: str, asked: str) -> str:

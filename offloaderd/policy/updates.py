@@ -30,16 +30,7 @@ from offloaderd.policy import store as stored
 from offloaderd.policy.policies import OffloadPolicies, differences
 from offloaderd.policy.records import Paused, Selection, TopicPolicy, disabled, own, standing
 from offloaderd.policy.resolver import Namespace, PolicyResolver, node_of, spelled
-from offloaderd.policy.selection import (
-    Change,
-    Outcome,
-    Policies,
-    Rules,
-    Selections,
-    check_room,
-    outcome,
-    partitioned_among,
-)
+from offloaderd.policy.selection import Change, Outcome, Policies, Rules, Selections, check_room, outcome
 
 log = structlog.get_logger(__name__)
 
@@ -83,8 +74,8 @@ class Selector:
         place that has `expressions_max`.
         """
         if pattern.topic is not None:
-            return await self._enable_name(pattern.topic, policy, pattern, dry_run=dry_run)
-        listed = await self.listed([pattern.scope])
+            return await self._enable_name(pattern.topic, policy, dry_run=dry_run)
+        listed = await self.listed(pattern.scope)
         state = await self.stored()
         check_room(state.selections, pattern, self.expressions_max)
         before = state.selections.get(pattern.text)
@@ -108,7 +99,7 @@ class Selector:
         """
         state = await self.stored()
         if pattern.topic is not None:
-            return await self._disable_name(pattern.topic, state, pattern, dry_run=dry_run)
+            return await self._disable_name(pattern.topic, state, dry_run=dry_run)
         if pattern.text not in state.selections:
             hint = "`offloadctl topics list` shows the selections"
             if pattern.breadth is Breadth.NAMESPACE and pattern.scope in state.above.offloading:
@@ -131,13 +122,10 @@ class Selector:
             await stored.selections(self.metadata), await stored.topic_policies(self.metadata), self._book
         )
 
-    async def listed(self, scopes: Iterable[Scope]) -> set[TopicName]:
-        """Return the topics that the source knows in these scopes. Raises what the source raises."""
-        found: set[TopicName] = set()
-        if self._source is not None:
-            for scope in scopes:
-                found |= set(await self._source.topics(tenant=scope.tenant, namespace=scope.namespace))
-        return found
+    async def listed(self, scope: Scope) -> set[TopicName]:
+        """Return the topics that the source knows in a scope. Raises what the source raises."""
+        source = self._source
+        return set(await source.topics(tenant=scope.tenant, namespace=scope.namespace)) if source is not None else set()
 
     async def not_covered(self, scopes: Iterable[Scope]) -> set[str]:
         """Return the source's topics of other domains in these scopes. Raises what the source raises."""
@@ -196,29 +184,25 @@ class Selector:
         ]
         return await stored.write(self.metadata, self.clock, sorted(changed), marked, known=policies)
 
-    async def _enable_name(
-        self, topic: TopicName, policy: TopicPolicy, pattern: TopicPattern, *, dry_run: bool
-    ) -> list[Change]:
+    async def _enable_name(self, topic: TopicName, policy: TopicPolicy, *, dry_run: bool) -> list[Change]:
         try:
-            listed = await self.listed([pattern.scope])
+            listed = await self.listed(of_topic(topic).scope)
         except OffloaderError as error:
             log.warning("topic.partitions_unknown", topic=str(topic), error=str(error))
             listed = set()
         partitions = sorted(one for one in listed if partitioned_topic(one) == topic)
         policies = await stored.read(self.metadata, [topic, *partitions])
         policy = replace(policy, partitioned=topic in partitioned_among(listed))
-        return await self._set_by_name(topic, policy, partitions, policies, pattern, dry_run=dry_run)
+        return await self._set_by_name(topic, policy, partitions, policies, dry_run=dry_run)
 
-    async def _disable_name(
-        self, topic: TopicName, state: StoredPolicies, pattern: TopicPattern, *, dry_run: bool
-    ) -> list[Change]:
+    async def _disable_name(self, topic: TopicName, state: StoredPolicies, *, dry_run: bool) -> list[Change]:
         """Disable a topic by its name, with its partitions. Raises NotFound when neither has a policy."""
         partitions = sorted(one for one in state.policies if partitioned_topic(one) == topic)
         current = state.policies.get(topic)
         if current is None and not partitions:
             raise NotFound(f"{topic} is not enabled", hint="`offloadctl topics list` shows the topics")
         known = current if isinstance(current, TopicPolicy) else TopicPolicy(partitioned=current is None)
-        return await self._set_by_name(topic, disabled(known), partitions, state.policies, pattern, dry_run=dry_run)
+        return await self._set_by_name(topic, disabled(known), partitions, state.policies, dry_run=dry_run)
 
     async def _set_by_name(
         self,
@@ -226,7 +210,6 @@ class Selector:
         policy: TopicPolicy,
         partitions: Sequence[TopicName],
         policies: Policies,
-        pattern: TopicPattern,
         *,
         dry_run: bool,
     ) -> list[Change]:
@@ -234,7 +217,7 @@ class Selector:
         policy = standing(policy, before)
         rules = Rules({}, {**policies, topic: policy})
         first = Change(topic, outcome(before if isinstance(before, TopicPolicy) else None, policy), "", policy)
-        following = await self.plan(rules, partitions, policies, pattern.text)
+        following = await self.plan(rules, partitions, policies, of_topic(topic).text)
         if not dry_run:
             await stored.write(self.metadata, self.clock, [topic], lambda _, now: standing(policy, now), known=[topic])
             await self.carry_out(rules, following, policies)
@@ -247,6 +230,13 @@ class Selector:
             return await self._source.reserved(topic)
         except NotFound:
             return "it is gone"
+
+
+def partitioned_among(topics: Collection[TopicName]) -> set[TopicName]:
+    """Return the partitioned topics with listed partitions that are not listed themselves."""
+    listed = set(topics)
+    found = {whole for topic in topics if (whole := partitioned_topic(topic)) is not None}
+    return found - listed
 
 
 class Effect(NamedTuple):
@@ -279,7 +269,7 @@ class Levels:
             what = "the broker level" if where is None else f"namespace {spelled(where)}"
             raise NotFound(f"{what} has no offload policies", hint="what holds there comes from other levels")
         after = before.with_policies(where, policies)
-        listed = await selector.listed([Scope(*where)]) if where is not None and where in after.offloading else set()
+        listed = await selector.listed(Scope(*where)) if where is not None and where in after.offloading else set()
         topics = sorted(one for one in {*listed, *state.policies} if where in {None, (one.tenant, one.namespace)})
         rules = Rules(state.selections, state.policies, after)
         changes = await selector.plan(rules, topics, state.policies)

@@ -75,7 +75,7 @@ class Standing:
 
     def note(self, topic: TopicName, effective: Effective) -> None:
         """Record a topic's present limits; tighter ones begin to stand now."""
-        now_s, limits, said_at = self._clock.monotonic(), limits_of(effective), effective.level_of("retention")
+        now_s, limits, said_at = self._clock.monotonic(), limits_of(effective), effective.levels["retention"]
         before, since_s = self._since.get(topic, (Limits(), now_s))
         if said_at.origin in {Origin.SETTINGS, Origin.DEFAULT}:
             since_s = -inf

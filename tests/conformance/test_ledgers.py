@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from offloaderd.core.errors import Closed, InvalidInput, NotFound
 from offloaderd.core.model import ENTRY_BYTES_MAX, Confirmed, Position, TopicName
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
+from offloaderd.ledgers.book import RollLimits
 from offloaderd.ledgers.embedded.store import EmbeddedLedgers
 from offloaderd.testing import FakeClock, payloads
 from offloaderd.testing.memory.ledgers import MemoryLedgers
@@ -59,7 +60,11 @@ def opener(request: pytest.FixtureRequest, clock: FakeClock) -> Opener:
             store = (
                 MemoryLedgers(clock=clock, ledger_age_max_s=age_max_s, **limits)
                 if request.param == "memory"
-                else EmbeddedLedgers(Path(folder), clock=clock, ledger_age_max_s=age_max_s, **limits)
+                else EmbeddedLedgers(
+                    Path(folder),
+                    clock=clock,
+                    limits=RollLimits(entries_max=entries_max, bytes_max=bytes_max, age_max_s=age_max_s),
+                )
             )
             async with store as entered:
                 yield entered

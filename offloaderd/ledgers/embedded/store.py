@@ -27,17 +27,7 @@ import structlog
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, Denied, OffloaderError
 from offloaderd.core.model import Position, TopicName
-from offloaderd.ledgers.book import (
-    LEDGER_AGE_MAX_S,
-    LEDGER_BYTES_MAX,
-    LEDGER_ENTRIES_MAX,
-    Book,
-    BookSource,
-    Draft,
-    Now,
-    RollLimits,
-    check_payloads,
-)
+from offloaderd.ledgers.book import Book, BookSource, Draft, Now, RollLimits, check_payloads
 from offloaderd.ledgers.embedded.database import READERS, Database
 from offloaderd.ledgers.port import Changes
 
@@ -133,19 +123,9 @@ class EmbeddedLedgers(_SqliteSource):
     InvalidConfig, each naming the directory. Leaving finishes the changes under way; others raise Closed.
     """
 
-    def __init__(
-        self,
-        directory: str | Path,
-        *,
-        clock: Clock,
-        ledger_entries_max: int = LEDGER_ENTRIES_MAX,
-        ledger_bytes_max: int = LEDGER_BYTES_MAX,
-        ledger_age_max_s: float = LEDGER_AGE_MAX_S,
-    ) -> None:
+    def __init__(self, directory: str | Path, *, clock: Clock, limits: RollLimits | None = None) -> None:
         super().__init__(directory, clock=clock)
-        self._limits = RollLimits(
-            entries_max=ledger_entries_max, bytes_max=ledger_bytes_max, age_max_s=ledger_age_max_s
-        )
+        self._limits = limits or RollLimits()
         self._store_id: str | None = None
         self._book = Book()
         self._changes = Changes()
@@ -254,14 +234,13 @@ class EmbeddedLedgers(_SqliteSource):
         error = Closed("the ledger store has been closed") if written.cancelled() else written.exception()
         if error is None:
             self._book.take_over(draft)
-        for change, result in planned:
-            if error is None:
+            for change, result in planned:
                 change.succeed(result)
-            else:
-                change.fail(error)
-        if error is None:
             for topic in draft.changes:
                 self._changes.notify(topic)
+        else:
+            for change, _ in planned:
+                change.fail(error)
         self._write_next()
 
     def _sweep(self) -> None:

@@ -110,7 +110,10 @@ class PulsarAdmin:
                 url, headers=self._headers(url), allow_redirects=False, ssl=self._ssl
             ) as answer:
                 if answer.status in _REDIRECTS:
-                    return _target(url, answer.headers.get("Location", ""))
+                    location = answer.headers.get("Location", "")
+                    if not location.startswith(("http://", "https://")) or not urlsplit(location).hostname:
+                        raise Transient(f"the admin API redirects {url} to {location!r}")
+                    return location
                 if answer.status in {204, 404}:  # a setting that is not set is answered without a body
                     return None
                 if answer.status in {401, 403}:
@@ -148,13 +151,6 @@ async def _limited(answer: aiohttp.ClientResponse, url: str) -> bytes:
         if len(body) > ANSWER_BYTES_MAX:
             raise Transient(f"the admin API's answer to {url} is larger than {ANSWER_BYTES_MAX} bytes")
     return bytes(body)
-
-
-def _target(url: str, location: str) -> str:
-    """Return the target of a redirect. Raises Transient without a valid one."""
-    if not location.startswith(("http://", "https://")) or not urlsplit(location).hostname:
-        raise Transient(f"the admin API redirects {url} to {location!r}")
-    return location
 
 
 def _position(answer: bytes | None, url: str) -> Position | None:

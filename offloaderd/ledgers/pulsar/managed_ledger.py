@@ -18,13 +18,7 @@ from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import DRIVER, LedgerOffload, Position
 from offloaderd.core.names.managed_ledgers import ROOT
 from offloaderd.format.parsing import parse_message
-from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import (
-    CompressionType,
-    KeyValue,
-    LedgerInfo,
-    ManagedLedgerInfo,
-    ManagedLedgerInfoMetadata,
-)
+from offloaderd.format.pb.pulsar import ml_data_formats_pb2 as pb
 from offloaderd.format.pulsar.compression import Compression, Undecodable, decompress
 
 MAGIC = b"\x47\x78"
@@ -108,7 +102,7 @@ def decode(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_MAX)
     Raises CorruptData, and InvalidConfig without the library for its compression.
     """
     data, at = content_of(node, key=key, content_bytes_max=content_bytes_max)
-    message = parse_message(ManagedLedgerInfo, data, key=key, at=at)
+    message = parse_message(pb.ManagedLedgerInfo, data, key=key, at=at)
     infos = sorted(message.ledgerInfo, key=lambda info: info.ledgerId)
     for before, after in pairwise(infos):
         if after.ledgerId == before.ledgerId:
@@ -125,7 +119,7 @@ def decode(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_MAX)
     return ManagedLedger(ledgers=ledgers, terminated_at=terminated, properties=_properties(message.properties))
 
 
-def _ledger(info: LedgerInfo, previous: int | None, key: str, at: int) -> ListedLedger:
+def _ledger(info: pb.LedgerInfo, previous: int | None, key: str, at: int) -> ListedLedger:
     numbers = {"ledgerId": info.ledgerId, "entries": info.entries, "size": info.size, "timestamp": info.timestamp}
     for name, number in numbers.items():
         if number < 0:
@@ -158,7 +152,7 @@ def _uuid(msb: int, lsb: int) -> UUID:
     return UUID(bytes=msb.to_bytes(8, "big", signed=True) + lsb.to_bytes(8, "big", signed=True))
 
 
-def _properties(pairs: Iterable[KeyValue]) -> dict[str, str]:
+def _properties(pairs: Iterable[pb.KeyValue]) -> dict[str, str]:
     """Return properties as Pulsar does: of two with one key, the last."""
     return {pair.key: pair.value for pair in pairs}
 
@@ -182,7 +176,7 @@ def content_of(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_
     if len(node) < HEAD_BYTES or size < 0 or body_at > len(node):
         room = max(0, len(node) - HEAD_BYTES)
         raise CorruptData(key=key, offset=2, expected=f"a head of at most {room} bytes", found=size)
-    head = parse_message(ManagedLedgerInfoMetadata, node[HEAD_BYTES:body_at], key=key, at=HEAD_BYTES)
+    head = parse_message(pb.ManagedLedgerInfoMetadata, node[HEAD_BYTES:body_at], key=key, at=HEAD_BYTES)
     declared = head.uncompressedSize
     if not 0 <= declared <= content_bytes_max:
         expected = f"a content of at most {content_bytes_max} bytes"
@@ -190,7 +184,7 @@ def content_of(node: bytes, *, key: str, content_bytes_max: int = CONTENT_BYTES_
     try:
         data = decompress(Compression(head.compressionType), node[body_at:], declared)
     except Undecodable as error:
-        name = CompressionType.Name(head.compressionType)
+        name = pb.CompressionType.Name(head.compressionType)
         expected = f"{declared} bytes compressed by {name}"
         raise CorruptData(key=key, offset=body_at, expected=expected, found=error) from None
     return data, body_at

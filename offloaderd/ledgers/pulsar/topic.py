@@ -117,13 +117,7 @@ class Topic:
         """Return a ledger as BookKeeper has it now. Raises NotFound, CorruptData."""
         metadata = await self._directory.ledger(ledger_id, fresh=True)
         self._note(ledger_id, metadata)
-        return LedgerInfo(
-            ledger_id=ledger_id,
-            closed=metadata.closed,
-            entries=metadata.confirmed_at_least + 1,
-            size_bytes=metadata.length_bytes or 0,
-            created_ms=metadata.ctime_ms,
-        )
+        return _by_metadata(ledger_id, metadata)
 
     async def standing_still(self) -> str | None:
         """Return that for STILL_S the broker has named a ledger that a fresh list lacks; None if not."""
@@ -191,31 +185,17 @@ class Topic:
     async def _info(self, listed: ListedLedger) -> LedgerInfo | None:
         if _complete(listed):
             return _info_of(listed, self._created_ms.get(listed.ledger_id))
-        ledger_id, previous = listed.ledger_id, listed.previous
         try:
-            metadata = await self.metadata(ledger_id)
+            info = _by_metadata(listed.ledger_id, await self.metadata(listed.ledger_id), listed.previous)
         except NotFound:
             return None
-        if metadata.last_entry_id is None:
-            tail = self._tails.get(ledger_id)
-            return LedgerInfo(
-                ledger_id=ledger_id,
-                closed=False,
-                entries=max(metadata.confirmed_at_least, tail.lac if tail is not None else -1) + 1,
-                size_bytes=tail.size_bytes if tail is not None else 0,
-                previous=previous,
-                created_ms=metadata.ctime_ms,
-            )
-        closed_ms = self._closed_ms.setdefault(ledger_id, self._asker.clock.wall_ms())
-        return LedgerInfo(
-            ledger_id=ledger_id,
-            closed=True,
-            entries=metadata.last_entry_id + 1,
-            size_bytes=metadata.length_bytes or 0,
-            closed_at_ms=listed.closed_at_ms or closed_ms,
-            previous=previous,
-            created_ms=metadata.ctime_ms,
-        )
+        if info.closed:
+            closed_ms = self._closed_ms.setdefault(info.ledger_id, self._asker.clock.wall_ms())
+            return replace(info, closed_at_ms=listed.closed_at_ms or closed_ms)
+        tail = self._tails.get(info.ledger_id)
+        if tail is None:
+            return info
+        return replace(info, entries=max(info.entries, tail.lac + 1), size_bytes=tail.size_bytes)
 
 
 def _complete(listed: ListedLedger) -> bool:
@@ -226,6 +206,17 @@ def _complete(listed: ListedLedger) -> bool:
 def _deleted_by_list(listed: ListedLedger) -> bool:
     """Whether Pulsar offloaded the ledger itself and deleted it from BookKeeper."""
     return listed.offload is not None and listed.offload.bookkeeper_deleted
+
+
+def _by_metadata(ledger_id: int, metadata: LedgerMetadata, previous: int | None = None) -> LedgerInfo:
+    return LedgerInfo(
+        ledger_id=ledger_id,
+        closed=metadata.closed,
+        entries=metadata.confirmed_at_least + 1,
+        size_bytes=metadata.length_bytes or 0,
+        previous=previous,
+        created_ms=metadata.ctime_ms,
+    )
 
 
 def _info_of(listed: ListedLedger, created_ms: int | None = None) -> LedgerInfo:

@@ -12,6 +12,7 @@ import pytest
 
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import TopicName
+from offloaderd.ledgers.book import RollLimits
 from offloaderd.ledgers.embedded.store import EmbeddedLedgers
 from offloaderd.metadata import paths
 from offloaderd.objects import keys
@@ -99,7 +100,7 @@ async def test_metadata_that_were_restored_lose_nothing(site: Site) -> None:
                 await offload(client, TOPIC)
             await stopped(daemon)
         stored = {info.key async for info in objects.list()}
-        source = EmbeddedLedgers(site.directory / "ledgers", clock=CLOCK, ledger_entries_max=700)
+        source = EmbeddedLedgers(site.directory / "ledgers", clock=CLOCK, limits=RollLimits(entries_max=700))
         async with source:
             for info in (await source.ledgers(TOPIC))[:-1]:
                 await source.delete(TOPIC, info.ledger_id)

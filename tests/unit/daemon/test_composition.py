@@ -95,8 +95,8 @@ def test_what_is_written_down_is_told_from_what_is_so_by_default() -> None:
     """Of every value it is known whether somebody set it in the daemon's file; all of them agree with the settings."""
     settings = Settings(objects=FILES, offload=OffloadSettings(segment_age_max_s=30))
     holds = effective(contexts.policy_levels(settings))
-    assert holds.level_of("segment_age_max_s").origin is Origin.SETTINGS
-    assert holds.level_of("segment_bytes_max").origin is Origin.DEFAULT
+    assert holds.levels["segment_age_max_s"].origin is Origin.SETTINGS
+    assert holds.levels["segment_bytes_max"].origin is Origin.DEFAULT
     assert holds.values.segment_bytes_max == settings.offload.segment_bytes_max
     untouched = effective([])
     by_settings = effective(contexts.policy_levels(Settings(objects=FILES)))

@@ -7,6 +7,7 @@ import sys
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.model import TopicName
+from offloaderd.ledgers.book import RollLimits
 from offloaderd.ledgers.embedded.store import EmbeddedLedgers
 from offloaderd.testing import payloads
 
@@ -27,7 +28,7 @@ async def appending(store: EmbeddedLedgers, topic: TopicName) -> None:
 async def main(directory: str) -> None:
     """Append to two topics side by side, so that commits are shared."""
     async with (
-        EmbeddedLedgers(directory, clock=SystemClock(), ledger_entries_max=500) as store,
+        EmbeddedLedgers(directory, clock=SystemClock(), limits=RollLimits(entries_max=500)) as store,
         asyncio.TaskGroup() as group,
     ):
         for topic in TOPICS:

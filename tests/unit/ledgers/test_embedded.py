@@ -25,6 +25,7 @@ from offloaderd.core.errors import (
     Transient,
 )
 from offloaderd.core.model import Position, TopicName
+from offloaderd.ledgers.book import RollLimits
 from offloaderd.ledgers.embedded.database import RESERVE_BYTES
 from offloaderd.ledgers.embedded.store import EmbeddedLedgers, EmbeddedReader
 from offloaderd.testing import FakeClock, payloads
@@ -43,7 +44,9 @@ OTHER = TopicName.parse("other")
 
 def opened(directory: Path, *, entries_max: int = 50_000, age_max_s: float = 1e9) -> EmbeddedLedgers:
     """Return a store that is not entered yet."""
-    return EmbeddedLedgers(directory, clock=FakeClock(), ledger_entries_max=entries_max, ledger_age_max_s=age_max_s)
+    return EmbeddedLedgers(
+        directory, clock=FakeClock(), limits=RollLimits(entries_max=entries_max, age_max_s=age_max_s)
+    )
 
 
 async def everything(store: EmbeddedLedgers, topic: TopicName = TOPIC) -> list[bytes]:
@@ -112,7 +115,7 @@ async def test_the_age_of_a_ledger_starts_anew_after_a_restart(tmp_path: Path) -
         await store.append(TOPIC, payloads(1))
     clock = FakeClock(start_ms=0)
     await clock.advance(500)
-    async with EmbeddedLedgers(tmp_path, clock=clock, ledger_age_max_s=60) as store:
+    async with EmbeddedLedgers(tmp_path, clock=clock, limits=RollLimits(age_max_s=60)) as store:
         assert await store.append(TOPIC, payloads(1)) == Position(0, 1)
         await clock.advance(60)
         assert await store.append(TOPIC, payloads(1)) == Position(1, 0)
@@ -135,7 +138,7 @@ async def test_acknowledged_entries_survive_kill_9(tmp_path: Path, lines: int) -
     for line in said:
         name, number, last = line.decode().split()
         acknowledged[name] = (int(number), last)
-    async with EmbeddedLedgers(tmp_path, clock=SystemClock(), ledger_entries_max=500) as store:
+    async with EmbeddedLedgers(tmp_path, clock=SystemClock(), limits=RollLimits(entries_max=500)) as store:
         for topic in await store.topics():
             found = await everything(store, topic)
             count, position = acknowledged[topic.local]

@@ -10,6 +10,7 @@ import pytest
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import CorruptData, Denied, NotFound
 from offloaderd.core.model import Confirmed, Position, TopicName
+from offloaderd.ledgers.book import RollLimits
 from offloaderd.ledgers.embedded.database import READERS
 from offloaderd.ledgers.embedded.store import EmbeddedLedgers, EmbeddedReader
 
@@ -34,7 +35,7 @@ async def read(reader: EmbeddedReader, ledger_id: int, first: int, last: int) ->
 async def test_what_is_written_meanwhile_is_read(tmp_path: Path) -> None:
     """Topics, ledgers, lengths and entries are those of the store, as of its last commit."""
     entries = [f"{number}".encode() * 3 for number in range(25)]
-    async with EmbeddedLedgers(tmp_path, clock=CLOCK, ledger_entries_max=10) as store:
+    async with EmbeddedLedgers(tmp_path, clock=CLOCK, limits=RollLimits(entries_max=10)) as store:
         await store.append(TOPIC, entries[:5])
         async with EmbeddedReader(tmp_path, clock=CLOCK) as reader:
             await store.append(TOPIC, entries[5:])
@@ -54,7 +55,7 @@ async def test_what_is_not_there_is_named(tmp_path: Path) -> None:
         async with EmbeddedReader(tmp_path, clock=CLOCK):
             pass
     assert list(tmp_path.iterdir()) == []
-    async with EmbeddedLedgers(tmp_path, clock=CLOCK, ledger_entries_max=10) as store:
+    async with EmbeddedLedgers(tmp_path, clock=CLOCK, limits=RollLimits(entries_max=10)) as store:
         last = await store.append(TOPIC, [b"x"] * 15)
         assert last == Position(1, 4)
         async with EmbeddedReader(tmp_path, clock=CLOCK) as reader:
@@ -75,7 +76,7 @@ async def test_what_is_not_there_is_named(tmp_path: Path) -> None:
 
 async def test_a_missing_row_of_a_ledger_that_is_there_is_corrupt(tmp_path: Path) -> None:
     """It is not taken for a deleted ledger, which would count as a loss."""
-    async with EmbeddedLedgers(tmp_path, clock=CLOCK, ledger_entries_max=10) as store:
+    async with EmbeddedLedgers(tmp_path, clock=CLOCK, limits=RollLimits(entries_max=10)) as store:
         await store.append(TOPIC, [b"x"] * 15)
         writer = store._database._writer
         assert writer is not None
@@ -108,7 +109,7 @@ async def test_a_range_costs_the_same_in_a_store_of_many_ledgers(tmp_path: Path)
             assert await read(reader, 0, 0, 0) == [b"x"]
             return steps
 
-    async with EmbeddedLedgers(tmp_path, clock=CLOCK, ledger_entries_max=1) as store:
+    async with EmbeddedLedgers(tmp_path, clock=CLOCK, limits=RollLimits(entries_max=1)) as store:
         await store.append(TOPIC, [b"x"] * 3)
         alone = await cost()
         await store.append(TOPIC, [b"x"] * 300)

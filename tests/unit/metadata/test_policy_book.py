@@ -62,10 +62,10 @@ async def test_what_is_said_of_a_namespace_stands_between_the_patterns(
         await book.load()
         policy = TopicPolicy(segment_bytes_max=5, segment_age_max_s=5.0, selected_by=selected_by)
         found = book.effective(TOPIC, policy)
-        assert found.level_of("segment_bytes_max")[::2] == (origin, name)
+        assert found.levels["segment_bytes_max"][::2] == (origin, name)
         assert found.values.segment_bytes_max == (3 if origin is Origin.NAMESPACE else 5)
         assert found.values.segment_age_max_s == 5.0  # which the namespace does not say
-        assert found.level_of("deletion_lag_s").origin is Origin.SETTINGS
+        assert found.levels["deletion_lag_s"].origin is Origin.SETTINGS
         assert book.effective(replace(TOPIC, namespace="us"), None).values.segment_bytes_max == 4
         elsewhere = book.effective(replace(TOPIC, namespace="asia"), None)
         assert (elsewhere.values.segment_bytes_max, elsewhere.known) == (2, False)

@@ -47,7 +47,7 @@ def test_the_narrowest_that_says_something_counts(said: tuple[OffloadPolicies, .
     for name in NAMES:
         asked = "retention" if name in LIMITS else name
         first = next((one for one in levels if getattr(one.policies, asked) is not None), BUILT_IN)
-        assert merged.level_of(name) == first
+        assert merged.levels[name] == first
         assert getattr(merged.values, name) == getattr(first.policies, name)
 
 

@@ -15,7 +15,8 @@ from offloaderd.core.names.patterns import Scope, TopicPattern
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.records import Selection, TopicPolicy, disabled
 from offloaderd.policy.resolver import PolicyResolver, node_of
-from offloaderd.policy.selection import Change, Outcome, Rules, partitioned_among
+from offloaderd.policy.selection import Change, Outcome, Rules
+from offloaderd.policy.updates import partitioned_among
 from offloaderd.testing.memory.metadata import MemoryTree
 
 if TYPE_CHECKING:
