@@ -12,9 +12,8 @@ from offloaderd.bookkeeper.ledger_tail import Broker, TailAsker
 from offloaderd.bookkeeper.long_poll import LongPolls
 from offloaderd.bookkeeper.metadata import index_metadata
 from offloaderd.bookkeeper.ports import Bookies, Znodes
-from offloaderd.bookkeeper.range_read import Lengths, RangeRead
 from offloaderd.bookkeeper.rate_limits import Limits
-from offloaderd.bookkeeper.replicas import BookieOrder, LedgerAt, ReplicaReader, checker_for
+from offloaderd.bookkeeper.replicas import BookieOrder, LedgerAt, Lengths, RangeRead, ReplicaReader, checker_for
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.aio import Tasks
 from offloaderd.core.clock import Clock
@@ -24,8 +23,7 @@ from offloaderd.core.model import Confirmed, EntryBatch, LedgerInfo, TopicName
 from offloaderd.core.names import managed_ledgers as pulsar_names
 from offloaderd.ledgers.port import Changes
 from offloaderd.ledgers.pulsar.directory import Directory, Nodes
-from offloaderd.ledgers.pulsar.topic import Topic
-from offloaderd.ledgers.pulsar.watcher import Follower, Pulse
+from offloaderd.ledgers.pulsar.topic import Follower, Pulse, Topic
 
 TOPICS_MAX = 10_000
 """Topics in memory without watchers: those used last."""

@@ -13,7 +13,7 @@ from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.aio import Tasks
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import Position
-from offloaderd.ledgers.pulsar.watcher import HEARTBEAT_S
+from offloaderd.ledgers.pulsar.topic import HEARTBEAT_S
 from offloaderd.testing import FakeClock, payloads
 from tests.unit.bookkeeper.bench import Bench, benched
 from tests.unit.bookkeeper.fake_cluster import FakeBookies, FakeLedger, Shape

@@ -13,7 +13,7 @@ from offloaderd.core.errors import Closed, NotFound, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Confirmed, Edge, Position
 from offloaderd.ledgers.pulsar.source import BookKeeperLedgers
-from offloaderd.ledgers.pulsar.watcher import TICK_S
+from offloaderd.ledgers.pulsar.topic import TICK_S
 from offloaderd.testing import FakeClock, payloads
 from tests.unit.bookkeeper.bench import Bench, benched
 from tests.unit.bookkeeper.fake_cluster import TOPIC, FakeCluster
