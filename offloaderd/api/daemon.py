@@ -18,7 +18,7 @@ from offloaderd.fleet.placement import standing
 from offloaderd.fleet.registration import Registration
 from offloaderd.format.parsing import filled
 from offloaderd.metadata.port import MetadataStore
-from offloaderd.metadata.records.daemon import DaemonNode
+from offloaderd.metadata.records.ownership import DaemonNode
 from offloaderd.policy import updates
 from offloaderd.policy.records import Paused
 from offloaderd.protocol.v1 import (

@@ -18,9 +18,9 @@ from offloaderd.history.plan import Extent, extent_of, left_of, waits
 from offloaderd.history.rewriting.rollback import Progress, Rollback
 from offloaderd.metadata import history, nodes, paths
 from offloaderd.metadata.port import MetadataStore
-from offloaderd.metadata.records import rollback as rollback_record
+from offloaderd.metadata.records import orders
 from offloaderd.metadata.records.history import HistoryPlan, RangeState, Worker
-from offloaderd.metadata.records.rollback import RollbackOrder
+from offloaderd.metadata.records.orders import RollbackOrder
 from offloaderd.metadata.topic_map.conversion import LedgerState, Standing
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.policy.records import TopicPolicy
@@ -187,7 +187,7 @@ class RollbackService(rollback_pb2_grpc.RollbackServiceServicer):
         topic, rollback = topic_map.topic, self._engine.rollback
         if to is not None and to not in topic_map.contexts:
             raise NotFound(f"{topic} has no ledger {to} in the tier", hint="offloadctl ledgers list")
-        order = await nodes.record(self._metadata, paths.rollback_order(topic), rollback_record.decode)
+        order = await nodes.record(self._metadata, paths.rollback_order(topic), orders.decode_rollback)
         method = (await self._engine.book.of(topic)).values.method or OffloadMethod.STREAMING
         unfinished = topic_map.unfinished
         return rollback_pb2.PlanRollbackResponse(

@@ -13,7 +13,7 @@ from offloaderd.fleet.engine import Engine
 from offloaderd.format.parsing import filled
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.port import MetadataStore
-from offloaderd.metadata.records.owner import Owner
+from offloaderd.metadata.records.ownership import Owner
 from offloaderd.metadata.records.verified import SegmentVerified
 from offloaderd.protocol.conversion import from_position, to_position
 from offloaderd.protocol.v1 import inspect_pb2 as pb

@@ -16,7 +16,7 @@ from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.port import MetadataStore
-from offloaderd.metadata.records.request import Asked
+from offloaderd.metadata.records.orders import Asked
 from offloaderd.policy import store as policies
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.protocol.conversion import to_position

@@ -41,7 +41,7 @@ from offloaderd.daemon.topic_context import opened_context, topic_context
 from offloaderd.fleet.engine import Engine
 from offloaderd.fleet.registration import Registration
 from offloaderd.metadata.port import MetadataStore, SessionState
-from offloaderd.objects.bucket import bucket_store, check_places
+from offloaderd.objects.opening import bucket_store, check_places
 from offloaderd.objects.port import SegmentStore
 from offloaderd.segment.failures import StoreReach
 from offloaderd.topic.buffer import BufferPool

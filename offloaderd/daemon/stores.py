@@ -1,5 +1,5 @@
 """The metadata store and the ledger source that the settings name, for the daemon, for commands and for jobs; probes of
-all stores. The bucket is opened by objects/bucket.py.
+all stores. The bucket is opened by objects/opening.py.
 
 The cluster's ZooKeeper is reached by a session of its own from its root, which nothing here can write with: the source
 and the bookies are handed the reading half alone. Only the embedded store can be written.

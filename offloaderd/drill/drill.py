@@ -21,7 +21,7 @@ from offloaderd.drill.exercises import EXERCISES, Broken, Exercise, Ground
 from offloaderd.drill.s3_proxy import S3Proxy
 from offloaderd.drill.scratch import TOPIC, Pair, Scratch
 from offloaderd.drill.tcp_proxy import Link
-from offloaderd.objects.bucket import bucket_store
+from offloaderd.objects.opening import bucket_store
 from offloaderd.standalone.ports import free_ports
 
 PROMISES = {

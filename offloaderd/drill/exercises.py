@@ -19,12 +19,12 @@ from offloaderd.drill.scratch import SEGMENT_AGE_S, SESSION_S, TOPIC, Scratch
 from offloaderd.drill.tcp_proxy import Link
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import Delete, Replace
-from offloaderd.metadata.records import epoch as epoch_record
-from offloaderd.metadata.records.epoch import Epoch
+from offloaderd.metadata.records import ownership
+from offloaderd.metadata.records.ownership import Epoch
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
-from offloaderd.objects.bucket import bucket_store
+from offloaderd.objects.opening import bucket_store
 from offloaderd.protocol.v1 import admin_pb2, ledgers_pb2, retention_pb2
 from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.stored import Site
@@ -245,10 +245,10 @@ async def owner(ground: Ground) -> str:
     refused = ground.metric("fenced_writes_total")
     async with ground.scratch.metadata_store() as store:
         node = await store.get(paths.epoch(TOPIC))
-        epoch = epoch_record.decode(node.value, path=paths.epoch(TOPIC)).epoch
+        epoch = ownership.decode_epoch(node.value, path=paths.epoch(TOPIC)).epoch
         rival = Epoch(epoch=epoch + 1, daemon_id="drill-rival", claimed_ms=ground.clock.wall_ms())
         held = await store.get(paths.owner(TOPIC))
-        raised = Replace(paths.epoch(TOPIC), epoch_record.encode(rival), node.version)
+        raised = Replace(paths.epoch(TOPIC), ownership.encode_epoch(rival), node.version)
         await store.transact([raised, Delete(paths.owner(TOPIC), held.version)])
         known = (await catalog.load(store, TOPIC)).segments
     await ground.write(100, SMALL)

@@ -26,7 +26,7 @@ from offloaderd.daemon.settings import Settings, check
 from offloaderd.daemon.settings.sections import all_settings
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
-from offloaderd.objects.bucket import bucket_store
+from offloaderd.objects.opening import bucket_store
 from offloaderd.objects.port import PART_BYTES_MIN
 
 DAYS = 2

@@ -36,9 +36,8 @@ from offloaderd.history.plan import History
 from offloaderd.history.rewriting.rollback import Rollback
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
-from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.metadata.records.identity import Refusal
-from offloaderd.metadata.records.owner import Owner
+from offloaderd.metadata.records.ownership import DaemonNode, Owner
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import marker

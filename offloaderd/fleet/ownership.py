@@ -18,10 +18,10 @@ from offloaderd.core.model import TopicName
 from offloaderd.core.retry import until_answered
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.port import Check, Create, Delete, MetadataStore, Replace, Session, Step
-from offloaderd.metadata.records import epoch as epoch_record
-from offloaderd.metadata.records import owner as owner_record
-from offloaderd.metadata.records.daemon import DaemonNode
-from offloaderd.metadata.records.owner import Owner
+from offloaderd.metadata.records import ownership as epoch_record
+from offloaderd.metadata.records import ownership as owner_record
+from offloaderd.metadata.records.ownership import DaemonNode
+from offloaderd.metadata.records.ownership import Owner
 from offloaderd.segment.claim.fence import Claim
 
 log = structlog.get_logger(__name__)

@@ -18,8 +18,8 @@ from offloaderd.core.retry import until_answered
 from offloaderd.fleet.settings import PlacementSettings
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import MetadataStore
-from offloaderd.metadata.records import daemon as daemon_record
-from offloaderd.metadata.records.daemon import DaemonNode
+from offloaderd.metadata.records import ownership
+from offloaderd.metadata.records.ownership import DaemonNode
 
 log = structlog.get_logger(__name__)
 
@@ -130,7 +130,7 @@ class Placement:
         async def read(name: str) -> DaemonNode | None:
             path = f"{paths.DAEMONS}/{name}"
             try:
-                return daemon_record.decode((await self._store.get(path)).value, path=path)
+                return ownership.decode_daemon((await self._store.get(path)).value, path=path)
             except NotFound:
                 return None
             except CorruptData as error:

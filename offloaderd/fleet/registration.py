@@ -24,8 +24,8 @@ from offloaderd.core.retry import Backoff
 from offloaderd.fleet.engine import Engine
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import MetadataStore, Replace
-from offloaderd.metadata.records import daemon as daemon_record
-from offloaderd.metadata.records.daemon import DaemonNode
+from offloaderd.metadata.records import ownership as daemon_record
+from offloaderd.metadata.records.ownership import DaemonNode
 
 log = structlog.get_logger(__name__)
 

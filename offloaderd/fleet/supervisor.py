@@ -20,7 +20,7 @@ from offloaderd.fleet import ownership
 from offloaderd.history import plan as history
 from offloaderd.history.adoption import adopt_head
 from offloaderd.metadata.port import Session
-from offloaderd.metadata.records.daemon import DaemonNode
+from offloaderd.metadata.records.ownership import DaemonNode
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.policy.policies import Effective, OffloadPolicies

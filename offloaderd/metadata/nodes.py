@@ -19,8 +19,8 @@ from offloaderd.metadata.records.context import Piece
 
 T = TypeVar("T")
 
-PIECES_TRIES = 10
-"""Number of times that a context is read while it changes."""
+READ_TRIES = 10
+"""Number of times that a context, or the losses, are read while they change."""
 
 
 async def contexts(
@@ -53,7 +53,7 @@ async def stored_context(store: MetadataStore, path: str, known: StoredContext |
         return await node(store, f"{path}/{piece.number}")
 
     found = await node(store, path)
-    for _ in range(PIECES_TRIES):
+    for _ in range(READ_TRIES):
         if found is None:
             return None
         table = context.pieces_of(found.value, path=path)
@@ -70,14 +70,19 @@ async def stored_context(store: MetadataStore, path: str, known: StoredContext |
 
 
 async def losses(store: MetadataStore, topic: TopicName) -> dict[Loss, str]:
-    """Read the lost ranges and their nodes' names; one that a wider one is just replacing may be read beside it."""
+    """Read the lost ranges and their nodes' names; one that a wider one is just replacing may be read beside it.
 
-    async def read(name: str) -> Loss | None:
-        return await record(store, f"{paths.losses(topic)}/{name}", loss_record.decode)
-
-    names = await store.children(paths.losses(topic))
-    found = await each(names, read)
-    return {one: name for one, name in zip(found, names, strict=True) if one is not None}
+    If one that was listed is missing, a wider one may have replaced it, so they are listed anew. Raises CorruptData,
+    Transient.
+    """
+    folder = paths.losses(topic)
+    for _ in range(READ_TRIES):
+        names = await store.children(folder)
+        found = await each(names, lambda name: record(store, f"{folder}/{name}", loss_record.decode))
+        there = {one: name for one, name in zip(found, names, strict=True) if one is not None}
+        if None not in found:
+            return there
+    raise Transient(f"{folder} changes faster than it can be read")
 
 
 async def record(store: MetadataStore, path: str, decode: Callable[..., T]) -> T | None:

@@ -150,7 +150,7 @@ rollback_attempt = _node("rollback/attempt")
 
 
 def loss(name: TopicName, node: str) -> str:
-    """Record of one lost range; `loss_nodes.py` chooses its name."""
+    """Record of one lost range; `records/loss.py` chooses its name."""
     return f"{losses(name)}/{node}"
 
 

@@ -17,7 +17,7 @@ from offloaderd.core.errors import BucketMissing, OffloaderError
 from offloaderd.core.model import TopicName
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.objects.bucket import bucket_store
+from offloaderd.objects.opening import bucket_store
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.spark.errors import brief, from_spark

@@ -23,9 +23,9 @@ from offloaderd.ledgers.chain import Run
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.port import MetadataStore
-from offloaderd.metadata.records import request as asked_record
+from offloaderd.metadata.records import orders
 from offloaderd.metadata.records.history import Worker
-from offloaderd.metadata.records.request import Asked
+from offloaderd.metadata.records.orders import Asked
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.view import TopicView
@@ -287,7 +287,7 @@ class Fate(NamedTuple):
 
 async def read(store: MetadataStore, topic: TopicName) -> Asked | None:
     """Return the last request, None for none. Raises CorruptData, Transient."""
-    return await nodes.record(store, paths.asked(topic), asked_record.decode)
+    return await nodes.record(store, paths.asked(topic), orders.decode_asked)
 
 
 async def record(store: MetadataStore, topic: TopicName, topic_map: TopicMap, asked: Asked) -> None:
@@ -295,7 +295,7 @@ async def record(store: MetadataStore, topic: TopicName, topic_map: TopicMap, as
 
     An unreadable record is replaced, unless a later release wrote it: raises NewerRecord.
     """
-    path, value = paths.asked(topic), asked_record.encode(asked)
+    path, value = paths.asked(topic), orders.encode_asked(asked)
     for _ in range(WRITE_TRIES):
         node = await nodes.node(store, path)
         try:
@@ -313,7 +313,7 @@ async def record(store: MetadataStore, topic: TopicName, topic_map: TopicMap, as
 def _includes(value: bytes, path: str, topic_map: TopicMap, asked: Asked) -> bool:
     """Return whether the recorded request is open and reaches at least as far as `asked`."""
     try:
-        known = asked_record.decode(value, path=path)
+        known = orders.decode_asked(value, path=path)
     except NewerRecord:
         raise
     except CorruptData:

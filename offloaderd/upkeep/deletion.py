@@ -17,8 +17,8 @@ from offloaderd.core.errors import CorruptData, NotFound, OffloaderError, Transi
 from offloaderd.core.retry import Backoff
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.identity import deletion_refused
-from offloaderd.metadata.records import trash as trash_record
-from offloaderd.metadata.records.trash import Trash
+from offloaderd.metadata.records import deletion
+from offloaderd.metadata.records.deletion import Trash
 from offloaderd.metadata.topic_map.last_copy import last_copy
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.keys import SegmentKeys
@@ -77,7 +77,7 @@ async def empty_trash(
         except NotFound:
             continue
         try:
-            record = trash_record.decode(node.value, path=path)
+            record = deletion.decode_trash(node.value, path=path)
         except CorruptData as error:
             log.error("trash.blocked", topic=str(topic), segment_id=name, why=str(error), hint=_HINT)  # noqa: TRY400
             left += 1

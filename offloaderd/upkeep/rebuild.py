@@ -40,9 +40,9 @@ from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.identity import ensure_deployment
 from offloaderd.metadata.port import MetadataStore
-from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records import loss as loss_record
+from offloaderd.metadata.records import ownership
 from offloaderd.metadata.records.identity import Deployment
 from offloaderd.objects import keys
 from offloaderd.objects.broker_ledger import verified_index
@@ -385,8 +385,8 @@ async def _write_topic(metadata: MetadataStore, plan: TopicPlan, *, enable: bool
     contexts = {paths.ledger(topic, ledger_id): stored for ledger_id, stored in plan.map.contexts.items()}
     wanted += [(path, stored.value) for path, stored in contexts.items()]
     last_ms = plan.map.segments[-1].offloaded_ms
-    epoch = epoch_record.Epoch(epoch=plan.epoch, daemon_id=AUTHOR, claimed_ms=last_ms)
-    wanted.append((paths.epoch(topic), epoch_record.encode(epoch)))
+    epoch = ownership.Epoch(epoch=plan.epoch, daemon_id=AUTHOR, claimed_ms=last_ms)
+    wanted.append((paths.epoch(topic), ownership.encode_epoch(epoch)))
     await each(wanted, lambda node: _put(metadata, *node))
     below = [(f"{path}/{n}", piece.value) for path, stored in contexts.items() for n, piece in stored.pieces.items()]
     await each(below, lambda node: _put(metadata, *node))

@@ -13,7 +13,7 @@ import pytest
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NotFound
 from offloaderd.objects import checks
-from offloaderd.objects.filesystem.store import FilesystemStore
+from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.objects.port import PART_BYTES_MIN, PartInfo
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings

@@ -29,20 +29,14 @@ from offloaderd.format.v2 import SegmentLayout
 from offloaderd.metadata.records import (
     attempt,
     context,
-    daemon,
-    epoch,
-    floor,
+    deletion,
     grant,
     history,
     identity,
     loss,
-    owner,
-    rollback,
-    trash,
+    orders,
+    ownership,
     verified,
-)
-from offloaderd.metadata.records import (
-    request as asked,
 )
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.records import (
@@ -195,9 +189,9 @@ GRANT = grant.Grant(
 ACCEPTED = identity.Acceptance(kind="other-source", evidence="i-0", by="cert:alice", at_ms=1_700_000_000_500)
 VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
     "asked": (
-        asked.encode,
-        asked.decode,
-        asked.Asked(
+        orders.encode_asked,
+        orders.decode_asked,
+        orders.Asked(
             wanted="all of it",
             target=Position(7, 7),
             stood=Position(7, 2),
@@ -258,9 +252,9 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
         ),
     ),
     "daemon": (
-        daemon.encode,
-        daemon.decode,
-        daemon.DaemonNode(
+        ownership.encode_daemon,
+        ownership.decode_daemon,
+        ownership.DaemonNode(
             daemon_id="d-1",
             address="d-1:7650",
             version="0.1.0",
@@ -271,11 +265,15 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
             process="boot/namespace/1/2",
         ),
     ),
-    "epoch": (epoch.encode, epoch.decode, epoch.Epoch(epoch=4, daemon_id="d-1", claimed_ms=1_700_000_000_000)),
+    "epoch": (
+        ownership.encode_epoch,
+        ownership.decode_epoch,
+        ownership.Epoch(epoch=4, daemon_id="d-1", claimed_ms=1_700_000_000_000),
+    ),
     "floor": (
-        floor.encode,
-        floor.decode,
-        floor.Floor(
+        deletion.encode_floor,
+        deletion.decode_floor,
+        deletion.Floor(
             position=Position(7, 7),
             end=LedgerEnd(8, 9),
             deleted_ms=1_700_000_000_000,
@@ -321,9 +319,9 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
     ),
     "loss": (loss.encode, loss.decode, Loss(Position(5, 1), Position(7, 3), 2, 1_700_000_000_000)),
     "owner": (
-        owner.encode,
-        owner.decode,
-        owner.Owner(daemon_id="d-1", address="d-1:7650", session_id="0x1", epoch=4),
+        ownership.encode_owner,
+        ownership.decode_owner,
+        ownership.Owner(daemon_id="d-1", address="d-1:7650", session_id="0x1", epoch=4),
     ),
     "policy": (
         encode_policy,
@@ -331,9 +329,9 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
         TopicPolicy(enabled=True, selected_by="public/*", partitioned=True, **SAID),
     ),
     "rollback-order": (
-        rollback.encode,
-        rollback.decode,
-        rollback.RollbackOrder(
+        orders.encode_rollback,
+        orders.decode_rollback,
+        orders.RollbackOrder(
             to_ledger_id=9, ordered_ms=1_700_000_000_000, ended_ms=1, stopped=True, failures={7: "not closed"}
         ),
     ),
@@ -347,9 +345,9 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
         ),
     ),
     "trash": (
-        trash.encode,
-        trash.decode,
-        trash.Trash(
+        deletion.encode_trash,
+        deletion.decode_trash,
+        deletion.Trash(
             segment_id=SEGMENT,
             upload_id="upload-1",
             reason="failed",
@@ -360,9 +358,9 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
         ),
     ),
     "trash-of-the-map": (
-        trash.encode,
-        trash.decode,
-        trash.Trash(
+        deletion.encode_trash,
+        deletion.decode_trash,
+        deletion.Trash(
             segment_id=SEGMENT,
             upload_id="",
             reason="merged",

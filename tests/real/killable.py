@@ -20,7 +20,7 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.daemon import stores
 from offloaderd.ledgers.embedded.store import EmbeddedLedgers
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
-from offloaderd.objects import bucket
+from offloaderd.objects import opening
 from offloaderd.objects.s3.store import S3Store
 from tests.real import labels
 
@@ -176,7 +176,7 @@ trap = Trap("", "before")
 if __name__ == "__main__":
     trap = Trap.parse(os.environ[VARIABLE])
     with (
-        mock.patch.object(bucket, "S3Store", KillableObjects),
+        mock.patch.object(opening, "S3Store", KillableObjects),
         mock.patch.object(stores, "ZooKeeperStore", KillableMetadata),
         mock.patch.object(stores, "EmbeddedLedgers", KillableLedgers),
     ):

@@ -20,8 +20,8 @@ from offloaderd.format.head import PlaceMarker
 from offloaderd.ledgers.known_source import KnownSource
 from offloaderd.metadata import paths
 from offloaderd.metadata.identity import ensure_deployment
-from offloaderd.metadata.records.daemon import DaemonNode
 from offloaderd.metadata.records.identity import Deployment
+from offloaderd.metadata.records.ownership import DaemonNode
 from offloaderd.objects import marker
 from offloaderd.objects.places import Place, Places
 from offloaderd.policy.policies import Level, Origin

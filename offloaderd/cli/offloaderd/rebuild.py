@@ -18,7 +18,7 @@ from offloaderd.core.errors import Conflict, Transient
 from offloaderd.core.model import TopicName
 from offloaderd.daemon import log
 from offloaderd.daemon.stores import metadata_store, sites
-from offloaderd.objects.bucket import bucket_store
+from offloaderd.objects.opening import bucket_store
 from offloaderd.protocol.message_json import picked
 from offloaderd.upkeep import rebuild as work
 from offloaderd.upkeep.rebuild import Found, Plan

@@ -23,7 +23,7 @@ from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.stores import metadata_store, sites
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.objects.bucket import bucket_store
+from offloaderd.objects.opening import bucket_store
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.protocol.message_json import picked
 from offloaderd.upkeep.flaws import Level, damage_by_segment

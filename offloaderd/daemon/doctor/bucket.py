@@ -11,7 +11,7 @@ from offloaderd.core.errors import CorruptData, OffloaderError
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Reading, fail, ok, skipped, warn
 from offloaderd.daemon.settings import Settings
 from offloaderd.objects import marker
-from offloaderd.objects.bucket import BucketStore, bucket_store
+from offloaderd.objects.opening import BucketStore, bucket_store
 from offloaderd.objects.port import PART_BYTES_MIN, ObjectReader
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import named_places

@@ -11,7 +11,7 @@ from offloaderd.daemon.doctor.machine import clock_checks, listen, machine_check
 from offloaderd.daemon.doctor.zookeeper import open_store, zookeeper_checks
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.settings.rules import doubtful
-from offloaderd.objects.bucket import bucket_store, check_places
+from offloaderd.objects.opening import bucket_store, check_places
 
 
 def invalid(mistakes: Sequence[str]) -> list[CheckResult]:

@@ -11,8 +11,8 @@ from offloaderd.core.errors import Conflict, Fenced, NotFound, OffloaderError, T
 from offloaderd.core.model import TopicName
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.port import Create, Replace
-from offloaderd.metadata.records import rollback as rollback_record
-from offloaderd.metadata.records.rollback import RollbackOrder
+from offloaderd.metadata.records import orders
+from offloaderd.metadata.records.orders import RollbackOrder
 from offloaderd.segment.claim.fence import Fence
 
 Decide = Callable[[RollbackOrder | None], RollbackOrder]
@@ -82,7 +82,7 @@ class OrderDesk:
     async def _load(self) -> None:
         path = paths.rollback_order(self._topic)
         node = await nodes.node(self._fence.store, path)
-        self.order = rollback_record.decode(node.value, path=path) if node is not None else None
+        self.order = orders.decode_rollback(node.value, path=path) if node is not None else None
         self._version = node.version if node is not None else None
         self._known = True
 
@@ -132,7 +132,7 @@ class OrderDesk:
         return after
 
     async def _write(self, order: RollbackOrder) -> None:
-        path, value = paths.rollback_order(self._topic), rollback_record.encode(order)
+        path, value = paths.rollback_order(self._topic), orders.encode_rollback(order)
         version = self._version
 
         async def recorded() -> bool:

@@ -28,7 +28,7 @@ from offloaderd.history.rewriting.stored_feed import PIECE_BYTES, Unreadable
 from offloaderd.metadata import paths
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records.attempt import Attempt
-from offloaderd.metadata.records.rollback import RollbackOrder
+from offloaderd.metadata.records.orders import RollbackOrder
 from offloaderd.metadata.topic_map import conversion
 from offloaderd.metadata.topic_map.conversion import LedgerState, Standing
 from offloaderd.metadata.topic_map.map import TopicMap

@@ -1,4 +1,12 @@
-"""`losses/<ledger id>`: entries that the source deleted before they were offloaded; no reader may skip such a gap."""
+"""`losses/<ledger id>`: entries that the source deleted before they were offloaded; no reader may skip such a gap.
+
+Nearly every loss ends at the begin of a ledger and is named by that ledger; older releases named all so. A ledger may
+have several losses: one after the other, or one of history and one of live entries. Later ones have a longer name.
+Readers of losses ignore the names; a deletion needs the name that was read.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 
 from offloaderd.core.model import START, Loss, Position
 from offloaderd.format.parsing import halves
@@ -22,3 +30,30 @@ def decode(data: bytes, *, path: str) -> Loss:
     if before <= after:
         codec.corrupt(path, f"a range behind {after}", before)
     return Loss(after, before, record.entries, record.noticed_ms)
+
+
+def usual(loss: Loss) -> str:
+    """Return a loss's name, if no other loss has it."""
+    return str(loss.before.ledger_id)
+
+
+def free(loss: Loss, taken: Collection[str]) -> str:
+    """Return the first of a loss's possible names that is not taken."""
+    short = usual(loss)
+    longer = f"{short}-{loss.before.entry_id}"
+    longest = f"{longer}-{loss.after.ledger_id}-{loss.after.entry_id}"
+    return next(one for one in (short, longer, longest) if one not in taken or one == longest)
+
+
+def unusual(losses: Mapping[Loss, str] | Iterable[Loss]) -> Mapping[Loss, str]:
+    """Return the names that differ from the usual ones. Losses without names are not recorded yet."""
+    names = losses if isinstance(losses, Mapping) else named(losses)
+    return MappingProxyType({loss: name for loss, name in names.items() if name != usual(loss)})
+
+
+def named(losses: Iterable[Loss]) -> dict[Loss, str]:
+    """Return names for losses that are not recorded yet."""
+    names: dict[Loss, str] = {}
+    for loss in losses:
+        names[loss] = free(loss, set(names.values()))
+    return names

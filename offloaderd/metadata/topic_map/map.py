@@ -13,16 +13,15 @@ from uuid import UUID
 
 from offloaderd.core.errors import Conflict, Transient
 from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod, Position, TopicName
-from offloaderd.metadata import loss_nodes, nodes, paths, pieces
+from offloaderd.metadata import nodes, paths, pieces
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.pieces import StoredContext
 from offloaderd.metadata.port import Create, Delete, MetadataStore, Replace, Step, Versioned
-from offloaderd.metadata.records import codec
-from offloaderd.metadata.records import floor as floor_record
+from offloaderd.metadata.records import codec, deletion
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records import loss as loss_record
 from offloaderd.metadata.records.context import LedgerSegment
-from offloaderd.metadata.records.floor import Floor
+from offloaderd.metadata.records.deletion import Floor
 from offloaderd.metadata.records.history import HistoryPlan
 
 SNAPSHOT_TRIES = 10
@@ -77,7 +76,7 @@ class TopicMap:
         deleted: dict[int, int] = {}
         source_deleted: set[int] = set()
         created: dict[int, int] = {}
-        base = floor_record.decode(floor.value, path=paths.floor(topic)) if floor is not None else None
+        base = deletion.decode_floor(floor.value, path=paths.floor(topic)) if floor is not None else None
         if base is not None and base.end is not None:
             ends[base.position.ledger_id] = base.end
         for ledger_id in sorted(contexts):
@@ -114,7 +113,7 @@ class TopicMap:
             floor.version if floor is not None else 0,
             history_record.decode(plan.value, path=paths.history_plan(topic)) if plan is not None else None,
             plan.version if plan is not None else 0,
-            loss_nodes.unusual(losses),
+            loss_record.unusual(losses),
         )
 
     @property
@@ -259,7 +258,7 @@ class TopicMap:
                     known[ledger_id] = end
             elif base is not None and base.position == Position(ledger_id, end.entries - 1):
                 base, known[ledger_id] = replace(base, end=end), end
-                steps.append(Replace(paths.floor(self.topic), floor_record.encode(base), base_version))
+                steps.append(Replace(paths.floor(self.topic), deletion.encode_floor(base), base_version))
                 base_version += 1
         after = replace(self, contexts=MappingProxyType(contexts), ends=MappingProxyType(known))
         return steps, replace(after, base=base, base_version=base_version)
@@ -274,15 +273,15 @@ class TopicMap:
         within = [one for one in within if since is None or one.after >= since]  # losses of history stay apart
         whole = loss._replace(entries=loss.entries + sum(one.entries for one in within if loss.after <= one.after))
         others = [one for one in self.losses if one not in within]
-        names = {one: self.loss_names.get(one, loss_nodes.usual(one)) for one in others}
-        names[whole] = loss_nodes.free(whole, set(names.values()))
-        after = replace(self, losses=tuple(sorted(names)), loss_names=loss_nodes.unusual(names))
+        names = {one: self.loss_names.get(one, loss_record.usual(one)) for one in others}
+        names[whole] = loss_record.free(whole, set(names.values()))
+        after = replace(self, losses=tuple(sorted(names)), loss_names=loss_record.unusual(names))
         steps: list[Step] = [Delete(self.loss_path(one)) for one in within]
         return [*steps, Create(after.loss_path(whole), loss_record.encode(whole))], after
 
     def loss_path(self, loss: Loss) -> str:
         """Return the path of a loss's node."""
-        return paths.loss(self.topic, self.loss_names.get(loss, loss_nodes.usual(loss)))
+        return paths.loss(self.topic, self.loss_names.get(loss, loss_record.usual(loss)))
 
     def in_pieces(self, ledger_id: int) -> "tuple[list[Step], TopicMap]":
         """Return the steps that put a ledger's context in pieces if it is large, and the map afterwards."""

@@ -16,8 +16,7 @@ from offloaderd.core.model import TopicName
 from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.port import Create, Delete, Replace, Step
-from offloaderd.metadata.records import floor as floor_record
-from offloaderd.metadata.records import trash as trash_record
+from offloaderd.metadata.records import deletion
 from offloaderd.metadata.topic_map.map import TopicMap
 
 BATCH_BYTES = 500_000
@@ -91,7 +90,7 @@ def is_marked(topic_map: TopicMap, segment: CommittedSegment) -> bool:
 
 def to_trash(topic: TopicName, segment: CommittedSegment, *, reason: str, now_ms: int) -> Create:
     """Return the step that puts a committed segment on the trash list."""
-    trash = trash_record.Trash(
+    trash = deletion.Trash(
         segment_id=segment.segment_id,
         upload_id="",
         reason=reason,
@@ -101,7 +100,7 @@ def to_trash(topic: TopicName, segment: CommittedSegment, *, reason: str, now_ms
         ledger_id=segment.keys.ledger_id,
         readable=True,
     )
-    return Create(paths.trash_record(topic, segment.segment_id), trash_record.encode(trash))
+    return Create(paths.trash_record(topic, segment.segment_id), deletion.encode_trash(trash))
 
 
 def without_oldest(
@@ -126,7 +125,7 @@ def without_oldest(
     base = topic_map.base
     if base is not None and base.position.ledger_id != segment.end.ledger_id:
         ends.pop(base.position.ledger_id, None)
-    risen = floor_record.Floor(
+    risen = deletion.Floor(
         position=segment.end,
         end=ends.get(segment.end.ledger_id) if segment.end.ledger_id not in contexts else None,
         deleted_ms=now_ms,
@@ -135,7 +134,7 @@ def without_oldest(
         reason=reason,
         unknown=base.unknown if base is not None else b"",
     )
-    path, value = paths.floor(topic), floor_record.encode(risen)
+    path, value = paths.floor(topic), deletion.encode_floor(risen)
     steps.append(Create(path, value) if base is None else Replace(path, value, topic_map.base_version))
     gone = [loss for loss in topic_map.losses if loss.after < segment.end]
     steps += [Delete(topic_map.loss_path(loss)) for loss in gone]

@@ -1,8 +1,12 @@
-"""Construction of kazoo's client: servers, timeouts, TLS, credentials, and the access list of new nodes."""
+"""Construction of kazoo's client, and protocols of its methods in use, because kazoo has no types.
 
+`Client` is for the life cycle, `ZooKeeperClient` for requests. Only `stop` blocks; kazoo's threads deliver results.
+"""
+
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from kazoo.client import KazooClient
 from kazoo.retry import KazooRetry
@@ -10,7 +14,148 @@ from kazoo.security import CREATOR_ALL_ACL
 
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.metadata.settings import MetadataSettings
-from offloaderd.metadata.zookeeper.kazoo_types import ZooKeeperClient
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Client(Protocol):
+    """The part of a client that its life cycle needs."""
+
+    @property
+    def client_id(self) -> tuple[int, bytes] | None:
+        """Id and password of the session while connected."""
+
+    @property
+    def client_state(self) -> str:
+        """Detailed state."""
+
+    def add_listener(self, listener: Callable[[str], None]) -> None:
+        """Register a listener; some thread calls it with CONNECTED, SUSPENDED or LOST."""
+
+    def start_async(self) -> object:
+        """Start the client's threads."""
+
+    def stop(self) -> None:
+        """End the session and the threads; blocks."""
+
+    def close(self) -> None:
+        """Free the remaining resources."""
+
+
+class Result(Protocol[T_co]):
+    """A future result: `value` or `exception` is set before the callback is called."""
+
+    @property
+    def value(self) -> T_co:
+        """The value of a successful request."""
+
+    @property
+    def exception(self) -> Exception | None:
+        """The error of a failed request."""
+
+    def successful(self) -> bool:
+        """Whether the request has succeeded."""
+
+    def rawlink(self, callback: Callable[[object], None]) -> None:
+        """Register a callback for the result; some thread calls it, perhaps more than once."""
+
+
+class WatchEvent(Protocol):
+    """A watch's event; its type is NONE for a change of the connection, not of the node."""
+
+    @property
+    def type(self) -> str:
+        """Kind of event."""
+
+
+Watch = Callable[[WatchEvent], None]
+
+
+class Stat(Protocol):
+    """A node's statistics."""
+
+    @property
+    def version(self) -> int:
+        """Number of changes of the node's value."""
+
+    @property
+    def ctime(self) -> int:
+        """Time of the node's creation, by the leader's clock, in milliseconds since the epoch."""
+
+    @property
+    def mtime(self) -> int:
+        """Time of the value's last change, by the leader's clock, in milliseconds since the epoch."""
+
+
+class Identity(Protocol):
+    """The clients that an entry of an access list is for."""
+
+    @property
+    def scheme(self) -> str:
+        """The way in which clients authenticate; `world` is everybody."""
+
+
+class Permission(Protocol):
+    """One entry of a node's access list."""
+
+    @property
+    def perms(self) -> int:
+        """Rights, as ZooKeeper's bits."""
+
+    @property
+    def id(self) -> Identity:
+        """The clients with these rights."""
+
+
+class Transaction(Protocol):
+    """Steps that succeed or fail together."""
+
+    def create(self, path: str, value: bytes, *, ephemeral: bool) -> None:
+        """Add a step that creates a node."""
+
+    def set_data(self, path: str, value: bytes, version: int) -> None:
+        """Add a step that replaces a node's value."""
+
+    def delete(self, path: str, version: int) -> None:
+        """Add a step that deletes a node; version -1 is any."""
+
+    def check(self, path: str, version: int) -> None:
+        """Add a step that checks a node's version."""
+
+    def commit_async(self) -> Result[Sequence[object]]:
+        """Send the transaction; the value has an answer or an exception for each step."""
+
+
+class ZooKeeperClient(Client, Protocol):
+    """A client's requests."""
+
+    def get_async(self, path: str) -> Result[tuple[bytes | None, Stat]]:
+        """Read a node."""
+
+    def get_acls_async(self, path: str) -> Result[tuple[Sequence[Permission], Stat]]:
+        """Read a node's access list."""
+
+    def exists_async(self, path: str, watch: Watch | None = None) -> Result[Stat | None]:
+        """Read whether a node exists; `watch` is called when it is created, deleted or replaced."""
+
+    def get_children_async(self, path: str, watch: Watch | None = None) -> Result[list[str]]:
+        """List the names below a node; `watch` is called when they change."""
+
+    def create_async(self, path: str, value: bytes, *, ephemeral: bool = False) -> Result[str]:
+        """Create a node."""
+
+    def set_async(self, path: str, value: bytes, version: int) -> Result[Stat]:
+        """Replace a node's value."""
+
+    def delete_async(self, path: str, version: int) -> Result[object]:
+        """Delete a node; version -1 is any."""
+
+    def sync_async(self, path: str) -> Result[object]:
+        """Bring the connected server up to date with its leader."""
+
+    def transaction(self) -> Transaction:
+        """Begin a transaction."""
+
 
 RECONNECT_PAUSE_S, RECONNECT_PAUSE_MAX_S = 0.1, 2.0
 GREETING_S = 3.0

@@ -19,7 +19,7 @@ import structlog
 
 from offloaderd.core.errors import Closed, Transient
 from offloaderd.metadata.port import SessionObserver, SessionState, StoreSession
-from offloaderd.metadata.zookeeper.kazoo_types import Client
+from offloaderd.metadata.zookeeper.client import Client
 
 log = structlog.get_logger(__name__)
 

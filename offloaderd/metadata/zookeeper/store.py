@@ -30,9 +30,8 @@ from offloaderd.core.errors import (
 from offloaderd.metadata import rules
 from offloaderd.metadata.port import Check, Create, Delete, Replace, SessionObserver, Step, StoreSession, Versioned
 from offloaderd.metadata.settings import MetadataSettings
-from offloaderd.metadata.zookeeper.client import make_client
+from offloaderd.metadata.zookeeper.client import Result, Transaction, WatchEvent, ZooKeeperClient, make_client
 from offloaderd.metadata.zookeeper.connection import Connection
-from offloaderd.metadata.zookeeper.kazoo_types import Result, Transaction, WatchEvent, ZooKeeperClient
 
 T = TypeVar("T")
 

@@ -27,8 +27,15 @@ from offloaderd.objects.checks import (
     checked_metadata,
 )
 from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, Pieces, UploadInfo
-from offloaderd.objects.s3.answers import (
+from offloaderd.objects.s3.client import Clients
+from offloaderd.objects.s3.errors import Request, verdict_for
+from offloaderd.objects.s3.request import (
+    Call,
+    Conditions,
+    RequestMetrics,
     bare,
+    body_of,
+    calling,
     check_answered_range,
     date_ms,
     described,
@@ -37,9 +44,6 @@ from offloaderd.objects.s3.answers import (
     parts_of,
     uploads_of,
 )
-from offloaderd.objects.s3.client import Clients
-from offloaderd.objects.s3.errors import Request, verdict_for
-from offloaderd.objects.s3.request import Call, Conditions, RequestMetrics, body_of, calling
 from offloaderd.objects.settings import ObjectsSettings
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from offloaderd.metadata import nodes, paths, pieces, rules
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.port import Create, Delete, MetadataStore, Replace, Step
 from offloaderd.metadata.records import attempt as attempt_record
-from offloaderd.metadata.records import trash as trash_record
+from offloaderd.metadata.records import deletion
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.metadata.topic_map import conversion, merging
 from offloaderd.metadata.topic_map import map as catalog
@@ -226,7 +226,7 @@ class AttemptLog:
     async def give_up(self, attempt: Attempt, reason: str, along: Sequence[Step] = ()) -> None:
         """Put the attempt's objects on the trash list and delete the attempt, in one transaction. Raises Fenced."""
         path = paths.trash_record(self._claim.topic, attempt.segment_id)
-        trash = trash_record.Trash(
+        trash = deletion.Trash(
             segment_id=attempt.segment_id,
             upload_id=attempt.upload_id,
             reason=reason,
@@ -240,5 +240,5 @@ class AttemptLog:
         async def recorded() -> bool:
             return await self.load() is None
 
-        create = Create(path, trash_record.encode(trash))
+        create = Create(path, deletion.encode_trash(trash))
         await self._write(attempt.segment_id, lambda version: [create, *along, Delete(self._path, version)], recorded)

@@ -27,8 +27,8 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.port import Create, Delete, Replace, Step
 from offloaderd.metadata.records import attempt as attempt_record
-from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import history as history_record
+from offloaderd.metadata.records import ownership
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.metadata.records.history import Worker
 from offloaderd.metadata.topic_map import map as catalog
@@ -108,8 +108,8 @@ async def _without_owner(context: OffloadContext, claim: Claim, me: str) -> tupl
     path = paths.epoch(topic)
     known = await until_answered(clock, lambda: node(store, path))
     owner = await until_answered(clock, lambda: node(store, paths.owner(topic)))
-    epoch = epoch_record.decode(known.value, path=path).epoch + 1 if known is not None else 1
-    value = epoch_record.encode(epoch_record.Epoch(epoch=epoch, daemon_id=me, claimed_ms=clock.wall_ms()))
+    epoch = ownership.decode_epoch(known.value, path=path).epoch + 1 if known is not None else 1
+    value = ownership.encode_epoch(ownership.Epoch(epoch=epoch, daemon_id=me, claimed_ms=clock.wall_ms()))
     steps: list[Step] = [Replace(path, value, known.version) if known is not None else Create(path, value)]
     if owner is not None:
         steps.append(Delete(paths.owner(topic), owner.version))

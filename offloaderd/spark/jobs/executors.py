@@ -30,7 +30,7 @@ from offloaderd.daemon.stores import Ledgers, metadata_store, open_ledgers
 from offloaderd.ledgers.embedded.store import EmbeddedReader
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata.identity import deployment
-from offloaderd.objects.bucket import bucket_store, check_places
+from offloaderd.objects.opening import bucket_store, check_places
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.segment.context import OffloadContext
 from offloaderd.spark.errors import gist

@@ -16,7 +16,7 @@ from offloaderd.core.retry import Backoff, until_answered
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.port import Check, Create, Delete, MetadataStore, Replace, Step
-from offloaderd.metadata.records import epoch as epoch_record
+from offloaderd.metadata.records import ownership
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.policy.store import ensure
 from offloaderd.segment.claim.attempt_log import AttemptLog
@@ -84,7 +84,7 @@ async def claim(store: MetadataStore, topic: TopicName, me: str, clock: Clock, *
 async def _try(store: MetadataStore, topic: TopicName, me: str, clock: Clock, *, depose: bool) -> Claim | None:
     path, holder = paths.history_driver(topic), paths.history_holder(topic)
     known, driver = await node(store, path), await driver_of(store, topic)
-    before = epoch_record.decode(known.value, path=path) if known is not None else None
+    before = ownership.decode_epoch(known.value, path=path) if known is not None else None
     steps: list[Step] = []
     if driver:
         if driver == me and before is not None and before.daemon_id == me and known is not None:
@@ -93,7 +93,7 @@ async def _try(store: MetadataStore, topic: TopicName, me: str, clock: Clock, *,
             raise Driven(topic, driver)
         steps.append(Delete(holder))
     epoch = before.epoch + 1 if before is not None else 1
-    value = epoch_record.encode(epoch_record.Epoch(epoch=epoch, daemon_id=me, claimed_ms=clock.wall_ms()))
+    value = ownership.encode_epoch(ownership.Epoch(epoch=epoch, daemon_id=me, claimed_ms=clock.wall_ms()))
     raised = Replace(path, value, known.version) if known is not None else Create(path, value)
     try:
         await store.transact([raised, *steps, Create(holder, me.encode(), ephemeral=True)])

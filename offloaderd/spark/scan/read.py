@@ -19,7 +19,7 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, OffloaderError
 from offloaderd.core.model import EntryBatch, Position
 from offloaderd.daemon.log import quieted
-from offloaderd.objects.bucket import bucket_store
+from offloaderd.objects.opening import bucket_store
 from offloaderd.read.cache import ReadAhead
 from offloaderd.read.segments import SegmentReader
 from offloaderd.spark.errors import brief

@@ -14,7 +14,7 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.daemon import stores
 from offloaderd.daemon.settings import Settings
 from offloaderd.metadata.port import MetadataStore
-from offloaderd.objects import bucket
+from offloaderd.objects import opening
 from offloaderd.objects.port import SegmentStore
 from offloaderd.spark.scan.options import SourceOptions
 from offloaderd.spark.scan.share import Metadata
@@ -44,7 +44,7 @@ async def known_to(settings: Settings, metadata: Metadata, objects: SegmentStore
 async def opened(options: SourceOptions) -> AsyncIterator[Stores]:
     """Yield the stores of a query. Raises as `known_to`."""
     async with (
-        bucket.bucket_store(options.settings.objects, SystemClock()) as objects,
+        opening.bucket_store(options.settings.objects, SystemClock()) as objects,
         known_to(options.settings, options.metadata, objects) as found,
     ):
         yield found

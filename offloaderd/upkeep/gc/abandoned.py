@@ -13,10 +13,9 @@ from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.port import Check, Create, Delete, MetadataStore, Replace, Step, Versioned
 from offloaderd.metadata.records import attempt as attempt_record
-from offloaderd.metadata.records import epoch as epoch_record
-from offloaderd.metadata.records import trash as trash_record
+from offloaderd.metadata.records import deletion, ownership
 from offloaderd.metadata.records.attempt import Attempt
-from offloaderd.metadata.records.trash import Trash
+from offloaderd.metadata.records.deletion import Trash
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.last_copy import last_copy
 from offloaderd.objects.port import SegmentStore, find
@@ -178,7 +177,7 @@ class DisabledAttempts(_Unowned):
                 _raised(topic, epoch),
                 Check(paths.policy(topic), policy.version),
                 Delete(paths.attempt(topic), node.version),
-                Create(paths.trash_record(topic, attempt.segment_id), trash_record.encode(self._trash(attempt))),
+                Create(paths.trash_record(topic, attempt.segment_id), deletion.encode_trash(self._trash(attempt))),
             ]
             verdict, reason = await self._given_up(topic, steps)
         return Finding(
@@ -223,7 +222,7 @@ class DisabledAttempts(_Unowned):
         return await only_here(self._rules.source, topic, attempt)
 
     def _trash(self, attempt: Attempt) -> Trash:
-        return trash_record.Trash(
+        return deletion.Trash(
             segment_id=attempt.segment_id,
             upload_id=attempt.upload_id,
             reason="its topic is disabled",
@@ -255,5 +254,5 @@ async def only_here(source: LedgerSource, topic: TopicName, attempt: Attempt) ->
 def _raised(topic: TopicName, epoch: Versioned) -> Step:
     """Return the step that begins another epoch of a topic, as a claim does."""
     path = paths.epoch(topic)
-    before = epoch_record.decode(epoch.value, path=path)
-    return Replace(path, epoch_record.encode(replace(before, epoch=before.epoch + 1)), epoch.version)
+    before = ownership.decode_epoch(epoch.value, path=path)
+    return Replace(path, ownership.encode_epoch(replace(before, epoch=before.epoch + 1)), epoch.version)

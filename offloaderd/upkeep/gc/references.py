@@ -18,10 +18,10 @@ from offloaderd.core.model import TopicName
 from offloaderd.metadata import nodes, paths, pieces
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.metadata.records import deletion
 from offloaderd.metadata.records import history as history_record
-from offloaderd.metadata.records import trash as trash_record
+from offloaderd.metadata.records.deletion import Trash
 from offloaderd.metadata.records.history import RangeState
-from offloaderd.metadata.records.trash import Trash
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.keys import SegmentKeys
 
@@ -170,6 +170,6 @@ async def _segments(store: MetadataStore, topic: TopicName) -> dict[UUID, Commit
 async def _trash(store: MetadataStore, topic: TopicName) -> list[Trash]:
     folder = paths.trash(topic)
     found = [
-        await nodes.record(store, f"{folder}/{name}", trash_record.decode) for name in await store.children(folder)
+        await nodes.record(store, f"{folder}/{name}", deletion.decode_trash) for name in await store.children(folder)
     ]
     return [one for one in found if one is not None]

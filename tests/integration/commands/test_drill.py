@@ -14,7 +14,7 @@ from offloaderd.drill.drill import PROMISES, Outcome
 from offloaderd.drill.exercises import EXERCISES, Exercise
 from offloaderd.drill.scratch import Scratch
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
-from offloaderd.objects.bucket import bucket_store
+from offloaderd.objects.opening import bucket_store
 from tests.integration.command_line import ran
 from tests.integration.processes import CLOCK, Site
 

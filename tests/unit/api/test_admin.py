@@ -29,7 +29,7 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus, Seal
-from offloaderd.metadata.records.owner import Owner
+from offloaderd.metadata.records.ownership import Owner
 from offloaderd.metadata.topic_map.map import TopicMap, load
 from offloaderd.policy.records import Selection, TopicPolicy, encode_policy, encode_selection
 from offloaderd.policy.selection import Change, Outcome

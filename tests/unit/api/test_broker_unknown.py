@@ -15,7 +15,7 @@ from offloaderd.metadata import identity, paths
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.port import Create, Replace
 from offloaderd.metadata.records import identity as identity_record
-from offloaderd.metadata.records.floor import Floor
+from offloaderd.metadata.records.deletion import Floor
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.records.identity import Refusal
 from offloaderd.metadata.topic_map.map import TopicMap

@@ -12,8 +12,7 @@ from offloaderd.core.aio import Signal
 from offloaderd.core.errors import Conflict, NotFound
 from offloaderd.core.model import TopicName
 from offloaderd.fleet.placement import ranked
-from offloaderd.metadata.records.daemon import DaemonNode
-from offloaderd.metadata.records.owner import Owner
+from offloaderd.metadata.records.ownership import DaemonNode, Owner
 from offloaderd.protocol.v1 import placement_pb2
 
 if TYPE_CHECKING:

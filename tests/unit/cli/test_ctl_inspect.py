@@ -20,7 +20,7 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records import verified as verified_record
 from offloaderd.metadata.records.grant import Grant
-from offloaderd.metadata.records.owner import Owner
+from offloaderd.metadata.records.ownership import Owner
 from offloaderd.metadata.records.verified import SegmentVerified, Verified
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.protocol.v1 import inspect_pb2, inspect_pb2_grpc

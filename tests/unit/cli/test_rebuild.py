@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from offloaderd.cli.offloaderd.__main__ import cli
 from offloaderd.core.clock import SystemClock
 from offloaderd.objects import keys
-from offloaderd.objects.filesystem.store import FilesystemStore
+from offloaderd.objects.filesystem import FilesystemStore
 from tests.unit.upkeep.site import Ground, runs
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from offloaderd.cli.offloaderd.__main__ import cli
-from offloaderd.objects.filesystem.store import FilesystemStore
+from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.testing import FakeClock
 from tests.unit.upkeep.site import PREFIX, TOPIC, Ground, data_key, runs, segment_id
 

@@ -18,7 +18,7 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records.grant import Grant
-from offloaderd.objects.filesystem.store import FilesystemStore
+from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.testing import FakeClock
 from offloaderd.upkeep.grants import records as grant_records
 from tests.unit.cli.test_verify import damage

@@ -10,8 +10,8 @@ from offloaderd.core.errors import Denied, Transient
 from offloaderd.daemon.doctor.bucket import bucket_checks
 from offloaderd.daemon.doctor.finding import Case, Verdict
 from offloaderd.daemon.settings import Settings
-from offloaderd.objects import bucket
-from offloaderd.objects.filesystem.store import FilesystemStore
+from offloaderd.objects import opening
+from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.objects.s3.errors import verdict_for
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.testing.clock import FakeClock
@@ -169,7 +169,7 @@ async def test_a_sound_store_passes_and_stays_empty(case: Case, tmp_path: Path) 
 
 async def test_what_gc_cannot_see_is_warned_of(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon can work with a store that lists uploads by their keys; only garbage stays for others to find."""
-    monkeypatch.setattr(bucket, "FilesystemStore", ListsUploadsByKey)
+    monkeypatch.setattr(opening, "FilesystemStore", ListsUploadsByKey)
     found = [result for result in await results(case) if result.verdict is not Verdict.OK]
     assert [(result.name, result.verdict) for result in found] == [("bucket abort", Verdict.WARN)]
     assert "offloadctl gc" in found[0].what_to_do
@@ -202,7 +202,7 @@ async def test_each_wrong_answer_is_distinguished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The check that fails names it, with what to do; the others go on; everything is deleted."""
-    monkeypatch.setattr(bucket, "FilesystemStore", store)
+    monkeypatch.setattr(opening, "FilesystemStore", store)
     found = await results(case)
     assert {result.name for result in found if result.failed} == failing
     assert any(words in result.what_to_do for result in found if result.failed)
@@ -214,7 +214,7 @@ async def test_what_cannot_be_deleted_is_said(
     store: type[FilesystemStore], case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody must do it by hand, and is told where."""
-    monkeypatch.setattr(bucket, "FilesystemStore", store)
+    monkeypatch.setattr(opening, "FilesystemStore", store)
     last = (await results(case))[-1]
     assert (last.name, last.verdict) == ("bucket delete", Verdict.FAIL)
     assert "delete team-a/offloaderd-doctor/" in last.what_to_do

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from offloaderd.fleet.placement import Placement, ranked, score
 from offloaderd.fleet.settings import PlacementSettings
 from offloaderd.metadata import paths
-from offloaderd.metadata.records import daemon as daemon_record
-from offloaderd.metadata.records.daemon import DaemonNode
+from offloaderd.metadata.records import ownership
+from offloaderd.metadata.records.ownership import DaemonNode
 from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.memory.metadata import MemoryTree
 
@@ -100,10 +100,10 @@ async def registered(store: MemoryMetadata, one: DaemonNode) -> None:
     """Register a daemon, or change its registration, as registration.py does."""
     path = paths.daemon(one.daemon_id)
     if one.daemon_id in await store.children(paths.DAEMONS):
-        await store.replace(path, daemon_record.encode(one), (await store.get(path)).version)
+        await store.replace(path, ownership.encode_daemon(one), (await store.get(path)).version)
         await store.replace(paths.DAEMONS, b"", (await store.get(paths.DAEMONS)).version)
     else:
-        await store.create(path, daemon_record.encode(one), ephemeral=True)
+        await store.create(path, ownership.encode_daemon(one), ephemeral=True)
 
 
 async def test_one_daemon_leads_a_job_and_another_when_it_leaves() -> None:

@@ -12,8 +12,8 @@ import pytest
 from offloaderd.core.errors import Conflict, NotFound, Transient
 from offloaderd.fleet.registration import Registration
 from offloaderd.metadata import paths
-from offloaderd.metadata.records import daemon as daemon_record
-from offloaderd.metadata.records.daemon import DaemonNode
+from offloaderd.metadata.records import ownership
+from offloaderd.metadata.records.ownership import DaemonNode
 from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.faults import Faults, FaultyMetadata
 from offloaderd.testing.memory.metadata import MemoryTree
@@ -29,7 +29,7 @@ PATH = paths.daemon("a")
 
 def stored(tree: MemoryTree) -> DaemonNode:
     """Return what is registered."""
-    return daemon_record.decode(tree.node(PATH).value, path=PATH)
+    return ownership.decode_daemon(tree.node(PATH).value, path=PATH)
 
 
 @asynccontextmanager

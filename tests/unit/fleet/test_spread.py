@@ -11,8 +11,8 @@ from offloaderd.core.errors import Transient
 from offloaderd.core.model import Position, TopicName
 from offloaderd.fleet import ownership
 from offloaderd.metadata import paths
-from offloaderd.metadata.records import daemon as daemon_record
-from offloaderd.metadata.records.daemon import DaemonNode
+from offloaderd.metadata.records import ownership as records
+from offloaderd.metadata.records.ownership import DaemonNode
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
@@ -121,7 +121,7 @@ async def test_a_topic_that_nobody_takes_comes_back_and_is_left_here() -> None:
         await settled(a)
         dead = rig.tree.connect()
         node = DaemonNode(daemon_id="b", address="b:1", version="0", started_ms=1)
-        await dead.create(paths.daemon("b"), daemon_record.encode(node), ephemeral=True)
+        await dead.create(paths.daemon("b"), records.encode_daemon(node), ephemeral=True)
         share = belong("ab")["b"]
         assert len(share) > QUICK.handovers_max
         returned = rig.metrics.ownership_moves.labels(outcome="returned")._value
@@ -142,7 +142,7 @@ async def test_topics_that_their_first_leaves_alone_are_adopted_by_the_next() ->
     async with fellow(rig, "a", options=QUICK.model_copy(update={"grace_s": 1.5})) as a:
         dead = rig.tree.connect()
         node = DaemonNode(daemon_id="b", address="b:1", version="0", started_ms=1)
-        await dead.create(paths.daemon("b"), daemon_record.encode(node), ephemeral=True)
+        await dead.create(paths.daemon("b"), records.encode_daemon(node), ephemeral=True)
         await until(lambda: len(a.engine.placement.members) == 2)
         await enable_all(a)
         own = belong("ab")["a"]

@@ -11,7 +11,7 @@ from offloaderd.format.manifest import Past
 from offloaderd.format.v2 import SegmentLayout
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus, Seal, StoredPart, stored_part
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
-from offloaderd.metadata.records.floor import Floor
+from offloaderd.metadata.records.deletion import Floor
 from offloaderd.metadata.records.grant import Grant, GrantedObject, GrantedSegment, Summary
 from offloaderd.policy.records import Selection, TopicPolicy
 from tests.unit.format import builders

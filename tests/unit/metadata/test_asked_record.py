@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import Position
 from offloaderd.format.pb.storage import asked_pb2
-from offloaderd.metadata.records import request as asked
-from offloaderd.metadata.records.request import WORDS_MAX, Asked
+from offloaderd.metadata.records import orders
+from offloaderd.metadata.records.orders import WORDS_MAX, Asked
 from tests.unit.metadata.strategies import NAME, TEXT, UINT64, positions
 
 ASKED = st.builds(
@@ -31,14 +31,14 @@ GOLDEN = bytes.fromhex("0a0a65766572797468696e67100c18f303200b28e3023080d095ffbc
 @given(ASKED)
 def test_a_request_comes_back(value: Asked) -> None:
     """Written and read it is the same."""
-    assert asked.decode(asked.encode(value), path="p") == value
+    assert orders.decode_asked(orders.encode_asked(value), path="p") == value
 
 
 def test_long_words_are_cut() -> None:
     """A node stays small, whatever somebody sends."""
     long = "x" * (WORDS_MAX + 1)
     value = Asked(wanted=long, target=None, stood=None, asked_ms=1, asked_by=long, reason=long)
-    found = asked.decode(asked.encode(value), path="p")
+    found = orders.decode_asked(orders.encode_asked(value), path="p")
     assert {len(found.wanted), len(found.asked_by), len(found.reason)} == {WORDS_MAX}
 
 
@@ -51,8 +51,8 @@ def test_the_bytes_stay_readable() -> None:
         asked_ms=1_700_000_000_000,
         asked_by="ipv4:1.2.3.4:5",
     )
-    assert asked.encode(value) == GOLDEN
-    assert asked.decode(GOLDEN, path="p") == value
+    assert orders.encode_asked(value) == GOLDEN
+    assert orders.decode_asked(GOLDEN, path="p") == value
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,11 @@ def test_the_bytes_stay_readable() -> None:
 def test_what_cannot_be_a_request_is_told(record: asked_pb2.AskedRecord) -> None:
     """Half a position, one out of range, and nothing wanted."""
     with pytest.raises(CorruptData):
-        asked.decode(record.SerializeToString(), path="p")
+        orders.decode_asked(record.SerializeToString(), path="p")
 
 
 @given(st.binary(max_size=40))
 def test_any_bytes_are_a_record_or_corrupt(data: bytes) -> None:
     """Nothing else comes of them."""
     with suppress(CorruptData):
-        assert asked.decode(data, path="p").wanted
+        assert orders.decode_asked(data, path="p").wanted

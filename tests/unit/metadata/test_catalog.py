@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, Transient
 from offloaderd.core.model import HistoryOrder, LedgerEnd, Loss, Position, SegmentRange, TopicName
-from offloaderd.metadata import paths
+from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.pieces import StoredContext
 from offloaderd.metadata.port import Create, Replace, Versioned
 from offloaderd.metadata.records import context
@@ -392,6 +392,37 @@ async def test_a_wider_loss_takes_in_the_ones_within_it() -> None:
     assert [whole.holds(Position(3, entry)) for entry in (4, 5)] == [False, True]
     assert not any(loss.holds(Position(6, 0)) for loss in current.losses)
     assert [loss for loss in current.losses if loss.holds(Position(5, 99))] == [whole]
+
+
+async def test_losses_that_are_merged_while_they_are_read_are_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the listing and the reads the listed losses give way to a wider one: the read sees that one."""
+    store = await _stored()
+    steps, narrow = TopicMap(TOPIC).with_loss(Loss(Position(3, 7), Position(5, 0), 4, 1))
+    await store.transact(steps)
+    merging, wider = narrow.with_loss(Loss(Position(3, 7), Position(6, 0), 3, 2))
+    children = store.children
+
+    async def merged_behind(path: str) -> Sequence[str]:
+        names = await children(path)
+        if path == paths.losses(TOPIC) and merging:
+            await store.transact(merging)
+            merging.clear()
+        return names
+
+    monkeypatch.setattr(store, "children", merged_behind)
+    assert (await catalog.load(store, TOPIC)).losses == wider.losses == (Loss(Position(3, 7), Position(6, 0), 7, 2),)
+
+
+async def test_losses_that_change_without_end_are_not_taken_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is listed and never found is an error that can be retried, not a topic without losses."""
+    store = await _stored()
+
+    async def gone(_: str) -> Sequence[str]:
+        return ["6"]
+
+    monkeypatch.setattr(store, "children", gone)
+    with pytest.raises(Transient, match="losses changes faster than it can be read"):
+        await nodes.losses(store, TOPIC)
 
 
 async def test_what_turns_up_after_all_is_lost_no_more() -> None:

@@ -15,8 +15,8 @@ from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod, Position, Topi
 from offloaderd.metadata import paths
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.port import Create
-from offloaderd.metadata.records import rollback as rollback_record
-from offloaderd.metadata.records.rollback import FAILURES_MAX, RollbackOrder
+from offloaderd.metadata.records import orders
+from offloaderd.metadata.records.orders import FAILURES_MAX, RollbackOrder
 from offloaderd.metadata.topic_map import conversion, removal
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.conversion import Standing
@@ -255,16 +255,16 @@ def test_orders_are_read_as_they_were_written(
 ) -> None:
     """Round trip of the record."""
     order = RollbackOrder(to_ledger_id=to, ordered_ms=ordered, ended_ms=ended, stopped=stopped, failures=failures)
-    assert rollback_record.decode(rollback_record.encode(order), path="p") == order
+    assert orders.decode_rollback(orders.encode_rollback(order), path="p") == order
     assert order.active is (ended == 0)
 
 
 def test_an_order_keeps_so_many_failures_and_no_nonsense() -> None:
     """The node stays small; negative ids and foreign bytes are refused."""
     many = RollbackOrder(to_ledger_id=1, ordered_ms=1, failures=dict.fromkeys(range(3000), "x" * 1000))
-    encoded = rollback_record.encode(many)
+    encoded = orders.encode_rollback(many)
     assert len(encoded) < 700_000
-    assert len(rollback_record.decode(encoded, path="p").failures) == FAILURES_MAX
-    for wrong in (b"\xff", rollback_record.encode(replace(many, to_ledger_id=-1, failures={}))):
+    assert len(orders.decode_rollback(encoded, path="p").failures) == FAILURES_MAX
+    for wrong in (b"\xff", orders.encode_rollback(replace(many, to_ledger_id=-1, failures={}))):
         with pytest.raises(CorruptData):
-            rollback_record.decode(wrong, path="p")
+            orders.decode_rollback(wrong, path="p")

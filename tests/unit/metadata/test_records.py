@@ -14,7 +14,7 @@ from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import Position
 from offloaderd.core.read_options import ReadPriority
 from offloaderd.format.pb.storage import manifest_pb2, records_pb2
-from offloaderd.metadata.records import attempt, context, daemon, epoch, floor, grant, owner, trash
+from offloaderd.metadata.records import attempt, context, deletion, grant, ownership
 from offloaderd.policy.records import (
     Selection,
     TopicPolicy,
@@ -35,14 +35,14 @@ PATH = "/topics/t/n/persistent/x/node"
 DECODERS = [
     attempt.decode,
     context.decode,
-    daemon.decode,
-    epoch.decode,
-    floor.decode,
+    ownership.decode_daemon,
+    ownership.decode_epoch,
+    deletion.decode_floor,
     grant.decode,
-    owner.decode,
+    ownership.decode_owner,
     decode_policy,
     decode_selection,
-    trash.decode,
+    deletion.decode_trash,
 ]
 SOME_POLICY = records_pb2.TopicPolicyRecord(enabled=True)
 SEGMENT = UUID("11223344-5566-7788-99aa-bbccddeeff00")
@@ -60,15 +60,15 @@ def test_an_attempt_reads_back(value: attempt.Attempt) -> None:
     assert attempt.encode(attempt.decode(data, path=PATH)) == data
 
 
-@given(st.builds(owner.Owner, daemon_id=NAME, address=TEXT, session_id=TEXT, epoch=UINT64))
-def test_an_owner_reads_back(value: owner.Owner) -> None:
+@given(st.builds(ownership.Owner, daemon_id=NAME, address=TEXT, session_id=TEXT, epoch=UINT64))
+def test_an_owner_reads_back(value: ownership.Owner) -> None:
     """Every field of an owner survives."""
-    assert owner.decode(owner.encode(value), path=PATH) == value
+    assert ownership.decode_owner(ownership.encode_owner(value), path=PATH) == value
 
 
 @given(
     st.builds(
-        daemon.DaemonNode,
+        ownership.DaemonNode,
         daemon_id=NAME,
         address=TEXT,
         version=TEXT,
@@ -79,15 +79,15 @@ def test_an_owner_reads_back(value: owner.Owner) -> None:
         process=TEXT,
     )
 )
-def test_a_daemon_reads_back(value: daemon.DaemonNode) -> None:
+def test_a_daemon_reads_back(value: ownership.DaemonNode) -> None:
     """Every field of a daemon's registration survives."""
-    assert daemon.decode(daemon.encode(value), path=PATH) == value
+    assert ownership.decode_daemon(ownership.encode_daemon(value), path=PATH) == value
 
 
-@given(st.builds(epoch.Epoch, epoch=st.integers(1, 2**64 - 1), daemon_id=TEXT, claimed_ms=UINT64))
-def test_an_epoch_reads_back(value: epoch.Epoch) -> None:
+@given(st.builds(ownership.Epoch, epoch=st.integers(1, 2**64 - 1), daemon_id=TEXT, claimed_ms=UINT64))
+def test_an_epoch_reads_back(value: ownership.Epoch) -> None:
     """Every field of an epoch survives."""
-    assert epoch.decode(epoch.encode(value), path=PATH) == value
+    assert ownership.decode_epoch(ownership.encode_epoch(value), path=PATH) == value
 
 
 @given(policies)
@@ -106,7 +106,7 @@ def test_a_selection_reads_back(value: Selection) -> None:
 
 @given(
     st.builds(
-        trash.Trash,
+        deletion.Trash,
         segment_id=st.uuids(),
         upload_id=TEXT,
         reason=TEXT,
@@ -115,15 +115,15 @@ def test_a_selection_reads_back(value: Selection) -> None:
         prefix=st.none() | TEXT,
     )
 )
-def test_trash_reads_back(value: trash.Trash) -> None:
+def test_trash_reads_back(value: deletion.Trash) -> None:
     """Every field of a trash record survives."""
-    assert trash.decode(trash.encode(value), path=PATH) == value
+    assert deletion.decode_trash(deletion.encode_trash(value), path=PATH) == value
 
 
 @given(floors)
-def test_a_floor_reads_back(value: floor.Floor) -> None:
+def test_a_floor_reads_back(value: deletion.Floor) -> None:
     """Where it stands, how its ledger ended and what was deleted survive."""
-    assert floor.decode(floor.encode(value), path=PATH) == value
+    assert deletion.decode_floor(deletion.encode_floor(value), path=PATH) == value
 
 
 @given(grants())
@@ -193,19 +193,19 @@ def test_an_impossible_attempt_is_corrupt(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("decode", "data"),
     [
-        (epoch.decode, records_pb2.EpochRecord(daemon_id="d")),
-        (owner.decode, records_pb2.OwnerRecord(epoch=1)),
-        (daemon.decode, records_pb2.DaemonRecord(address="a:1")),
-        (trash.decode, records_pb2.TrashRecord(reason="r")),
+        (ownership.decode_epoch, records_pb2.EpochRecord(daemon_id="d")),
+        (ownership.decode_owner, records_pb2.OwnerRecord(epoch=1)),
+        (ownership.decode_daemon, records_pb2.DaemonRecord(address="a:1")),
+        (deletion.decode_trash, records_pb2.TrashRecord(reason="r")),
         (decode_policy, records_pb2.TopicPolicyRecord(read_priority="newest-first")),
         (decode_policy, records_pb2.TopicPolicyRecord(segment_age_max_s=float("nan"))),
         (decode_policy, records_pb2.TopicPolicyRecord(segment_age_min_s=-1.0)),
         (decode_policy, records_pb2.TopicPolicyRecord(retention="never")),
         (decode_policy, records_pb2.TopicPolicyRecord(retention_age_s=-1.0)),
-        (floor.decode, records_pb2.FloorRecord(ledger_id=-1)),
-        (floor.decode, records_pb2.FloorRecord(ledger_id=4, entry_id=9, ledger_entries=9)),
-        (floor.decode, records_pb2.FloorRecord(ledger_id=4, entry_id=9, ledger_entries=10, next_ledger_id=4)),
-        (floor.decode, records_pb2.FloorRecord(ledger_id=4, entry_id=9, next_ledger_id=5)),
+        (deletion.decode_floor, records_pb2.FloorRecord(ledger_id=-1)),
+        (deletion.decode_floor, records_pb2.FloorRecord(ledger_id=4, entry_id=9, ledger_entries=9)),
+        (deletion.decode_floor, records_pb2.FloorRecord(ledger_id=4, entry_id=9, ledger_entries=10, next_ledger_id=4)),
+        (deletion.decode_floor, records_pb2.FloorRecord(ledger_id=4, entry_id=9, next_ledger_id=5)),
         (grant.decode, records_pb2.GrantRecord(ledger_id=4, entries=9, verified_ms=1)),
         (
             grant.decode,

@@ -15,10 +15,8 @@ from offloaderd.core.model import LedgerEnd, Loss, Position, TopicName
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import OffloadContext
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import Versioned
-from offloaderd.metadata.records import floor as floor_record
-from offloaderd.metadata.records import trash as trash_record
-from offloaderd.metadata.records.floor import Floor
-from offloaderd.metadata.records.trash import Trash
+from offloaderd.metadata.records import deletion
+from offloaderd.metadata.records.deletion import Floor, Trash
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map import removal
 from offloaderd.metadata.topic_map.map import TopicMap
@@ -70,7 +68,7 @@ async def test_the_oldest_segment_goes_with_floor_and_trash_in_one_transaction()
         reason="all its ledgers are deleted",
     )
     path = paths.trash_record(TOPIC, A.segment_id)
-    assert trash_record.decode((await store.get(path)).value, path=path) == Trash(
+    assert deletion.decode_trash((await store.get(path)).value, path=path) == Trash(
         segment_id=A.segment_id,
         upload_id="",
         reason="all its ledgers are deleted",
@@ -170,7 +168,7 @@ def test_a_floor_inside_the_map_is_corrupt() -> None:
     _, current = TopicMap(TOPIC).with_commit(A)
     base = Floor(position=Position(3, 0), end=None, deleted_ms=0, segments=1, object_bytes=1, reason="r")
     with pytest.raises(CorruptData, match=r"an end before 3:0"):
-        TopicMap.build(TOPIC, current.contexts, (), Versioned(floor_record.encode(base), 0))
+        TopicMap.build(TOPIC, current.contexts, (), Versioned(deletion.encode_floor(base), 0))
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.sets(st.integers(0, 5)), st.integers(0, 6))

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import BucketMissing, Denied, InvalidInput, NoSpace, NotFound, Transient
-from offloaderd.objects.filesystem.files import ObjectDirectory, escaped, translated, unescaped
-from offloaderd.objects.filesystem.store import FilesystemStore
+from offloaderd.objects.filesystem import FilesystemStore, ObjectDirectory, escaped, translated, unescaped
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=16)
 

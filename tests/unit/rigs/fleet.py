@@ -13,8 +13,8 @@ from offloaderd.fleet.placement import ranked
 from offloaderd.fleet.registration import Registration
 from offloaderd.fleet.settings import PlacementSettings
 from offloaderd.metadata import paths
-from offloaderd.metadata.records import epoch as epoch_record
-from offloaderd.metadata.records.daemon import DaemonNode
+from offloaderd.metadata.records import ownership
+from offloaderd.metadata.records.ownership import DaemonNode
 from offloaderd.policy.store import enabled_topics
 from offloaderd.topic.idle import IdleOptions
 from tests.unit.rigs.rig import DEADLINE_S, until
@@ -94,6 +94,6 @@ async def epochs(rig: Rig) -> dict[TopicName, int]:
     found = {}
     for topic in await enabled_topics(store):
         path = paths.epoch(topic)
-        found[topic] = epoch_record.decode((await store.get(path)).value, path=path).epoch
+        found[topic] = ownership.decode_epoch((await store.get(path)).value, path=path).epoch
     store.close()
     return found

@@ -13,7 +13,7 @@ from offloaderd.fleet.engine import Engine
 from offloaderd.format import manifest_bytes
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
-from offloaderd.metadata.records.daemon import DaemonNode
+from offloaderd.metadata.records.ownership import DaemonNode
 from offloaderd.objects.checks import md5
 from offloaderd.segment.complete import without_chunks
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from offloaderd.core.model import Position
 from offloaderd.metadata import paths
-from offloaderd.metadata.records import epoch as epoch_record
+from offloaderd.metadata.records import ownership
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.policy.policies import Level, OffloadPolicies, Origin
 from offloaderd.policy.resolver import PolicyResolver
@@ -72,9 +72,9 @@ class Owned:
         store = rig.tree.connect()
         path = paths.epoch(TOPIC)
         node = await store.get(path)
-        epoch = epoch_record.decode(node.value, path=path).epoch + 1
-        record = epoch_record.Epoch(epoch=epoch, daemon_id="owner", claimed_ms=1)
-        version = await store.replace(path, epoch_record.encode(record), node.version)
+        epoch = ownership.decode_epoch(node.value, path=path).epoch + 1
+        record = ownership.Epoch(epoch=epoch, daemon_id="owner", claimed_ms=1)
+        version = await store.replace(path, ownership.encode_epoch(record), node.version)
         context = rig.context(metadata or store, source=None if push_only else rig.ledgers)
         topic_map = await catalog.load(store, TOPIC)
         attempts = AttemptLog(context.metadata, Claim(TOPIC, epoch, version), clock=rig.clock, metrics=rig.metrics)

@@ -17,7 +17,7 @@ from offloaderd.format import manifest_bytes
 from offloaderd.format.chunks import checksums
 from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.ledgers.known_source import KnownSource
-from offloaderd.metadata.records.daemon import DaemonNode
+from offloaderd.metadata.records.ownership import DaemonNode
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
 from offloaderd.objects.places import Place, Places

@@ -13,7 +13,7 @@ from offloaderd.fleet.engine import Engine
 from offloaderd.format import manifest_bytes
 from offloaderd.format.verify import check_index, decode_verified_block
 from offloaderd.metadata import paths
-from offloaderd.metadata.records.daemon import DaemonNode
+from offloaderd.metadata.records.ownership import DaemonNode
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.segment.roll import RollPolicy
 from tests.unit.rigs.rig import DEADLINE_S, TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn

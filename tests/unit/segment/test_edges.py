@@ -11,8 +11,8 @@ from offloaderd.core.errors import Transient
 from offloaderd.core.model import EntryBatch, Position, TopicName
 from offloaderd.fleet import ownership
 from offloaderd.metadata import paths
-from offloaderd.metadata.records import trash as trash_record
-from offloaderd.metadata.records.daemon import DaemonNode
+from offloaderd.metadata.records import deletion
+from offloaderd.metadata.records.ownership import DaemonNode
 from offloaderd.metadata.topic_map import removal
 from offloaderd.segment.builders.builder import LEDGERS_MAX
 from offloaderd.segment.feed import Entries
@@ -129,8 +129,8 @@ async def test_a_trash_record_that_cannot_be_read_leaves_the_others_going() -> N
     owned = await Owned.claim(rig)
     store = rig.tree.connect()
     first, second = sorted((rig.clock.uuid(), rig.clock.uuid()), key=str)
-    trash = trash_record.Trash(segment_id=second, upload_id="", reason="r", decided_ms=1, bucket="b", prefix="seg/")
+    trash = deletion.Trash(segment_id=second, upload_id="", reason="r", decided_ms=1, bucket="b", prefix="seg/")
     await store.create(paths.trash_record(TOPIC, first), b"\xff\xff\xff")
-    await store.create(paths.trash_record(TOPIC, second), trash_record.encode(trash))
+    await store.create(paths.trash_record(TOPIC, second), deletion.encode_trash(trash))
     assert await owned.empty_trash() == 1
     assert await store.children(paths.trash(TOPIC)) == [str(first)]

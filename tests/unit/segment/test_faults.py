@@ -14,8 +14,7 @@ from offloaderd.core.errors import Denied, NoSpace, NotFound, OffloaderError, Tr
 from offloaderd.core.model import Position, TopicName
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import Create, Delete, Replace
-from offloaderd.metadata.records import epoch as epoch_record
-from offloaderd.metadata.records import owner as owner_record
+from offloaderd.metadata.records import ownership
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
@@ -247,13 +246,13 @@ async def test_a_deposed_owner_commits_nothing() -> None:
         await until(lambda: faults.fired > 0)
         other = rig.tree.connect()
         node = await other.get(paths.epoch(TOPIC))
-        taken = epoch_record.Epoch(epoch=99, daemon_id="other", claimed_ms=1)
-        theirs = owner_record.Owner(daemon_id="other", address="elsewhere:1", session_id="another", epoch=99)
+        taken = ownership.Epoch(epoch=99, daemon_id="other", claimed_ms=1)
+        theirs = ownership.Owner(daemon_id="other", address="elsewhere:1", session_id="another", epoch=99)
         await other.transact(
             [
-                Replace(paths.epoch(TOPIC), epoch_record.encode(taken), node.version),
+                Replace(paths.epoch(TOPIC), ownership.encode_epoch(taken), node.version),
                 Delete(paths.owner(TOPIC)),
-                Create(paths.owner(TOPIC), owner_record.encode(theirs), ephemeral=True),
+                Create(paths.owner(TOPIC), ownership.encode_owner(theirs), ephemeral=True),
             ]
         )
         faults.heal()

@@ -13,8 +13,8 @@ from offloaderd.core.model import RefusalKind
 from offloaderd.format import manifest_bytes
 from offloaderd.metadata import identity, nodes, paths
 from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.metadata.records import deletion
 from offloaderd.metadata.records import identity as identity_record
-from offloaderd.metadata.records import trash as trash_record
 from offloaderd.metadata.records.attempt import Seal
 from offloaderd.metadata.records.identity import Acceptance
 from offloaderd.metadata.topic_map import map as catalog
@@ -257,10 +257,10 @@ async def test_a_finished_segment_on_the_trash_list_stays_until_others_hold_its_
     store = rig.tree.connect()
     for ledger_id in contexts:
         await store.delete(paths.ledger(TOPIC, ledger_id))  # a map that went back
-    record = trash_record.Trash(
+    record = deletion.Trash(
         segment_id=newest.segment_id, upload_id="", reason="gone", decided_ms=1, bucket="b", prefix="seg/"
     )
-    await store.create(paths.trash_record(TOPIC, newest.segment_id), trash_record.encode(record))
+    await store.create(paths.trash_record(TOPIC, newest.segment_id), deletion.encode_trash(record))
     await owned.offloader.record.reload()
     with capture_logs() as logs:
         assert await owned.empty_trash() == 1
@@ -284,10 +284,10 @@ async def test_a_copy_whose_data_is_gone_covers_nothing() -> None:
     twin = SegmentKeys("seg/", UUID(int=7))
     await rig.store.put(twin.data, b"x" * described.data_bytes)
     await rig.store.put(twin.manifest, manifest_bytes.encode(replace(described, segment_id=twin.segment_id)))
-    record = trash_record.Trash(
+    record = deletion.Trash(
         segment_id=twin.segment_id, upload_id="", reason="gone", decided_ms=1, bucket="b", prefix="seg/"
     )
-    await rig.tree.connect().create(paths.trash_record(TOPIC, twin.segment_id), trash_record.encode(record))
+    await rig.tree.connect().create(paths.trash_record(TOPIC, twin.segment_id), deletion.encode_trash(record))
     stored = await rig.store.get(newest.keys.data)
     await rig.store.delete([newest.keys.data])
     assert await owned.empty_trash() == 1

@@ -11,8 +11,8 @@ import pytest
 from offloaderd.core.errors import Conflict, Fenced, Transient
 from offloaderd.core.model import OffloadMethod, TopicName
 from offloaderd.metadata import history, paths
-from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import history as history_record
+from offloaderd.metadata.records import ownership
 from offloaderd.metadata.records.attempt import AttemptStatus
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.segment.claim.attempt_log import AttemptLog
@@ -89,7 +89,7 @@ async def test_a_claim_whose_answer_was_lost_is_found_again() -> None:
     path = paths.history_driver(TOPIC)
     node = await store.get(path)
     assert (claim.epoch, claim.epoch_version) == (1, node.version)
-    assert epoch_record.decode(node.value, path=path).daemon_id == "me"
+    assert ownership.decode_epoch(node.value, path=path).daemon_id == "me"
 
 
 async def test_a_dead_drivers_holder_goes_with_its_session() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from offloaderd.core.errors import MapUnknown, Transient
 from offloaderd.core.model import Loss, Position
-from offloaderd.metadata.records.floor import Floor
+from offloaderd.metadata.records.deletion import Floor
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.spark.scan.columns import Columns
 from offloaderd.spark.scan.plan import HoleInRange

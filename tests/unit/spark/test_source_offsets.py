@@ -12,7 +12,7 @@ from offloaderd.core.model import HistoryOrder, Loss, Position, TopicName
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.pieces import StoredContext
-from offloaderd.metadata.records.floor import Floor
+from offloaderd.metadata.records.deletion import Floor
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.spark.scan.options import Mode
 from offloaderd.spark.scan.query import NOTHING, EntryQuery, following, position

@@ -19,7 +19,7 @@ from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.format.pulsar import broker_entry
 from offloaderd.metadata import paths
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.objects.filesystem.store import FilesystemStore
+from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.spark.scan import plan as source_plan
 from offloaderd.spark.scan import snapshot as source_snapshot
 from offloaderd.spark.scan.query import EntryQuery

@@ -12,9 +12,9 @@ from offloaderd.core.errors import Conflict
 from offloaderd.core.model import HistoryOrder, Loss, Position
 from offloaderd.metadata import paths
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
-from offloaderd.metadata.records import request as asked_record
+from offloaderd.metadata.records import orders
 from offloaderd.metadata.records.history import HistoryPlan, Worker
-from offloaderd.metadata.records.request import Asked
+from offloaderd.metadata.records.orders import Asked
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.topic import requests as asked
@@ -132,7 +132,7 @@ async def test_two_that_ask_at_once(store: MemoryMetadata, monkeypatch: pytest.M
     create, replace_node = store.create, store.replace
 
     async def create_late(path: str, value: bytes, *, ephemeral: bool = False) -> None:
-        await create(path, asked_record.encode(others[0]))
+        await create(path, orders.encode_asked(others[0]))
         await create(path, value, ephemeral=ephemeral)
 
     monkeypatch.setattr(store, "create", create_late)
@@ -141,10 +141,10 @@ async def test_two_that_ask_at_once(store: MemoryMetadata, monkeypatch: pytest.M
     assert await asked.read(store, TOPIC) == further
 
     async def replace_late(path: str, value: bytes, version: int) -> int:
-        await replace_node(path, asked_record.encode(others[1]), version)
+        await replace_node(path, orders.encode_asked(others[1]), version)
         return await replace_node(path, value, version)
 
     monkeypatch.setattr(store, "replace", replace_late)
     with pytest.raises(Conflict, match="all the time"):
         await asked.record(store, TOPIC, TopicMap(TOPIC), replace(REQUEST, target=Position(4, 4)))
-    assert (await store.get(path)).value == asked_record.encode(others[1])
+    assert (await store.get(path)).value == orders.encode_asked(others[1])

@@ -15,7 +15,7 @@ from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod, Positi
 from offloaderd.fleet import ownership
 from offloaderd.fleet.hot_tier import HotBuffers
 from offloaderd.metadata import paths
-from offloaderd.metadata.records import epoch as epoch_record
+from offloaderd.metadata.records import ownership as records
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment import resume
 from offloaderd.testing.faults import FaultyStore
@@ -97,7 +97,7 @@ async def stays_active(engine: Engine) -> None:
 async def epoch_of(rig: Rig) -> int:
     """Return how often the topic was claimed."""
     path = paths.epoch(TOPIC)
-    return epoch_record.decode((await rig.tree.connect().get(path)).value, path=path).epoch
+    return records.decode_epoch((await rig.tree.connect().get(path)).value, path=path).epoch
 
 
 def woken(rig: Rig) -> dict[str, int]:

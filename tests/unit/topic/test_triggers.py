@@ -22,7 +22,7 @@ from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_o
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from offloaderd.metadata.records.request import Asked
+    from offloaderd.metadata.records.orders import Asked
     from offloaderd.objects.port import PartInfo, Pieces
     from offloaderd.topic.offloader import TopicOffloader
 

@@ -15,9 +15,9 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.port import Create, Delete
 from offloaderd.metadata.records import attempt as attempt_record
-from offloaderd.metadata.records import trash as trash_record
+from offloaderd.metadata.records import deletion
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
-from offloaderd.metadata.records.trash import Trash
+from offloaderd.metadata.records.deletion import Trash
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
 from offloaderd.policy.records import TopicPolicy, encode_policy
@@ -175,7 +175,7 @@ class Ground:
     async def discard(self, number: int, topic: TopicName = TOPIC, *, decided_ms: int = 0) -> None:
         """Record the decision to delete a segment's objects."""
         trash = Trash(segment_id=segment_id(number), upload_id="", reason="test", decided_ms=decided_ms)
-        step = Create(paths.trash_record(topic, segment_id(number)), trash_record.encode(trash))
+        step = Create(paths.trash_record(topic, segment_id(number)), deletion.encode_trash(trash))
         await self.metadata.transact([step])
 
     async def map(self, topic: TopicName = TOPIC) -> TopicMap:

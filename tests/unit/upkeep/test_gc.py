@@ -12,10 +12,9 @@ from structlog.testing import capture_logs
 from offloaderd.core.errors import Conflict, CorruptData
 from offloaderd.core.model import RefusalKind
 from offloaderd.metadata import paths
-from offloaderd.metadata.records import identity
-from offloaderd.metadata.records import trash as trash_record
+from offloaderd.metadata.records import deletion, identity
+from offloaderd.metadata.records.deletion import Trash
 from offloaderd.metadata.records.identity import Refusal
-from offloaderd.metadata.records.trash import Trash
 from offloaderd.metadata.topic_map.removal import without_oldest
 from offloaderd.objects import keys
 from offloaderd.testing.faults import FaultyStore
@@ -417,7 +416,7 @@ async def test_trash_of_a_topic_without_owner_stays_for_readers(
         readable=readable,
     )
     path = paths.trash_record(TOPIC, segment_id(2))
-    await ground.metadata.create(path, trash_record.encode(decided))
+    await ground.metadata.create(path, deletion.encode_trash(decided))
     for day in (1, 2, 3):
         await ground.age(1)
         finds, _ = await ground.collect(grace_s=1.5 * DAY_S)

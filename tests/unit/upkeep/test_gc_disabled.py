@@ -12,10 +12,9 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Confirmed, RefusalKind, TopicName
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
-from offloaderd.metadata.records import epoch as epoch_record
-from offloaderd.metadata.records import identity
-from offloaderd.metadata.records.epoch import Epoch
+from offloaderd.metadata.records import identity, ownership
 from offloaderd.metadata.records.identity import Refusal
+from offloaderd.metadata.records.ownership import Epoch
 from offloaderd.policy.records import TopicPolicy, encode_policy
 from offloaderd.segment.claim.fence import Claim, Fence
 from offloaderd.testing.memory.ledgers import MemoryLedgers
@@ -36,7 +35,7 @@ async def disabled(ground: Ground) -> str:
     await ground.begin(2)
     upload_id = await ground.objects.create_upload(data_key(2), metadata=OURS)
     await change(ground, upload_id=upload_id, driver_properties={"bucket": BUCKET, "prefix": PREFIX})
-    await ground.metadata.create(paths.epoch(TOPIC), epoch_record.encode(EPOCH))
+    await ground.metadata.create(paths.epoch(TOPIC), ownership.encode_epoch(EPOCH))
     await set_policy(ground, encode_policy(TopicPolicy(enabled=False)))
     await ground.age()
     return upload_id
@@ -77,7 +76,7 @@ async def test_the_open_segment_of_a_disabled_topic_goes_by_the_trash_list(groun
     assert await ground.metadata.children(paths.trash(TOPIC)) == [str(segment_id(2))]
     assert await uploads(ground) == [upload_id]
     node = await ground.metadata.get(paths.epoch(TOPIC))
-    assert epoch_record.decode(node.value, path="epoch").epoch == 5
+    assert ownership.decode_epoch(node.value, path="epoch").epoch == 5
     await ground.age()
     (find,) = (await ground.collect())[0]
     assert (find.kind, find.verdict) == (Kind.TRASH, Verdict.DELETED)

@@ -12,7 +12,7 @@ from offloaderd.core.errors import Conflict, InvalidInput, OutcomeUnknown, Trans
 from offloaderd.core.model import LedgerEnd, Loss, Position
 from offloaderd.metadata import paths
 from offloaderd.metadata.identity import deployment, ensure_deployment
-from offloaderd.metadata.records import epoch as epoch_record
+from offloaderd.metadata.records import ownership
 from offloaderd.metadata.records.identity import Deployment
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
@@ -109,7 +109,7 @@ async def test_contexts_and_losses_come_back_byte_for_byte(ground: Ground) -> No
     policies = await topic_policies(target)
     assert {topic: policy.enabled for topic, policy in policies.items()} == {TOPIC: False, OTHER: False}  # type: ignore[union-attr]
     node = await target.get(paths.epoch(TOPIC))
-    assert epoch_record.decode(node.value, path="epoch").epoch == 8
+    assert ownership.decode_epoch(node.value, path="epoch").epoch == 8
     assert await target.children("/") == ["topics"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import Create, Delete
-from offloaderd.metadata.records import trash as trash_record
+from offloaderd.metadata.records import deletion
 from offloaderd.metadata.topic_map.removal import without_oldest
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.metadata import MemoryMetadata, MemoryTree
@@ -97,11 +97,11 @@ async def referring(ground: Ground, described: SegmentManifest) -> dict[str, lis
     await ground.begin(2)
     attempt = (await ground.metadata.get(paths.attempt(TOPIC))).value
     await ground.metadata.delete(paths.attempt(TOPIC))
-    trash = trash_record.Trash(segment_id=segment_id(2), upload_id="", reason="test", decided_ms=2**50)
+    trash = deletion.Trash(segment_id=segment_id(2), upload_id="", reason="test", decided_ms=2**50)
     return {
         "attempt": [Create(paths.attempt(TOPIC), attempt)],
         "committed": (await ground.map()).with_commit(committed(described))[0],
-        "trash": [Create(paths.trash_record(TOPIC, segment_id(2)), trash_record.encode(trash))],
+        "trash": [Create(paths.trash_record(TOPIC, segment_id(2)), deletion.encode_trash(trash))],
     }
 
 

@@ -11,8 +11,8 @@ import pytest
 from offloaderd.core.errors import Conflict, Fenced, NotFound, Transient
 from offloaderd.core.model import LedgerEnd, Position, TierRetention
 from offloaderd.metadata import paths
+from offloaderd.metadata.records import deletion
 from offloaderd.metadata.records import grant as grant_record
-from offloaderd.metadata.records import trash as trash_record
 from offloaderd.metadata.records.grant import Grant
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
@@ -176,8 +176,8 @@ async def test_what_left_the_map_stays_for_readers() -> None:
         store = rig.tree.connect()
         node = await store.get(path)
         decided_ms = rig.clock.wall_ms() - round(age_s * 1000)
-        record = replace(trash_record.decode(node.value, path=path), decided_ms=decided_ms, readable=readable)
-        await store.replace(path, trash_record.encode(record), node.version)
+        record = replace(deletion.decode_trash(node.value, path=path), decided_ms=decided_ms, readable=readable)
+        await store.replace(path, deletion.encode_trash(record), node.version)
         found = await empty_trash(owned.context, lambda: owned.offloader.map)
         return found.gone, found.due_s, await owned.keys()
 
@@ -199,8 +199,8 @@ async def test_what_never_was_in_the_map_goes_at_once() -> None:
     assert await owned.offloader.record.remove_oldest(before, reason="test")
     path, store = paths.trash_record(TOPIC, before.segment_id), rig.tree.connect()
     node = await store.get(path)
-    record = replace(trash_record.decode(node.value, path=path), readable=False)
-    await store.replace(path, trash_record.encode(record), node.version)
+    record = replace(deletion.decode_trash(node.value, path=path), readable=False)
+    await store.replace(path, deletion.encode_trash(record), node.version)
     assert (await empty_trash(owned.context, lambda: owned.offloader.map)).gone == 1
 
 
@@ -375,10 +375,10 @@ async def test_what_the_map_holds_and_what_is_elsewhere_is_never_deleted() -> No
     store = rig.tree.connect()
     first, second = owned.offloader.map.segments
     for segment, bucket in ((first, "b"), (replace(second, segment_id=rig.clock.uuid()), "another")):
-        trash = trash_record.Trash(
+        trash = deletion.Trash(
             segment_id=segment.segment_id, upload_id="", reason="r", decided_ms=1, bucket=bucket, prefix="seg/"
         )
-        await store.create(paths.trash_record(TOPIC, segment.segment_id), trash_record.encode(trash))
+        await store.create(paths.trash_record(TOPIC, segment.segment_id), deletion.encode_trash(trash))
     assert await owned.empty_trash() == 2
     assert await owned.keys() == 6
     assert len(await store.children(paths.trash(TOPIC))) == 2

@@ -15,8 +15,8 @@ from offloaderd.core.limits import ByteBudget
 from offloaderd.core.model import Loss, Position
 from offloaderd.format import manifest_bytes
 from offloaderd.metadata import paths
-from offloaderd.metadata.records import epoch as epoch_record
 from offloaderd.metadata.records import grant as grant_record
+from offloaderd.metadata.records import ownership
 from offloaderd.metadata.records import verified as verified_record
 from offloaderd.metadata.records.verified import Cursor, SegmentVerified, Verified
 from offloaderd.segment.claim.fence import Claim, Fence
@@ -69,8 +69,8 @@ async def ground() -> Ground:
             number, [*runs(1, first, 5), *runs(1, first + 5, 5)], sealed_ms=site.clock.wall_ms()
         )
         await site.commit(described)
-    record = epoch_record.Epoch(epoch=1, daemon_id="me", claimed_ms=1)
-    await site.metadata.create(paths.epoch(TOPIC), epoch_record.encode(record))
+    record = ownership.Epoch(epoch=1, daemon_id="me", claimed_ms=1)
+    await site.metadata.create(paths.epoch(TOPIC), ownership.encode_epoch(record))
     return site
 
 

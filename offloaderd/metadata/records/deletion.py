@@ -1,15 +1,18 @@
-"""`floor`: end of a topic's deleted oldest segments, so that the offloaded position never falls.
+"""`floor`, `trash/<segment id>`: end of a topic's deleted oldest segments; a segment whose objects are to be deleted.
 
-It only rises, in the transaction that removes a segment from the map. It keeps the end of its ledger, because the
-ledger's context is deleted with the ledger's last segment.
+The floor keeps the offloaded position from falling. It only rises, in the transaction that removes a segment from the
+map. It keeps the end of its ledger, because the ledger's context is deleted with the ledger's last segment. A trash
+record is written before the first deletion.
 """
 
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from offloaderd.core.model import LedgerEnd, Position
 from offloaderd.format.parsing import halves
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
+from offloaderd.objects.keys import SegmentKeys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +31,7 @@ class Floor:
     unknown: bytes = field(default=b"", repr=False, compare=False)
 
 
-def encode(value: Floor) -> bytes:
+def encode_floor(value: Floor) -> bytes:
     """Return the node's content."""
     return codec.content(
         records_pb2.FloorRecord,
@@ -39,7 +42,7 @@ def encode(value: Floor) -> bytes:
     )
 
 
-def decode(data: bytes, *, path: str) -> Floor:
+def decode_floor(data: bytes, *, path: str) -> Floor:
     """Read a node's content; raises CorruptData."""
     record = codec.parse(records_pb2.FloorRecord, data, path)
     position = codec.position(path, record.ledger_id, record.entry_id)
@@ -52,3 +55,37 @@ def decode(data: bytes, *, path: str) -> Floor:
     elif record.HasField("next_ledger_id"):
         codec.corrupt(path, "the entries of a ledger that has a successor", "none")
     return codec.read(Floor, record, position=position, end=end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trash:
+    """A decided deletion; `upload_id` names an unfinished multipart upload, empty if there is none.
+
+    `ledger_id` is that of a whole-ledger object, None for a streaming segment. `bucket` and `prefix` locate the
+    objects; None, as in records of the first version, is the reading daemon's own place. `readable`: it was part of the
+    map, so readers may hold its keys; None if unknown.
+    """
+
+    segment_id: UUID
+    upload_id: str
+    reason: str
+    decided_ms: int
+    bucket: str | None = None
+    prefix: str | None = None
+    ledger_id: int | None = None
+    readable: bool | None = None
+
+    def keys(self, prefix: str) -> SegmentKeys:
+        """Return the keys of its objects."""
+        return SegmentKeys(prefix, self.segment_id, self.ledger_id)
+
+
+def encode_trash(value: Trash) -> bytes:
+    """Return the node's content."""
+    return codec.content(records_pb2.TrashRecord, value)
+
+
+def decode_trash(data: bytes, *, path: str) -> Trash:
+    """Read a node's content; raises CorruptData."""
+    record = codec.parse(records_pb2.TrashRecord, data, path)
+    return codec.read(Trash, record, segment_id=codec.segment_id(path, record.segment_id))
