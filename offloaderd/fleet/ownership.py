@@ -20,8 +20,7 @@ from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.port import Check, Create, Delete, MetadataStore, Replace, Session, Step
 from offloaderd.metadata.records import ownership as epoch_record
 from offloaderd.metadata.records import ownership as owner_record
-from offloaderd.metadata.records.ownership import DaemonNode
-from offloaderd.metadata.records.ownership import Owner
+from offloaderd.metadata.records.ownership import DaemonNode, Owner
 from offloaderd.segment.claim.fence import Claim
 
 log = structlog.get_logger(__name__)
