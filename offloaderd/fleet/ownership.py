@@ -18,8 +18,7 @@ from offloaderd.core.model import TopicName
 from offloaderd.core.retry import until_answered
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.port import Check, Create, Delete, MetadataStore, Replace, Session, Step
-from offloaderd.metadata.records import ownership as epoch_record
-from offloaderd.metadata.records import ownership as owner_record
+from offloaderd.metadata.records import ownership
 from offloaderd.metadata.records.ownership import DaemonNode, Owner
 from offloaderd.segment.claim.fence import Claim
 
@@ -31,7 +30,7 @@ CUT_SHORT_S = 5.0
 
 async def owner_of(store: MetadataStore, topic: TopicName) -> Owner | None:
     """Return the owner of a topic, None without one."""
-    return await nodes.record(store, paths.owner(topic), owner_record.decode)
+    return await nodes.record(store, paths.owner(topic), ownership.decode_owner)
 
 
 async def claim(
@@ -63,7 +62,7 @@ async def _try_claim(
     """Claim a topic without an owner; None if there is one. A claim whose answer was lost is found again."""
     epoch_path, owner_path = paths.epoch(topic), paths.owner(topic)
     node = await nodes.node(store, epoch_path)
-    before = epoch_record.decode(node.value, path=epoch_path).epoch if node else 0
+    before = ownership.decode_epoch(node.value, path=epoch_path).epoch if node else 0
     held = await owner_of(store, topic)
     steps: list[Step] = []
     if held is not None:
@@ -75,12 +74,12 @@ async def _try_claim(
         if held.session_id not in ended:
             return None
         steps.append(Delete(owner_path))
-    epoch = epoch_record.Epoch(epoch=before + 1, daemon_id=me.daemon_id, claimed_ms=clock.wall_ms())
+    epoch = ownership.Epoch(epoch=before + 1, daemon_id=me.daemon_id, claimed_ms=clock.wall_ms())
     owner = Owner(daemon_id=me.daemon_id, address=me.address, session_id=session.session_id, epoch=epoch.epoch)
-    encoded = epoch_record.encode(epoch)
+    encoded = ownership.encode_epoch(epoch)
     raised = Replace(epoch_path, encoded, node.version) if node else Create(epoch_path, encoded)
     try:
-        await store.transact([raised, *steps, Create(owner_path, owner_record.encode(owner), ephemeral=True)])
+        await store.transact([raised, *steps, Create(owner_path, ownership.encode_owner(owner), ephemeral=True)])
     except (Conflict, NotFound):
         return None
     log.info("topic.claimed", topic=str(topic), epoch=epoch.epoch)

@@ -24,7 +24,7 @@ from offloaderd.core.retry import Backoff
 from offloaderd.fleet.engine import Engine
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import MetadataStore, Replace
-from offloaderd.metadata.records import ownership as daemon_record
+from offloaderd.metadata.records import ownership
 from offloaderd.metadata.records.ownership import DaemonNode
 
 log = structlog.get_logger(__name__)
@@ -72,7 +72,7 @@ class Registration:
             session = await self._store.session()
             mine = replace(self.node, session_id=session.session_id)
             try:
-                await self._store.create(self._path, daemon_record.encode(mine), ephemeral=True)
+                await self._store.create(self._path, ownership.encode_daemon(mine), ephemeral=True)
             except (OutcomeUnknown, Transient) as error:
                 await backoff.wait(error)
             except Conflict:
@@ -88,7 +88,7 @@ class Registration:
         store, path = self._store, self._path
         try:
             found = await store.get(path)
-            other = daemon_record.decode(found.value, path=path)
+            other = ownership.decode_daemon(found.value, path=path)
             if replace(mine, session_id=other.session_id, draining=other.draining, impaired=other.impaired) == other:
                 if other.session_id == mine.session_id:
                     return other
@@ -176,12 +176,12 @@ class Registration:
         while True:
             try:
                 found, counter = await self._store.get(path), await self._store.get(paths.DAEMONS)
-                stored = daemon_record.decode(found.value, path=path)
+                stored = ownership.decode_daemon(found.value, path=path)
                 session = await self._store.session()
                 if stored.session_id != session.session_id:
                     return False
                 if replace(stored, session_id="") != node:
-                    written = daemon_record.encode(replace(node, session_id=session.session_id))
+                    written = ownership.encode_daemon(replace(node, session_id=session.session_id))
                     steps = [Replace(path, written, found.version), Replace(paths.DAEMONS, b"", counter.version)]
                     await self._store.transact(steps)
             except NotFound:
