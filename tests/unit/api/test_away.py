@@ -14,6 +14,7 @@ from offloaderd.core.model import Position
 from offloaderd.metadata.topic_map.map import load
 from offloaderd.protocol.v1 import admin_pb2, common_pb2, inspect_pb2
 from offloaderd.topic.status import TopicStatus
+from tests.patience import PATIENCE_S
 from tests.unit.api.test_admin import CONTEXT, ORDERS, OTHER, Room, commit, room, segments
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ async def frozen(room: Room, monkeypatch: pytest.MonkeyPatch) -> Room:
 async def test_status_shows_what_the_daemon_knows_and_that_metadata_is_down(frozen: Room) -> None:
     """Of all topics and of one; nothing asks the store again for each of them."""
     for request in (admin_pb2.StatusRequest(), admin_pb2.StatusRequest(topic=str(ORDERS))):
-        found = await frozen.service.Status(request, CONTEXT)
+        async with asyncio.timeout(PATIENCE_S):
+            found = await frozen.service.Status(request, CONTEXT)
         down = [(one.name, one.message) for one in found.dependencies if not one.up]
         assert down == [("metadata", "no answer within 0.01 s"), ("objects", "refused")]
         assert [(one.topic, one.state, one.lag_unknown) for one in found.topics] == [(str(ORDERS), "claiming", True)]

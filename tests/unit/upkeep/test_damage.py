@@ -26,6 +26,7 @@ from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.grants.revoke_on_damage import GrantRevoker
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.cluster import TopicVerifier
+from tests.patience import PATIENCE_S
 from tests.unit.rigs.owned import Owned, offloaded_topic
 from tests.unit.rigs.rig import TOPIC, Rig, until
 from tests.unit.upkeep.test_grants import OPTIONS
@@ -67,8 +68,9 @@ async def grants_of(rig: Rig) -> dict[int, Grant]:
 
 async def until_kept(rig: Rig, ledger_id: int) -> Grant:
     """Wait until a ledger's grant is revoked."""
-    while not (found := (await grants_of(rig))[ledger_id]).revoked_ms:
-        await asyncio.sleep(0)  # noqa: TID251 - gives up the turn, measures no time
+    async with asyncio.timeout(PATIENCE_S):
+        while not (found := (await grants_of(rig))[ledger_id]).revoked_ms:
+            await asyncio.sleep(0)  # noqa: TID251 - gives up the turn, measures no time
     return found
 
 

@@ -23,6 +23,7 @@ from offloaderd.upkeep import explain
 from offloaderd.upkeep.explain import Explainer, Explanation, Held, State
 from offloaderd.upkeep.flaws import Kind
 from offloaderd.upkeep.stored import Site
+from tests.patience import PATIENCE_S
 from tests.unit.read.build import FastClock
 from tests.unit.upkeep.site import BUCKET, CLUSTER, PREFIX, TOPIC, Ground, data_key, manifest_key, runs, segment_id
 
@@ -72,7 +73,8 @@ async def explained(ground: Ground, position: str, held: Held = NOWHERE, *, buck
     retrying_reader = RetryingReader(ground.objects, clock=FastClock())
     site = Site(cluster=CLUSTER, bucket=bucket, prefix=PREFIX)
     explainer = Explainer(Maps(ground), Tiers(held).held, ground.metadata, retrying_reader, [site])
-    return await explainer.explain(TOPIC, Position.parse(position))
+    async with asyncio.timeout(PATIENCE_S):
+        return await explainer.explain(TOPIC, Position.parse(position))
 
 
 @pytest.mark.parametrize("position", ["1:0", "1:3", "1:4", "1:9", "1:14", "3:0", "3:2", "7:3"])

@@ -26,6 +26,7 @@ from offloaderd.upkeep.grants.revoke_on_damage import GrantRevoker
 from offloaderd.upkeep.settings import ScrubSettings
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.scrub import AGAIN_S, Scrubber
+from tests.patience import PATIENCE_S
 from tests.unit.read.build import sample
 from tests.unit.upkeep.site import BUCKET, CLUSTER, PREFIX, TOPIC, Ground, data_key, manifest_key, runs, segment_id
 
@@ -339,7 +340,7 @@ async def test_a_deposed_owner_records_nothing(ground: Ground) -> None:
     duty = asyncio.ensure_future(scrubber(ground).run(cast("TopicOffloader", owner)))  # noqa: TID251 - its error is looked at
     await ground.clock.advance(2 * HOUR_S)
     with pytest.raises(Fenced):
-        await duty
+        await asyncio.wait_for(duty, PATIENCE_S)
     with pytest.raises(Conflict):
         await ground.metadata.create(paths.policy(TOPIC), b"")
     assert "verified" not in await ground.metadata.children(paths.topic(TOPIC))
