@@ -129,8 +129,8 @@ test-stores: $(DEPENDENCIES)dev stores ## Run what depends on the S3 server on v
 fuzz: $(DEPENDENCIES)fuzz ## Feed foreign bytes to every decoder that reads any, guided by coverage (MINUTES=n in all)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
-invariants: $(DEPENDENCIES)dev ## Take every guard of a promise away and see its test fail (docs/proof/invariants.md)
-	$(BIN)/python tools/invariants.py
+invariants: $(DEPENDENCIES)dev ## Take guards of promises away and see their tests fail: those that changed, or ALL=1 (WORDS="P4 ...")
+	$(BIN)/python tools/invariants.py --workers $(WORKERS) $(if $(ALL),--all) $(WORDS)
 
 protos: $(DEPENDENCIES)dev ## Compile protos/ into the package
 	$(PROTOS)

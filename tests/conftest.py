@@ -7,6 +7,7 @@ import faulthandler
 import os
 import signal
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -15,6 +16,7 @@ import structlog
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from offloaderd.standalone import ports
+from tools import invariants
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterator
@@ -53,6 +55,14 @@ def pytest_configure() -> None:
     share = (ports.PORT_MAX - ports.PORT_MIN + 1) // workers
     ports.PORT_MIN += share * worker
     ports.PORT_MAX = ports.PORT_MIN + share - 1
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many guards of promises were proven in this run, and how many before (tests/test_invariants.py)."""
+    passed = terminalreporter.getreports("passed")
+    guards = Counter(str(value) for report in passed for name, value in report.user_properties if name == "guard")
+    if guards:
+        terminalreporter.write_line(invariants.summary(guards))
 
 
 @pytest.hookimpl(wrapper=True)

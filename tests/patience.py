@@ -3,4 +3,4 @@
 import os
 
 PATIENCE_S = float(os.environ.get("TEST_PATIENCE_S", "90"))
-"""Long, for a busy machine is no failure; tools/invariants.py has less of it, its tests wait for what never comes."""
+"""Long, for a busy machine is no failure; without a guard a test waits for what never comes (tools/invariants.py)."""

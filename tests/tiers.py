@@ -78,6 +78,7 @@ class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc] # pytest-xdist
         return f"group {folder[2]}" if folder[:2] == ["tests", "integration"] and folder[2] in GROUPS else nodeid
 
 
+@pytest.hookimpl(optionalhook=True)  # a run may do without pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling:
     """Schedule by groups, whatever --dist says."""
     return GroupScheduling(config, log)
