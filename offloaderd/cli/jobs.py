@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from offloaderd.cli.options import Session
+from offloaderd.cli.options import Session, common
 from offloaderd.cli.program import FAILED, OK, report
-from offloaderd.cli.settings import settings_at
+from offloaderd.cli.settings import CONFIG, settings_at
 from offloaderd.core.errors import InvalidConfig, InvalidInput
 from offloaderd.core.model import TopicName
 from offloaderd.core.units import parse_bytes
@@ -19,7 +19,7 @@ from offloaderd.spark.jobs.executors import Options, Share
 from offloaderd.spark.jobs.task import PATIENCE_S
 
 T = TypeVar("T")
-Command = TypeVar("Command", bound=Callable[..., Any])
+Command = Callable[..., Any]
 Show = Callable[[Sequence[T]], None]
 Parse = Callable[[str], Any]
 TOPICS = click.argument("names", nargs=-1, metavar="[TOPIC...]")
@@ -36,9 +36,10 @@ PATIENCE = click.option(
 RATE_MIN = 64 * 1024
 
 
-def namespaces_option(text: str) -> Callable[[Command], Command]:
-    """Return the option --namespace with this help."""
-    return click.option("--namespace", "namespaces", multiple=True, metavar="TENANT/NAMESPACE", help=text)
+def selected(namespaces: str) -> Callable[[Command], Command]:
+    """Return what adds to a command its topics, --namespace with this help, --config and the shared options."""
+    option = click.option("--namespace", "namespaces", multiple=True, metavar="TENANT/NAMESPACE", help=namespaces)
+    return lambda function: TOPICS(option(CONFIG(common(function))))
 
 
 def settings_of(session: Session, config: Path | None) -> Settings:

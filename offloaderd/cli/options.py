@@ -126,23 +126,19 @@ SIZE = size_param()
 DURATION = duration_param()
 MOMENT = Parsed("time", moment_ms)
 
-
 DEFAULT_ADDRESS = "127.0.0.1:7650"
 """Address of a daemon with default settings; repeated here, since loading the settings takes longer than a call."""
 CALL_TIMEOUT_S = 30.0
 TRUST_FILES = {
-    "tls_ca": "Authorities that sign the daemon's certificate (PEM). Not given: those of the system.",
-    "tls_cert": "Our certificate (PEM), for a daemon that asks for one.",
-    "tls_key": "Its key (PEM, without a passphrase).",
-    "token_file": "File with a token as Pulsar's brokers take it; the token itself may be in OFFLOADCTL_TOKEN.",
+    "tls_ca": ("ca_file", "Authorities that sign the daemon's certificate (PEM). Not given: those of the system."),
+    "tls_cert": ("cert_file", "Our certificate (PEM), for a daemon that asks for one."),
+    "tls_key": ("key_file", "Its key (PEM, without a passphrase)."),
+    "token_file": (
+        "token_file",
+        "File with a token as Pulsar's brokers take it; the token itself may be in OFFLOADCTL_TOKEN.",
+    ),
 }
-TRUST_FIELDS = {
-    "tls": "tls",
-    "tls_ca": "ca_file",
-    "tls_cert": "cert_file",
-    "tls_key": "key_file",
-    "token_file": "token_file",
-}
+"""The field of Trust, and the help, by option."""
 PATTERN_TIMEOUT_S = 300.0
 """For calls that change the policies of many topics: ten thousand take about ten seconds."""
 
@@ -269,18 +265,10 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
 def trusting(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of TLS and tokens."""
     file = click.Path(path_type=Path, dir_okay=False)
-    for name, text in reversed(TRUST_FILES.items()):
-        variable = f"OFFLOADCTL_{name.upper()}"
-        flag = f"--{name.replace('_', '-')}"
-        function = click.option(
-            flag,
-            name,
-            cls=ConnectionOption,
-            metavar="FILE",
-            envvar=variable,
-            type=file,
-            help=f"{text} [env: {variable}]",
-        )(function)
+    for name, (_, text) in reversed(TRUST_FILES.items()):
+        flag, variable = f"--{name.replace('_', '-')}", f"OFFLOADCTL_{name.upper()}"
+        described = {"metavar": "FILE", "help": f"{text} [env: {variable}]"}
+        function = click.option(flag, name, cls=ConnectionOption, envvar=variable, type=file, **described)(function)
     return click.option(
         "--tls",
         cls=ConnectionOption,
@@ -296,7 +284,7 @@ def taken_trust(context: click.Context, arguments: dict[str, Any], outer: Trust)
     The token itself is taken from the environment only: everybody who lists processes can see options.
     """
     given: dict[str, Any] = {}
-    for name, attribute in TRUST_FIELDS.items():
+    for name, (attribute, _) in {"tls": ("tls", ""), **TRUST_FILES}.items():
         value = arguments.pop(name)
         if value and (from_command_line(context, name) or not getattr(outer, attribute)):
             given[attribute] = value

@@ -11,17 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from offloaderd.cli import options, show
-from offloaderd.cli.jobs import (
-    MASTER,
-    PATIENCE,
-    SPARK_CONF,
-    TOPICS,
-    UPLOAD_RATE,
-    namespaces_option,
-    parsed,
-    settings_of,
-    tell_ended,
-)
+from offloaderd.cli.jobs import MASTER, PATIENCE, SPARK_CONF, UPLOAD_RATE, parsed, selected, settings_of, tell_ended
 from offloaderd.cli.options import Session
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.cli.progress import Bars, as_text
@@ -43,7 +33,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-NAMESPACE = namespaces_option("All topics of it with history planned for a job. May be repeated.")
+SELECTED = selected("All topics of it with history planned for a job. May be repeated.")
 SEGMENT_SIZE = click.option(
     "--segment-size", metavar="SIZE", help="Instead of the topic's policy's, where history is not split yet."
 )
@@ -63,11 +53,8 @@ def backfill(session: Session) -> None:
 
 
 @backfill.command(short_help="Show what a run would do, and cost.")
-@TOPICS
-@NAMESPACE
 @SEGMENT_SIZE
-@CONFIG
-@options.common
+@SELECTED
 def plan(
     session: Session, names: tuple[str, ...], namespaces: tuple[str, ...], segment_size: str | None, config: Path | None
 ) -> int:
@@ -90,8 +77,6 @@ def plan(
 
 
 @backfill.command(short_help="Offload history with Spark.")
-@TOPICS
-@NAMESPACE
 @SEGMENT_SIZE
 @MASTER
 @SPARK_CONF
@@ -101,8 +86,7 @@ def plan(
 @click.option("--source-rate", metavar="SIZE", help="Bytes a second from all bookies together. [default: as settings]")
 @UPLOAD_RATE
 @PATIENCE
-@CONFIG
-@options.common
+@SELECTED
 def run(
     session: Session,
     names: tuple[str, ...],
@@ -136,10 +120,7 @@ def run(
 
 
 @backfill.command(short_help="Show how far history is offloaded.")
-@TOPICS
-@NAMESPACE
-@CONFIG
-@options.common
+@SELECTED
 def status(session: Session, names: tuple[str, ...], namespaces: tuple[str, ...], config: Path | None) -> None:
     """Show with a bar how much of history is offloaded, who drives it, and how long it may still take.
 

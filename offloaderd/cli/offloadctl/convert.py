@@ -16,11 +16,10 @@ from offloaderd.cli.jobs import (
     MASTER,
     PATIENCE,
     SPARK_CONF,
-    TOPICS,
     UPLOAD_RATE,
     Given,
-    namespaces_option,
     parsed,
+    selected,
     settings_of,
     tell_ended,
 )
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from offloaderd.daemon.settings import Settings
 
 
-NAMESPACE = namespaces_option("All enabled topics of it with segments. May be repeated.")
+SELECTED = selected("All enabled topics of it with segments. May be repeated.")
 TARGET = click.option(
     "--to",
     "target",
@@ -69,13 +68,10 @@ def convert(session: Session) -> None:
 
 
 @convert.command(short_help="Show what a run would rewrite.")
-@TOPICS
-@NAMESPACE
 @TARGET
 @SEGMENT_SIZE
 @SMALL
-@CONFIG
-@options.common
+@SELECTED
 def plan(
     session: Session,
     names: tuple[str, ...],
@@ -109,8 +105,6 @@ def _plan(session: Session, settings: Settings, wanted: JobTopics, chosen: Optio
 
 
 @convert.command(short_help="Rewrite segments.")
-@TOPICS
-@NAMESPACE
 @TARGET
 @SEGMENT_SIZE
 @SMALL
@@ -122,8 +116,7 @@ def _plan(session: Session, settings: Settings, wanted: JobTopics, chosen: Optio
 @click.option("--parallel", metavar="N", help="Objects written at a time. [default: 2, with Spark the cores it has]")
 @UPLOAD_RATE
 @PATIENCE
-@CONFIG
-@options.common
+@SELECTED
 def run(
     session: Session,
     names: tuple[str, ...],
@@ -170,10 +163,7 @@ def run(
 
 
 @convert.command(short_help="Show what segments topics have, and who rewrites them.")
-@TOPICS
-@NAMESPACE
-@CONFIG
-@options.common
+@SELECTED
 def status(session: Session, names: tuple[str, ...], namespaces: tuple[str, ...], config: Path | None) -> None:
     """Show how many whole ledgers and segments there are, who rewrites them, and which new objects are in progress.
 
