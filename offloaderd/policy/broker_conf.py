@@ -38,8 +38,6 @@ OURS = re.compile(
     r"|m(ax|in)\w*OffloadSegment"
 )
 SECRET = re.compile(r"(?i)credential|secret|password|token|KeyFile")
-HIDDEN = "(not shown)"
-BEGIN_CHARS = 40
 
 POLICIES: Mapping[str, str] = {
     "managedLedgerOffloadThresholdInBytes": "threshold_bytes",
@@ -269,7 +267,7 @@ class _Reader:
         self._verdicts[one.key] = Verdict(one.line, one.key, one.value, what)
 
     def _ignore(self, one: "Property", why: str) -> None:
-        value = HIDDEN if SECRET.search(one.key) and one.value else one.value
+        value = "(not shown)" if SECRET.search(one.key) and one.value else one.value
         self._verdicts[one.key] = Verdict(one.line, one.key, value, "", why)
 
     def _wrong(self, one: "Property", why: str) -> None:
@@ -301,11 +299,8 @@ def toml(settings: Mapping[str, str | int]) -> Iterator[str]:
         if table != section:
             yield from ("", f"[{table}]") if section else (f"[{table}]",)
             section = table
-        yield f"{name} = {value}" if isinstance(value, int) else f'{name} = "{_escaped(value)}"'
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')
+        escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+        yield f"{name} = {value}" if isinstance(value, int) else f'{name} = "{escaped}"'
 
 
 class Property(NamedTuple):
@@ -327,7 +322,7 @@ def properties(text: str, wanted: Callable[[str], bool]) -> tuple[list[Property]
         key, equals, value = line.partition("=")
         key = key.rstrip()
         if not equals or not key or any(map(str.isspace, key)):
-            begin = ascii(line.split()[0][:BEGIN_CHARS])  # no more of it: the rest may be a secret
+            begin = ascii(line.split()[0][:40])  # no more of it: the rest may be a secret
             mistakes.append(f"line {number}, which begins with {begin}, is not KEY=VALUE")
             continue
         if not wanted(key):

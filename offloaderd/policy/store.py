@@ -20,18 +20,9 @@ from offloaderd.core.retry import Backoff
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.port import Create, Delete, MetadataStore, Replace, Step
 from offloaderd.metadata.records import codec
+from offloaderd.policy import records
 from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.policy.records import (
-    LevelPolicy,
-    Selection,
-    TopicPolicy,
-    decode_level,
-    decode_policy,
-    decode_selection,
-    encode_level,
-    encode_policy,
-    encode_selection,
-)
+from offloaderd.policy.records import LevelPolicy, Selection, TopicPolicy
 from offloaderd.policy.resolver import Namespace, node_of, spelled
 from offloaderd.policy.selection import check_room
 
@@ -74,7 +65,7 @@ async def read(store: MetadataStore, topics: Sequence[TopicName]) -> dict[TopicN
 
     async def ask(topic: TopicName) -> TopicPolicy | CorruptData | None:
         try:
-            return await nodes.record(store, paths.policy(topic), decode_policy)
+            return await nodes.record(store, paths.policy(topic), records.decode_policy)
         except CorruptData as error:
             return error
 
@@ -106,7 +97,7 @@ async def selections(store: MetadataStore) -> dict[str, Selection | CorruptData]
     async def read(name: str) -> Selection | CorruptData | None:
         path = f"{paths.SELECTIONS}/{name}"
         try:
-            return await nodes.record(store, path, decode_selection)
+            return await nodes.record(store, path, records.decode_selection)
         except CorruptData as error:
             log.error("selection.corrupt", path=path, error=str(error), hint="enable the pattern again")  # noqa: TRY400
             return error
@@ -118,7 +109,7 @@ async def selections(store: MetadataStore) -> dict[str, Selection | CorruptData]
 async def put(store: MetadataStore, clock: Clock, selection: Selection, *, expressions_max: int | None = None) -> None:
     """Store a selection, in place of one with the same pattern. Raises Conflict as `check_room` does, Transient."""
     path = paths.selection(selection.pattern.text)
-    value = encode_selection(selection)
+    value = records.encode_selection(selection)
 
     async def attempt() -> Conflict | None:
         await ensure(store, paths.SELECTIONS)
@@ -129,7 +120,7 @@ async def put(store: MetadataStore, clock: Clock, selection: Selection, *, expre
                 check_room(map(paths.selected_pattern, names), selection.pattern, expressions_max)
             except Conflict as error:
                 return error  # no reason to try again
-        step = await _put(store, path, value, decode_selection)
+        step = await _put(store, path, value, records.decode_selection)
         await store.transact([step, Replace(paths.SELECTIONS, b"", counter.version)])
         return None
 
@@ -161,12 +152,12 @@ async def remove(store: MetadataStore, clock: Clock, pattern: TopicPattern) -> N
 async def put_level(store: MetadataStore, clock: Clock, where: Namespace | None, policies: OffloadPolicies) -> None:
     """Replace the policies of a namespace, or of the broker (None). Raises Transient."""
     path = node_of(where)
-    value = encode_level(LevelPolicy(policies, clock.wall_ms()))
+    value = records.encode_level(LevelPolicy(policies, clock.wall_ms()))
 
     async def attempt() -> None:
         await ensure(store, path.rpartition("/")[0])
         counter = await store.get(paths.POLICIES)
-        step = await _put(store, path, value, decode_level)
+        step = await _put(store, path, value, records.decode_level)
         await store.transact([step, Replace(paths.POLICIES, b"", counter.version)])
 
     await _until_written(clock, f"the policy of {_level_name(where)}", attempt)
@@ -251,10 +242,12 @@ async def _decided(store: MetadataStore, topic: TopicName, decide: Decide, *, ne
         if wanted is None:
             return _Written(None, None, [])
         folders = paths.folders(topic) if new else await _missing_folders(store, topic)
-        return _Written(None, wanted, [*(Create(one, b"") for one in folders), Create(path, encode_policy(wanted))])
+        return _Written(
+            None, wanted, [*(Create(one, b"") for one in folders), Create(path, records.encode_policy(wanted))]
+        )
     current: TopicPolicy | CorruptData
     try:
-        current = decode_policy(node.value, path=path)
+        current = records.decode_policy(node.value, path=path)
     except CorruptData as error:
         current = error
     wanted = decide(topic, current)
@@ -262,7 +255,7 @@ async def _decided(store: MetadataStore, topic: TopicName, decide: Decide, *, ne
         raise current
     if wanted is None or wanted == current:
         return _Written(current, None, [])
-    return _Written(current, wanted, [Replace(path, encode_policy(wanted), node.version)])
+    return _Written(current, wanted, [Replace(path, records.encode_policy(wanted), node.version)])
 
 
 async def _missing_folders(store: MetadataStore, topic: TopicName) -> Sequence[str]:

@@ -206,27 +206,23 @@ class EmbeddedLedgers(_SqliteSource):
         """Plan what waits and hand it to the writing thread, unless a commit is under way, whose end calls this."""
         while self._waiting and self._writing is None:
             draft = Draft(self._book, self._limits)
-            planned = self._plan(draft)
+            planned: list[tuple[_Change[Any], Any]] = []
+            left = COMMIT_BYTES_MAX
+            while self._waiting and left > 0:
+                change = self._waiting.popleft()
+                if change.done.cancelled():
+                    continue
+                try:
+                    planned.append((change, change.plan(draft)))
+                except OffloaderError as error:
+                    change.fail(error)
+                left -= change.payload_bytes
             if not draft.changes:
                 for change, result in planned:
                     change.succeed(result)
                 continue
             self._writing = self._written_by(self._database.write, draft)
             self._writing.add_done_callback(partial(self._written, draft, planned))
-
-    def _plan(self, draft: Draft) -> list[tuple[_Change[Any], Any]]:
-        planned: list[tuple[_Change[Any], Any]] = []
-        left = COMMIT_BYTES_MAX
-        while self._waiting and left > 0:
-            change = self._waiting.popleft()
-            if change.done.cancelled():
-                continue
-            try:
-                planned.append((change, change.plan(draft)))
-            except OffloaderError as error:
-                change.fail(error)
-            left -= change.payload_bytes
-        return planned
 
     def _written(self, draft: Draft, planned: list[tuple[_Change[Any], Any]], written: asyncio.Future[None]) -> None:
         """Publish what is durable now, or fail all callers."""

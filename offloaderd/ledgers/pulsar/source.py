@@ -127,15 +127,7 @@ class BookKeeperLedgers:
         """Yield at once and after changes; see LedgerSource."""
         follower = self._followers.get(topic)
         if follower is None:
-            follower = Follower(
-                self._topic(topic),
-                self._directory,
-                self._asker,
-                self._background,
-                self._long_polls,
-                self._pulse,
-                lambda: self._changes.notify(topic),
-            )
+            follower = Follower(self._topic(topic), self._long_polls, self._pulse, partial(self._changes.notify, topic))
             self._followers[topic] = follower
         follower.watchers += 1
         try:

@@ -53,8 +53,8 @@ class Topic:
 
     def __init__(self, name: TopicName, directory: Directory, asker: TailAsker) -> None:
         self.name = name
-        self._directory = directory
-        self._asker = asker
+        self.directory = directory
+        self.asker = asker
         self._tails: dict[int, LedgerTail] = {}
         self._edge = Edge.NEXT_WRITE
         self._placed: LedgerMetadata | None = None
@@ -65,7 +65,7 @@ class Topic:
 
     async def ledgers(self) -> Sequence[LedgerInfo]:
         """Return the ledgers in order, all but the last closed. Raises NotFound, CorruptData."""
-        managed = await self._directory.topic(self.name)
+        managed = await self.directory.topic(self.name)
         infos = self._closed_by_list(managed)
         begun = len(infos)
         infos = infos.copy()
@@ -81,7 +81,7 @@ class Topic:
 
     async def offloaded(self) -> Sequence[LedgerInfo]:
         """Return the ledgers that a broker has offloaded as a whole, also those deleted from BookKeeper."""
-        managed = await self._directory.topic(self.name)
+        managed = await self.directory.topic(self.name)
         return [_info_of(listed) for listed in managed.ledgers if listed.offloaded is not None and _complete(listed)]
 
     async def confirmed(self, ledger_id: int) -> Confirmed:
@@ -108,7 +108,7 @@ class Topic:
         if _complete(listed):
             known = (listed.entries or 0) - 1
             if metadata.last_entry_id not in {None, known} or metadata.confirmed_at_least > known:
-                path = await self._directory.ledger_path(ledger_id)
+                path = await self.directory.ledger_path(ledger_id)
                 expected = f"{listed.entries} entries, as the list of {self.name} says"
                 raise CorruptData(key=path, offset=0, expected=expected, found=metadata.confirmed_at_least + 1)
         tail = self._tails.get(ledger_id)
@@ -120,36 +120,36 @@ class Topic:
         Raises NotFound for a deleted one, CorruptData for one of another topic, or without all confirmed entries.
         """
         try:
-            metadata = await self._directory.ledger(ledger_id, fresh=fresh)
+            metadata = await self.directory.ledger(ledger_id, fresh=fresh)
         except NotFound:
             self.vanished(ledger_id)
             raise
         if metadata is not self._placed:
             reason = misplaced_ledger(metadata.custom, self.name)
             if reason is not None:
-                path = await self._directory.ledger_path(ledger_id)
+                path = await self.directory.ledger_path(ledger_id)
                 raise CorruptData(key=path, offset=0, expected=f"a ledger of {self.name}", found=reason)
             self._placed = metadata
         self._note(ledger_id, metadata)
         tail = self._tails.get(ledger_id)
         if metadata.last_entry_id is not None and tail is not None:
-            tail.closed(metadata.last_entry_id, await self._directory.ledger_path(ledger_id))
+            tail.closed(metadata.last_entry_id, await self.directory.ledger_path(ledger_id))
             self._edge = self._tails.pop(ledger_id, tail).edge
         return metadata
 
     async def inspected(self, ledger_id: int) -> LedgerInfo:
         """Return a ledger as BookKeeper has it now. Raises NotFound, CorruptData."""
-        metadata = await self._directory.ledger(ledger_id, fresh=True)
+        metadata = await self.directory.ledger(ledger_id, fresh=True)
         self._note(ledger_id, metadata)
         return _by_metadata(ledger_id, metadata)
 
     async def standing_still(self) -> str | None:
         """Return that for STILL_S the broker has named a ledger that a fresh list lacks; None if not."""
-        now_s = self._asker.clock.monotonic()
+        now_s = self.asker.clock.monotonic()
         named = [tail.overtaken for tail in self._tails.values() if tail.overtaken is not None]
         if not named or now_s - min(named)[1] < STILL_S:
             return None
-        newest = max(await self._directory.listed(self.name), default=-1)
+        newest = max(await self.directory.listed(self.name), default=-1)
         if newest >= min(named)[0]:
             return None
         return (
@@ -179,11 +179,11 @@ class Topic:
         """Return the end of an open ledger; its `edge` begins as that of the ledger before."""
         tail = self._tails.get(ledger_id)
         if tail is None:
-            tail = self._tails[ledger_id] = LedgerTail(self.name, ledger_id, self._asker, edge=self._edge)
+            tail = self._tails[ledger_id] = LedgerTail(self.name, ledger_id, self.asker, edge=self._edge)
         return tail
 
     async def _find(self, ledger_id: int) -> ListedLedger:
-        managed = await self._directory.topic(self.name)
+        managed = await self.directory.topic(self.name)
         listed = next((listed for listed in reversed(managed.ledgers) if listed.ledger_id == ledger_id), None)
         if listed is None or _deleted_by_list(listed) or ledger_id in self._deleted:
             raise NotFound(f"no ledger {ledger_id} in {self.name}", hint="it may have been deleted")
@@ -214,7 +214,7 @@ class Topic:
         except NotFound:
             return None
         if info.closed:
-            closed_ms = self._closed_ms.setdefault(info.ledger_id, self._asker.clock.wall_ms())
+            closed_ms = self._closed_ms.setdefault(info.ledger_id, self.asker.clock.wall_ms())
             return replace(info, closed_at_ms=listed.closed_at_ms or closed_ms)
         tail = self._tails.get(info.ledger_id)
         if tail is None:
@@ -328,9 +328,6 @@ class Follower:
     """Watches one topic for all its watchers; `on_change` wakes them."""
 
     topic: Topic
-    directory: Directory
-    asker: TailAsker
-    background: Tasks
     long_polls: InitVar[LongPolls]
     pulse: Pulse
     on_change: Callable[[], None]
@@ -350,10 +347,10 @@ class Follower:
 
     def __post_init__(self, long_polls: LongPolls) -> None:
         self._silence = Silence(long_polls)
-        self._alarm = Alarm(self.background, self.asker.clock)
-        self._notified_s = self.asker.clock.monotonic()
-        self._pause_s = self.asker.options.poll_min_s
-        self._task = self.background.start(self._run(), name=f"follow {self.topic.name}")
+        self._alarm = Alarm(self.topic.asker.background, self.topic.asker.clock)
+        self._notified_s = self.topic.asker.clock.monotonic()
+        self._pause_s = self.topic.asker.options.poll_min_s
+        self._task = self.topic.asker.background.start(self._run(), name=f"follow {self.topic.name}")
 
     def stop(self) -> None:
         """End all tasks and watches."""
@@ -361,20 +358,20 @@ class Follower:
             self._task.cancel()
         self._end_long_polls()
         for path in self._followed:
-            self.directory.nodes.unfollow(path)
+            self.topic.directory.nodes.unfollow(path)
 
     def _wake(self) -> None:
         """Begin a poll now, or after the one that is under way."""
         self._alarm.wake()
         if self._task is None and self.watchers:
             with suppress(Closed):
-                self._task = self.background.start(self._run(), name=f"follow {self.topic.name}")
+                self._task = self.topic.asker.background.start(self._run(), name=f"follow {self.topic.name}")
 
     async def _run(self) -> None:
         """Poll, again and again, until nothing is to be done before a signal."""
         if not self._followed:
-            self._follow(self.directory.topic_path(self.topic.name))
-        options = self.asker.options
+            self._follow(self.topic.directory.topic_path(self.topic.name))
+        options = self.topic.asker.options
         while True:
             self._alarm.forget()
             await self._resume_polls()
@@ -385,7 +382,7 @@ class Follower:
             except OffloaderError as error:
                 known = error
             moved = isinstance(known, Confirmed) and known != self._state
-            notified_before_s = self.asker.clock.monotonic() - self._notified_s
+            notified_before_s = self.topic.asker.clock.monotonic() - self._notified_s
             if moved or type(known) is not type(self._state) or notified_before_s >= HEARTBEAT_S:
                 self._notify()
             self._pause_s = options.poll_min_s if moved else min(self._pause_s * SLOWER, options.poll_max_s)
@@ -408,7 +405,7 @@ class Follower:
         except OffloaderError:
             return False
         tail = self.topic.tail(self._open_id) if metadata.last_entry_id is None else None
-        if tail is None or tail.broker_due_s < self.asker.options.poll_max_s:
+        if tail is None or tail.broker_due_s < self.topic.asker.options.poll_max_s:
             return False
         if not self._silence.begin(tail.ledger_id, metadata, tail.last_answer, self._wake, tail.broker_due_s):
             return False
@@ -423,7 +420,7 @@ class Follower:
         if tail is not None and last_answer is LastAnswer.NEWER:
             tail.doubt()
         elif last_answer is LastAnswer.FAILED:
-            await self._alarm.sleep(self.asker.clock.jitter(RETURN_S))
+            await self._alarm.sleep(self.topic.asker.clock.jitter(RETURN_S))
 
     def _end_long_polls(self) -> LastAnswer | None:
         """End the long polls; return how they ended, None where none has."""
@@ -444,27 +441,27 @@ class Follower:
         """Return a pause of about this length that ends when other topics are polled as well."""
         if pause_s < 10 * TICK_S:
             return pause_s
-        now_s = self.asker.clock.monotonic()
+        now_s = self.topic.asker.clock.monotonic()
         return ceil((now_s + pause_s) / TICK_S) * TICK_S - now_s
 
     async def _poll(self) -> Confirmed | None:
         """Return the end of the open ledger, and follow its node from now on; None when none is open."""
-        listed = self.directory.topic_path(self.topic.name)
+        listed = self.topic.directory.topic_path(self.topic.name)
         self._open_id = ledger_id = await self.topic.open_ledger()
         if ledger_id is None:
             self._follow(listed)
             return None
-        self._follow(listed, await self.directory.ledger_path(ledger_id))
+        self._follow(listed, await self.topic.directory.ledger_path(ledger_id))
         return await self.topic.confirmed(ledger_id)
 
     def _follow(self, *paths: str) -> None:
         before, self._followed = self._followed, paths
         for path in before:
             if path not in paths:
-                self.directory.nodes.unfollow(path)
+                self.topic.directory.nodes.unfollow(path)
         for path in paths:
             if path not in before:
-                self.directory.nodes.follow(path, self._on_node_change)
+                self.topic.directory.nodes.follow(path, self._on_node_change)
 
     def _on_node_change(self) -> None:
         """Wake the watchers and poll again: a node may have changed."""
@@ -472,5 +469,5 @@ class Follower:
         self._notify()
 
     def _notify(self) -> None:
-        self._notified_s = self.asker.clock.monotonic()
+        self._notified_s = self.topic.asker.clock.monotonic()
         self.on_change()
