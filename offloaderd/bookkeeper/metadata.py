@@ -1,11 +1,5 @@
 """BookKeeper's nodes in ZooKeeper: paths of ledgers, addresses of bookies, and the metadata of a ledger.
 
-    layout = decode_layout(content_or_none, path=...)      # the LAYOUT node; None when it is missing
-    layout.path(root, ledger_id)
-    address = resolve_address(bookie_id, content)          # content of available/<id> or available/readonly/<id>
-    metadata = decode_ledger(content, path=path)           # raises CorruptData; versions 1, 2 and 3
-    metadata.replicas(entry_id)                            # bookie ids, the primary first
-
 Pulsar's own metadata driver neither writes nor reads LAYOUT: a missing one means hierarchical. Ids of bookies are
 opaque since BookKeeper 4.12; older ones, and those of bookies that publish nothing, are host:port. An address may
 change under the same id, so resolve it again on every reconnect.

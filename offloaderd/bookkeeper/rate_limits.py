@@ -1,9 +1,5 @@
 """Rate limits of reading: bytes and requests per second, of the daemon and of each topic.
 
-    turn = limits.turn(topic, expected_bytes)         # None when nothing is limited
-    await turn.wait()                                 # first come, first served
-    turn.settle(actual_bytes)
-
 Rules: `wait` reserves a turn at once, so requests go in the order of their calls, and a cancelled one delays no other.
 The size of an answer is estimated before and settled afterwards: a wrong estimate delays the next requests, but errors
 never add up. A second's worth may go at once.

@@ -1,9 +1,5 @@
 """Reading entries from replicas: the search for a sound copy of each, and ranges of one ledger.
 
-    replica_read = reader.begin(ledger, entry_id, count_max=n)   # sends a request at once, in the background
-    found = await reader.result(replica_read)                    # a second bookie gets one when the first is slow
-    reader.refuse(replica_read, found, error, entry_id)          # a wrong digest: the next replica gets one
-
 Rules, which are BookKeeper's faults as a table:
 
 | what a replica does                        | what the reader does                                           |

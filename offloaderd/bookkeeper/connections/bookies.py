@@ -1,8 +1,5 @@
 """All bookies of a cluster, by id: the only access of this package to them.
 
-    async with BookiePool(znodes, clock=clock, metrics=metrics, options=BookkeeperSettings()) as bookies:
-        entry = await bookies.read(bookie_id, ledger_id, entry_id)
-
 Rules: connections are made when needed, one a bookie for v2 (reads and batch reads) and one for v3 (the end of a
 ledger), and closed when idle. Only one connection of a protocol is made at a time, and all callers share it. The
 address is read again for each, since it may change under one id; while ZooKeeper does not answer, the last one is used.

@@ -1,9 +1,5 @@
 """One socket to one bookie with one protocol: requests go out at once, answers come back by key in any order.
 
-    connection = await handshake.connect(...)
-    await connection.writable()
-    answer = await connection.send(key, request, window)     # send itself does not wait
-
 Rules:
 
 - Requests of one turn of the loop leave in one packet.
@@ -23,7 +19,7 @@ import asyncio
 import ssl
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import Enum
 from operator import attrgetter
 from typing import Final, TypeAlias, cast
@@ -126,6 +122,7 @@ class _LongPoll:
     waiter: asyncio.Future[Answer]
 
 
+@dataclass(eq=False)
 class BookieConnection(asyncio.Protocol):
     """A connection once it is made.
 
@@ -133,38 +130,31 @@ class BookieConnection(asyncio.Protocol):
     this side did not cause.
     """
 
-    def __init__(
-        self,
-        bookie: str,
-        wire: Wire,
-        options: BookkeeperSettings,
-        *,
-        on_bytes: Callable[[int], None],
-        on_probe: Callable[[bool], None],
-        on_end: Callable[[OffloaderError], None],
-    ) -> None:
-        self._bookie = bookie
-        self._options = options
-        self._on_bytes = on_bytes
-        self._on_probe = on_probe
-        self._on_end = on_end
+    bookie: str
+    wire: InitVar[Wire]
+    options: BookkeeperSettings
+    on_bytes: Callable[[int], None] = field(kw_only=True)
+    on_probe: Callable[[bool], None] = field(kw_only=True)
+    on_end: Callable[[OffloaderError], None] = field(kw_only=True)
+    answered: bool = False
+    """Whether an answer has come since the last step of the handshake."""
+    _transport: asyncio.Transport | None = None
+    _encrypted: bool = False
+    _failure: OffloaderError | None = None
+    _requests: dict[Key, _Request] = field(default_factory=dict)
+    """In the order of their deadlines, since all have the same time."""
+    _long_polls: dict[Key, _LongPoll] = field(default_factory=dict)
+    _late: Counter[Key] = field(default_factory=Counter)
+    _probing: bool = False
+    _outgoing: list[bytes] = field(default_factory=list)
+    _silences: int = 0
+    _last_id: int = 0
+    _timer: asyncio.TimerHandle | None = None
+    _writable: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self, wire: Wire) -> None:
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        self._encrypted = False
-        self._failure: OffloaderError | None = None
-        self._requests: dict[Key, _Request] = {}
-        """In the order of their deadlines, since all have the same time."""
-        self._long_polls: dict[Key, _LongPoll] = {}
-        self._late: Counter[Key] = Counter()
-        self._probing = False
-        self._outgoing: list[bytes] = []
-        self._silences = 0
-        self._last_id = 0
         self._used_at = self._last_answer_at = self._loop.time()
-        self._timer: asyncio.TimerHandle | None = None
-        self._writable = asyncio.Event()
-        self.answered = False
-        """Whether an answer has come since the last step of the handshake."""
         self.speak(wire)
 
     def speak(self, wire: Wire) -> None:
@@ -187,7 +177,7 @@ class BookieConnection(asyncio.Protocol):
     def transport(self) -> asyncio.Transport:
         """The socket, plain or encrypted. Raises ConnectionLost."""
         if self._transport is None:
-            raise ConnectionLost(f"bookie {self._bookie}: not connected")
+            raise ConnectionLost(f"bookie {self.bookie}: not connected")
         return self._transport
 
     def resume(self, encrypted: asyncio.Transport, start: Key) -> None:
@@ -221,7 +211,7 @@ class BookieConnection(asyncio.Protocol):
         if asked is not None:
             _leave(window)
         else:
-            asked = self._requests[key] = _Request(self._used_at + self._options.request_timeout_s, window)
+            asked = self._requests[key] = _Request(self._used_at + self.options.request_timeout_s, window)
             self._post(request)
             self._wake_at(asked.deadline)
         asked.waiters.append(waiter)
@@ -234,13 +224,13 @@ class BookieConnection(asyncio.Protocol):
         """
         if self._failure is not None:
             raise _again(self._failure)
-        if len(self._long_polls) >= self._options.long_polls_in_flight_max:
+        if len(self._long_polls) >= self.options.long_polls_in_flight_max:
             raise Throttled(
-                f"bookie {self._bookie} has {len(self._long_polls)} long polls to answer, which is the limit"
+                f"bookie {self.bookie} has {len(self._long_polls)} long polls to answer, which is the limit"
             )
         now = self._used_at = self._loop.time()
         waiter: asyncio.Future[Answer] = self._loop.create_future()
-        patience_s = self._options.request_timeout_s
+        patience_s = self.options.request_timeout_s
         self._long_polls[key] = _LongPoll(ledger_id, now + seconds + patience_s, waiter)
         self._post(request)
         self._wake_at(now + patience_s)
@@ -292,12 +282,12 @@ class BookieConnection(asyncio.Protocol):
         """Hand answers to their callers."""
         self._silences = 0
         self._last_answer_at = self._loop.time()
-        self._on_bytes(len(data))
+        self.on_bytes(len(data))
         try:
             for answer in self._decoder.feed(data):
                 self._settle(answer)
         except BadAnswer as error:
-            self._fail(BadAnswer(f"bookie {self._bookie}: {error.message}", hint=error.hint))
+            self._fail(BadAnswer(f"bookie {self.bookie}: {error.message}", hint=error.hint))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all callers."""
@@ -305,7 +295,7 @@ class BookieConnection(asyncio.Protocol):
         hint = TLS_HINT if self._encrypted and not self.answered else ""
         # TLS 1.3 shows a refusal only after the handshake.
         error = Denied if isinstance(exc, ssl.SSLError) and not self.answered else ConnectionLost
-        self._fail(error(f"bookie {self._bookie} ended the connection{reason}", hint=hint))
+        self._fail(error(f"bookie {self.bookie} ended the connection{reason}", hint=hint))
 
     def _settle(self, answer: Answer) -> None:
         key = self._key_of(answer)
@@ -352,7 +342,7 @@ class BookieConnection(asyncio.Protocol):
             return
         idle_at = self._used_at + IDLE_S
         if idle_at <= now:
-            self.end(ConnectionLost(f"bookie {self._bookie}: the connection was closed after it had not been used"))
+            self.end(ConnectionLost(f"bookie {self.bookie}: the connection was closed after it had not been used"))
         else:
             self._wake_at(idle_at)
 
@@ -362,8 +352,8 @@ class BookieConnection(asyncio.Protocol):
             self._late[key] += 1
             long_poll = self._long_polls.pop(key)
             if not long_poll.waiter.done():
-                long_poll.waiter.set_exception(TimedOut(f"bookie {self._bookie} left a long poll without an answer"))
-        patience_s = self._options.request_timeout_s
+                long_poll.waiter.set_exception(TimedOut(f"bookie {self.bookie} left a long poll without an answer"))
+        patience_s = self.options.request_timeout_s
         if self._last_answer_at + patience_s <= now and not self._probing and self._long_polls:
             self._probing = True
             number = self.new_id()
@@ -375,7 +365,7 @@ class BookieConnection(asyncio.Protocol):
     def _probed(self, probe: asyncio.Future[Answer]) -> None:
         self._probing = False
         error = probe.exception()
-        self._on_probe(error is None)
+        self.on_probe(error is None)
         if isinstance(error, TimedOut):
             self._end_long_polls(error)
 
@@ -389,17 +379,17 @@ class BookieConnection(asyncio.Protocol):
         request = self._requests.pop(key)
         self._late[key] += 1
         self._silences += 1
-        seconds = self._options.request_timeout_s
-        _fail(request, TimedOut(f"bookie {self._bookie} did not answer within {seconds:g} s"))
+        seconds = self.options.request_timeout_s
+        _fail(request, TimedOut(f"bookie {self.bookie} did not answer within {seconds:g} s"))
         if self._silences >= SILENCES_MAX:
-            self._fail(TimedOut(f"bookie {self._bookie} is silent: {self._silences} requests of {seconds:g} s each"))
+            self._fail(TimedOut(f"bookie {self.bookie} is silent: {self._silences} requests of {seconds:g} s each"))
         elif len(self._late) > LATE_MAX:
-            self._fail(TimedOut(f"bookie {self._bookie} left {len(self._late)} requests without an answer"))
+            self._fail(TimedOut(f"bookie {self.bookie} left {len(self._late)} requests without an answer"))
 
     def _fail(self, error: OffloaderError) -> None:
         if self._failure is None:
             self.end(error)
-            self._on_end(error)
+            self.on_end(error)
 
 
 def _leave(window: Window | None) -> None:

@@ -1,10 +1,5 @@
 """A stored entry: header, digest, payload; nothing of it is used before digest and ids are checked.
 
-    checker = EntryChecker(ledger_id, digest_type, password)       # one for each ledger, from its metadata
-    entry = checker.check(stored, entry_id)                        # raises BadEntry
-    run = checker.check_run(first_entry_id, batch.entries)         # never raises: run.error is the first bad entry's
-    run.check_lengths(length_before)                               # raises BadLength: a gap or a duplicate
-
 Rules: the digest comes first, then the ids it covers. A BadEntry concerns one replica: keep the verified entries before
 it and go on at the next replica; it is final only when all have failed. Replicas of one entry may differ in their LAC
 (recovery and re-replication package again), so headers are never compared or stored. WIRE.md, section 5.
@@ -51,7 +46,8 @@ class BadEntry(CorruptData):
     """What one replica holds of an entry fails its check."""
 
     def __init__(self, ledger_id: int, entry_id: int, *, offset: int, expected: object, found: object) -> None:
-        super().__init__(key=_name(ledger_id, entry_id), offset=offset, expected=expected, found=found)
+        name = "its last confirmed or stored entry" if entry_id < 0 else f"entry {entry_id}"
+        super().__init__(key=f"ledger {ledger_id}, {name}", offset=offset, expected=expected, found=found)
         self.ledger_id = ledger_id
         self.entry_id = entry_id
 
@@ -85,7 +81,7 @@ class EntryRun:
     error: BadEntry | None
 
     def check_lengths(self, length_before: int | None = None) -> None:
-        """Check that each entry's length is that of the one before plus its own payload; raises BadLength.
+        """Check each entry's length: that of the one before plus its payload; raises BadLength: a gap or a duplicate.
 
         `length_before` is the length of the entry before the run, 0 before entry 0; None takes the first one as given.
         It holds for ledgers of ordinary writers (Pulsar's are), not for those whose writer chose the entry ids.
@@ -183,10 +179,6 @@ class EntryChecker:
         return BadEntry(self.ledger_id, entry_id, offset=offset, expected=expected, found=found)
 
 
-def _name(ledger_id: int, entry_id: int) -> str:
-    return f"ledger {ledger_id}, " + ("its last confirmed or stored entry" if entry_id < 0 else f"entry {entry_id}")
-
-
 def _digest_function(digest_type: DigestType, password: bytes) -> Callable[[bytes, bytes], bytes | int]:
     if digest_type is DigestType.CRC32C:
         value, extend = google_crc32c.value, google_crc32c.extend
@@ -195,7 +187,8 @@ def _digest_function(digest_type: DigestType, password: bytes) -> Callable[[byte
         crc32 = zlib.crc32
         return lambda head, payload: crc32(payload, crc32(head))
     if digest_type is DigestType.HMAC:
-        keyed = hmac.new(_mac_key(password), digestmod="sha1")
+        key = hashlib.sha1(b"mac" + password, usedforsecurity=False).digest()
+        keyed = hmac.new(key, digestmod="sha1")
         return lambda head, payload: _mac(keyed, head, payload)
     return lambda _head, _payload: b""
 
@@ -205,7 +198,3 @@ def _mac(keyed: hmac.HMAC, head: bytes, payload: bytes) -> bytes:
     mac.update(head)
     mac.update(payload)
     return mac.digest()
-
-
-def _mac_key(password: bytes) -> bytes:
-    return hashlib.sha1(b"mac" + password, usedforsecurity=False).digest()

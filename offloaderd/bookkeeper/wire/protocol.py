@@ -1,9 +1,5 @@
 """What both protocols share: return codes, frames and their decoder, and the auth message. Nothing reads a socket.
 
-    decoder = v2.Decoder()                       # or v3.Decoder(); one for each connection, never shared
-    for answer in decoder.feed(data):            # data: what one read of the socket gave, b"" is harmless
-        ...                                      # in the order of arrival, which is not that of the requests
-
 A frame is 4 bytes of length and that many bytes. A length is checked before its frame is waited for, so a decoder never
 holds more than one frame below its cap and the fed bytes that were not iterated over. A frame that breaks the protocol
 raises BadAnswer after all good ones before it; from then on every use raises the same error, because no later byte can
@@ -162,7 +158,7 @@ def frame(message: bytes) -> bytes:
 
 
 class Decoder(Generic[R]):
-    """Decodes a stream of bytes; `decode` turns one whole frame into an answer or raises BadAnswer."""
+    """Decodes the bytes of one connection; `decode` turns one whole frame into an answer or raises BadAnswer."""
 
     def __init__(self, decode: Callable[[bytes], R], *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         if not FRAME_BYTES_MIN <= frame_bytes_max < 2**31:

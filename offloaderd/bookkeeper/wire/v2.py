@@ -1,9 +1,5 @@
 """Protocol version 2: fixed binary layouts, here only those of reading. WIRE.md, section 2.
 
-    connection.write(encode_batch_read(request_id, ledger_id, first_entry_id, count_max=lac - first_entry_id + 1))
-    for answer in decoder.feed(data):            # decoder = Decoder(): ReadAnswer | BatchAnswer | AuthAnswer
-        waiter = waiters.pop(answer.key)         # read_key(...) of a read, the request id of a batch
-
 Rules for the connection on top: answers come in any order. A single read has no id of its own, so one connection must
 not request the same (ledger, entry) twice at a time. After the first v2 request a connection never uses v3 again. A
 bookie before 4.17 closes the connection on a batch read. `feed` yields nothing for a request that the bookie answers by

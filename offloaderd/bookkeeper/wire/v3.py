@@ -1,9 +1,5 @@
 """Protocol version 3: protobuf messages, here only those of reading, authentication and TLS. WIRE.md, section 3.
 
-    connection.write(encode_read(txn_id, ledger_id, entry_id))
-    for answer in decoder.feed(data):            # decoder = Decoder(); every answer has .txn_id and .status
-        waiter = waiters.pop(answer.txn_id)      # answers come in any order
-
 `encode_read(.., LAST_ENTRY)` gives a bookie's last entry and its `max_lac` in one answer, which is all that tailing
 needs; `encode_long_poll` waits for a newer LAC.
 

@@ -1,8 +1,5 @@
 """The brokers' admin API: the last confirmed entry of a topic, and the retention of a namespace.
 
-    async with PulsarAdmin("https://pulsar.example:8443", PulsarSettings(admin_token_file=path)) as admin:
-        position = await admin.last_confirmed(topic)
-
 Rules: it only reads. A broker may redirect to the owner of the topic: this class follows it itself, and sends the token
 only over the configured scheme. A token file is read for every request, so that it may be rotated. A failure does not
 stop the source, which works without the API; one line of log reports it.

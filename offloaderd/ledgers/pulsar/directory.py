@@ -1,8 +1,5 @@
 """Topics and ledgers in ZooKeeper, cached while they are followed.
 
-    nodes.follow(path, changed)               # cache its value from now on, and call `changed` when it may differ
-    await nodes.get(path, decode)             # from the cache while it is followed and unchanged, else read
-
 Rules: a value is cached only after its watch was set, and dropped when the watch fires; without a session it stays.
 Absence counts only after the server has caught up with its leader. Metadata of closed ledgers is cached without a
 watch: only its bookies can change, which shows when they fail.

@@ -265,7 +265,7 @@ class Alarm:
         self._background = background
         self._clock = clock
         self.woken = False
-        """Whether there was a signal since the last sleep or `forget`."""
+        """Whether there was a signal since the last sleep."""
         self._sleeping: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
@@ -273,10 +273,6 @@ class Alarm:
         self.woken = True
         if self._sleeping is not None:
             self._sleeping.cancel()
-
-    def forget(self) -> None:
-        """Drop the signal."""
-        self.woken = False
 
     async def sleep(self, seconds: float) -> None:
         """Return at a signal, or after `seconds`. Raises Closed."""
@@ -373,7 +369,7 @@ class Follower:
             self._follow(self.topic.directory.topic_path(self.topic.name))
         options = self.topic.asker.options
         while True:
-            self._alarm.forget()
+            self._alarm.woken = False
             await self._resume_polls()
             try:
                 known: Confirmed | OffloaderError | None = await self._poll()
