@@ -108,7 +108,7 @@ class SegmentsReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Take the snapshot and return its shares. Raises NotFound, HoleInRange, and as the stores do."""
         from offloaderd.spark.scan.plan import plan  # noqa: PLC0415
-        from offloaderd.spark.scan.stores import HeldStores, Stores  # noqa: PLC0415
+        from offloaderd.spark.scan.snapshot import HeldStores, Stores  # noqa: PLC0415
         from offloaderd.spark.stream import plan_step  # noqa: PLC0415 - for the driver alone
 
         options = self._options

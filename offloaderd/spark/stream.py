@@ -36,8 +36,7 @@ from offloaderd.spark.scan.query import NOTHING, EntryQuery, Offset, following, 
 from offloaderd.spark.scan.read import ShareReader, rows
 from offloaderd.spark.scan.segments import segment_reader
 from offloaderd.spark.scan.share import Condition, Hole, Share
-from offloaderd.spark.scan.snapshot import Snapshot
-from offloaderd.spark.scan.stores import HeldStores, Stores
+from offloaderd.spark.scan.snapshot import HeldStores, Snapshot, Stores
 from offloaderd.spark.scan.transactions import with_held
 
 if TYPE_CHECKING:

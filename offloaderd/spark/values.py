@@ -29,7 +29,7 @@ from decimal import Decimal
 from enum import StrEnum
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import fastavro
 import pyarrow as pa
@@ -38,6 +38,8 @@ from pyspark.sql import types as spark
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.format.pulsar.messages import Message
+
+T = TypeVar("T")
 
 Avro = Any
 """A schema in Avro's language, as JSON has it: a name, an object or a list."""
@@ -381,16 +383,19 @@ def _integer(bits: int) -> Callable[[Any], int]:
     return read
 
 
-def _boolean(value: Any) -> bool:  # noqa: ANN401 - whatever JSON holds
-    if not isinstance(value, bool):
-        raise _wrong("true or false", value)
-    return value
+def _instance(kind: type[T], expected: str) -> Callable[[Any], T]:
+    def read(value: Any) -> T:  # noqa: ANN401 - whatever JSON holds
+        if not isinstance(value, kind):
+            raise _wrong(expected, value)
+        return value
+
+    return read
 
 
-def _float(value: Any) -> float:  # noqa: ANN401 - whatever JSON holds
-    if isinstance(value, bool) or not (isinstance(value, int | Decimal) or value in SPECIAL):
-        raise _wrong("a number", value)
-    return float(value)
+_boolean = _instance(bool, "true or false")
+_text = _instance(str, "a text")
+_list = _instance(list, "an array")
+_object = _instance(dict, "an object")
 
 
 def _decimal_of(value: Any) -> Decimal:  # noqa: ANN401 - whatever JSON holds
@@ -399,10 +404,10 @@ def _decimal_of(value: Any) -> Decimal:  # noqa: ANN401 - whatever JSON holds
     return Decimal(value)
 
 
-def _text(value: Any) -> str:  # noqa: ANN401 - whatever JSON holds
-    if not isinstance(value, str):
-        raise _wrong("a text", value)
-    return value
+def _float(value: Any) -> float:  # noqa: ANN401 - whatever JSON holds
+    if isinstance(value, str) and value in SPECIAL:
+        return float(value)
+    return float(_decimal_of(value))
 
 
 def _bytes(value: Any) -> bytes:  # noqa: ANN401 - whatever JSON holds
@@ -414,29 +419,19 @@ def _bytes(value: Any) -> bytes:  # noqa: ANN401 - whatever JSON holds
 
 def _symbol(symbols: frozenset[str]) -> Callable[[Any], str]:
     def read(value: Any) -> str:  # noqa: ANN401 - whatever JSON holds
-        if value not in symbols:
+        if not isinstance(value, str) or value not in symbols:
             raise _wrong(f"one of {', '.join(sorted(symbols))}", value)
-        return str(value)
+        return value
 
     return read
 
 
 def _array(items: Kind) -> Callable[[Any], list[Any]]:
-    def read(value: Any) -> list[Any]:  # noqa: ANN401 - whatever JSON holds
-        if not isinstance(value, list):
-            raise _wrong("an array", value)
-        return [items.of_json(one) for one in value]
-
-    return read
+    return lambda value: [items.of_json(one) for one in _list(value)]
 
 
 def _map(values: Kind) -> Callable[[Any], dict[str, Any]]:
-    def read(value: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever JSON holds
-        if not isinstance(value, dict):
-            raise _wrong("an object", value)
-        return {name: values.of_json(one) for name, one in value.items()}
-
-    return read
+    return lambda value: {name: values.of_json(one) for name, one in _object(value).items()}
 
 
 def _or_null(kind: Kind) -> Callable[[Any], Any]:
@@ -445,9 +440,8 @@ def _or_null(kind: Kind) -> Callable[[Any], Any]:
 
 def _struct(fields: list[tuple[dict[str, Any], Kind]]) -> Callable[[Any], dict[str, Any]]:
     def read(value: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever JSON holds
-        if not isinstance(value, dict):
-            raise _wrong("an object", value)
         found: dict[str, Any] = {}
+        _object(value)
         for field, kind in fields:
             name = field["name"]
             if name not in value and kind.nullable:

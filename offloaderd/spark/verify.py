@@ -22,8 +22,7 @@ from offloaderd.objects.retrying import RetryingReader
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.spark.errors import brief, from_spark
 from offloaderd.spark.scan.options import SourceOptions, parse
-from offloaderd.spark.scan.snapshot import Snapshot
-from offloaderd.spark.scan.stores import HeldStores, Stores
+from offloaderd.spark.scan.snapshot import HeldStores, Snapshot, Stores
 from offloaderd.spark.stream import take_snapshots
 from offloaderd.upkeep.flaws import Flaw, Kind, Level, damage_by_segment, unreachable
 from offloaderd.upkeep.grants.revoke_on_damage import DamagedLedger, JobKeeper

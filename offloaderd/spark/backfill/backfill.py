@@ -186,7 +186,7 @@ class TopicBackfill(TopicJob[_Segment, SegmentTask, Progress]):
 
     async def _read_back(self, item: _Segment, written: Written) -> bool:
         ready = await super()._read_back(item, written)
-        self._record.note_stored(item.attempt)
+        self._record.stored.add(item.attempt)
         return ready
 
     async def _failed(self, item: _Segment, written: Written) -> None:
@@ -220,7 +220,7 @@ class TopicBackfill(TopicJob[_Segment, SegmentTask, Progress]):
     async def _commit_all(self, writers: asyncio.TaskGroup) -> None:
         """Commit one segment after the other until the end of history, and record losses between them."""
         record = self._record
-        while (step := record.next_after(record.standing)) is not None:
+        while (step := record.next_step()) is not None:
             changed = self._changed.wait()
             if isinstance(step, Loss):
                 if any(one.dispatched and not one.ready and step.holds(one.begin) for one in self._segments.values()):
@@ -228,7 +228,7 @@ class TopicBackfill(TopicJob[_Segment, SegmentTask, Progress]):
                     continue
                 changed.close()
                 await record.refresh()
-                step = record.next_after(record.standing)
+                step = record.next_step()
                 if isinstance(step, Loss):
                     await record.record_loss(step)
                     self._losses += 1

@@ -112,7 +112,7 @@ LET_GO_S = 5.0
 """Seconds to try to end the hold on the plan at the end, as the metadata store may not answer."""
 
 
-class _Stored:
+class StoredSegments:
     """The segments of one topic's job that are stored and wait for their commit, over the chain of its ledgers.
 
     The source may delete a ledger after an executor has written it and before its commit. Then the ledgers' chain has a
@@ -124,8 +124,9 @@ class _Stored:
         self._attempts: dict[Position, Attempt] = {}
 
     def add(self, attempt: Attempt) -> None:
-        """Add a segment that is stored, and sealed."""
-        self._attempts[attempt.begin] = attempt
+        """Add an attempt if its segment is stored, and so waits for its commit."""
+        if attempt.status is AttemptStatus.OFFLOADED:
+            self._attempts[attempt.begin] = attempt
 
     def drop(self, attempt: Attempt) -> None:
         """Remove a segment that is committed or given up."""
@@ -193,7 +194,7 @@ class JobRecord:
         self._record = TopicRecord(fence, topic_map, None, clock=self._clock, metrics=context.upload_context.metrics)
         self.history = HistoryRecord(self._record, plan, fence, None, holder=me)
         self._joiner = Joiner(context, self.history)
-        self._stored = _Stored(self.history)
+        self.stored = StoredSegments(self.history)
         self._lock = asyncio.Lock()
 
     @classmethod
@@ -251,17 +252,14 @@ class JobRecord:
 
     def _first_uncommitted(self) -> Position:
         """Return the source's first entry that is not committed; behind the end of history if there is none."""
-        step = self.next_after(self.standing)
+        step = self.next_step()
         if step is None:
             return self.plan.live_begin
         return step.before if isinstance(step, Loss) else step.first
 
-    def next_after(self, position: Position) -> Run | Loss | None:
-        """Return the next entries or loss after a position, None at the end of history.
-
-        A stored segment that waits for its commit is no loss, even if the source has deleted its entries.
-        """
-        return self._stored.next_after(position)
+    def next_step(self) -> Run | Loss | None:
+        """Return the next entries or loss after the committed ones, None at the end of history."""
+        return self.stored.next_after(self.standing)
 
     def end_of(self, begin: Position) -> Position:
         """Return the end of the range in which a segment begins."""
@@ -326,13 +324,8 @@ class JobRecord:
                 await self.give_up(found, attempts, reason)
                 continue
             begins.add(found.begin)
-            self.note_stored(found)
+            self.stored.add(found)
             yield attempts, found
-
-    def note_stored(self, attempt: Attempt) -> None:
-        """Note that an attempt's segment waits for its commit, if it is stored."""
-        if attempt.status is AttemptStatus.OFFLOADED:
-            self._stored.add(attempt)
 
     def _unfit(self, found: Attempt) -> str:
         """Return why an attempt does not fit the ranges of history; empty if it does."""
@@ -359,7 +352,7 @@ class JobRecord:
     async def give_up(self, attempt: Attempt, attempts: AttemptLog, reason: str) -> None:
         """Put the written objects of a segment on the trash list. Raises Fenced."""
         log.warning("backfill.given_up", topic=str(self.claim.topic), segment_id=str(attempt.segment_id), reason=reason)
-        self._stored.drop(attempt)
+        self.stored.drop(attempt)
         if attempt.begin <= self.standing:
             await attempts.give_up(attempt, reason)  # its range is another's, and done
         else:
@@ -377,7 +370,7 @@ class JobRecord:
         ends = dict(self.history.known_ends((), {}))  # an earlier owner may not have recorded those before it
         ends |= dict(attempt.seal.ends) if attempt.seal is not None else {}
         await self._locked(lambda: self.history.commit(segment, ends, attempts, self._with_hold()))
-        self._stored.drop(attempt)
+        self.stored.drop(attempt)
         await self._joiner.drop_draft(attempt)
         log.info(
             "backfill.segment_committed",

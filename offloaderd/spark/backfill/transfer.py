@@ -162,7 +162,7 @@ async def hand_back(stores: Stores, topic: TopicName) -> HandedBack:
         for attempts, attempt in rest:
             await record.give_up(attempt, attempts, "the history was given back to the topic's daemon")
         committed = len(begun) - len(rest)
-        if record.next_after(record.standing) is None:
+        if record.next_step() is None:
             await record.finish()
         else:
             await record.hand_back()
@@ -194,13 +194,13 @@ async def _commit_next(record: JobRecord, attempts: AttemptLog, attempt: Attempt
     """
     if attempt.status is not AttemptStatus.OFFLOADED:
         return False
-    step = record.next_after(record.standing)
+    step = record.next_step()
     if isinstance(step, Loss) and step.before <= attempt.begin:
         await record.refresh()
-        step = record.next_after(record.standing)
+        step = record.next_step()
         if isinstance(step, Loss) and step.before <= attempt.begin:
             await record.record_loss(step)
-            step = record.next_after(record.standing)
+            step = record.next_step()
     if not isinstance(step, Run) or step.first != attempt.begin:
         return False
     try:

@@ -30,8 +30,7 @@ from offloaderd.spark.export.iceberg import opened as open_table
 from offloaderd.spark.files import check_scheme
 from offloaderd.spark.scan.options import SourceOptions, Start, parse
 from offloaderd.spark.scan.query import position
-from offloaderd.spark.scan.snapshot import check_topics
-from offloaderd.spark.scan.stores import HeldStores
+from offloaderd.spark.scan.snapshot import HeldStores, check_topics
 from offloaderd.spark.session import check_libraries
 from offloaderd.spark.source import FORMAT, register
 from offloaderd.spark.stream import Step, advance, furthest, take_snapshots

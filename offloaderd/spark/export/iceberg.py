@@ -14,7 +14,7 @@ is first: the other gets an error, and its files are deleted with the next commi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -271,11 +271,8 @@ def opened(spark: SparkSession, where: IcebergTable, columns: StructType) -> Ite
     Raises InvalidConfig when pyiceberg or its settings for the catalogue are missing, and for another kind of folder.
     """
     check_libraries("iceberg")
-    found = ExportTable(spark, where, columns, _catalog(where))
-    try:
+    with closing(ExportTable(spark, where, columns, _catalog(where))) as found:
         yield found
-    finally:
-        found.close()
 
 
 def _catalog(where: IcebergTable) -> Catalog | None:

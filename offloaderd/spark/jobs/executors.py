@@ -68,18 +68,15 @@ class Share:
     def of_one(self, settings: Settings) -> Settings:
         """Return the settings of one executor."""
         bookkeeper, part_bytes = settings.bookkeeper, settings.offload.part_bytes
-        bytes_per_s = self.source_bytes_per_s or bookkeeper.bytes_per_s
-        requests_per_s = self.source_requests_per_s or bookkeeper.requests_per_s
+        limits = {
+            "bytes_per_s": share(self.source_bytes_per_s or bookkeeper.bytes_per_s, self.slots),
+            "requests_per_s": share(self.source_requests_per_s or bookkeeper.requests_per_s, self.slots),
+            "topic_bytes_per_s": 0,
+            "topic_requests_per_s": 0,
+        }
         return settings.model_copy(
             update={
-                "bookkeeper": bookkeeper.model_copy(
-                    update={
-                        "bytes_per_s": share(bytes_per_s, self.slots),
-                        "requests_per_s": share(requests_per_s, self.slots),
-                        "topic_bytes_per_s": 0,
-                        "topic_requests_per_s": 0,
-                    }
-                ),
+                "bookkeeper": bookkeeper.model_copy(update=limits),
                 "memory": settings.memory.model_copy(update={"upload_bytes": PARTS_HELD * part_bytes}),
                 "spill": settings.spill.model_copy(update={"directory": None}),
             }

@@ -20,8 +20,7 @@ from offloaderd.spark.scan.options import SourceOptions
 from offloaderd.spark.scan.query import EntryQuery, Span
 from offloaderd.spark.scan.segments import extents_of, segment_reader
 from offloaderd.spark.scan.share import Condition, Hole, Missing, Piece, Share, Unread, parts_of
-from offloaderd.spark.scan.snapshot import Snapshot, holes_within
-from offloaderd.spark.scan.stores import Stores
+from offloaderd.spark.scan.snapshot import Snapshot, Stores, holes_within
 from offloaderd.spark.scan.transactions import with_held
 
 TABLES_MAX = 1024

@@ -77,7 +77,7 @@ async def current_snapshot(origin: bytes, objects: SegmentStore, topic: TopicNam
     """Take a new snapshot of one topic, from the source of the query's own. Raises as the stores do."""
     from offloaderd.core.names.patterns import of_topic  # noqa: PLC0415 - few tasks need it
     from offloaderd.spark.scan import snapshot as source_snapshot  # noqa: PLC0415
-    from offloaderd.spark.scan.stores import known_to  # noqa: PLC0415
+    from offloaderd.spark.scan.snapshot import known_to  # noqa: PLC0415
 
     settings, metadata = unpacked(origin)
     try:

@@ -16,8 +16,7 @@ from offloaderd.metadata.records.deletion import Floor
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.spark.scan.options import Mode
 from offloaderd.spark.scan.query import NOTHING, EntryQuery, following, position
-from offloaderd.spark.scan.snapshot import Snapshot, holes_of, holes_within
-from offloaderd.spark.scan.stores import Stores
+from offloaderd.spark.scan.snapshot import Snapshot, Stores, holes_of, holes_within
 from offloaderd.spark.stream import (
     advance,
     begin,

@@ -23,7 +23,7 @@ from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.spark.scan import plan as source_plan
 from offloaderd.spark.scan import snapshot as source_snapshot
 from offloaderd.spark.scan.query import EntryQuery
-from offloaderd.spark.scan.stores import Stores
+from offloaderd.spark.scan.snapshot import Stores
 from offloaderd.spark.source import SegmentSource
 from offloaderd.testing.builders import payloads
 from offloaderd.testing.memory.metadata import MemoryTree

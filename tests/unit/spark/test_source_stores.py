@@ -11,10 +11,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import NotFound
-from offloaderd.daemon import stores
 from offloaderd.metadata import paths
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import opening
+from offloaderd.spark.scan import snapshot
 from offloaderd.spark.stream import SegmentsStream
 from offloaderd.testing.builders import payloads
 from offloaderd.testing.memory.metadata import MemoryTree
@@ -61,8 +61,8 @@ class Site:
 def test_a_stream_has_one_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps and their tasks are planned in it; what failed opens another the next time, and stop() leaves none."""
     site = Site()
-    monkeypatch.setattr(stores, "metadata_store", site.session)
     monkeypatch.setattr(opening, "bucket_store", lambda *_: nullcontext(site.objects))
+    monkeypatch.setattr(snapshot, "metadata_store", site.session)
     stream = SegmentsStream(options(), options().columns)
     with pytest.raises(NotFound, match="no topic matches"):
         stream.initialOffset()

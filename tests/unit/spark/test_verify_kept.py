@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from offloaderd.spark import verify
-from offloaderd.spark.scan.snapshot import Snapshot
-from offloaderd.spark.scan.stores import Stores
+from offloaderd.spark.scan.snapshot import Snapshot, Stores
 from offloaderd.upkeep.flaws import Flaw, Kind
 from offloaderd.upkeep.grants import records as grant_records
 from offloaderd.upkeep.grants.revoke_on_damage import JobKeeper
