@@ -212,10 +212,7 @@ class Scratch:
         return ZooKeeperStore(options.servers, options.root if above else self.root, options)
 
     async def clean(self, clock: Clock) -> tuple[int, int]:
-        """Delete all keys and open uploads behind the prefix, and all records below the root; return their numbers.
-
-        Raises what the stores raise; it may be called again.
-        """
+        """Delete the drill's keys, uploads and records; return their numbers. Raises as the stores; may be repeated."""
         if MARK not in self.prefix or MARK not in self.root:
             raise Conflict(f"{self.prefix!r} and {self.root!r} are no drill's")
         objects = 0

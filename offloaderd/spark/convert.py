@@ -95,10 +95,7 @@ class ObjectPlan:
 
 
 def plan_objects(topic_map: TopicMap, wish: Wish, buckets: Collection[str]) -> ObjectPlan:
-    """Return the objects that a topic's segments can become.
-
-    Raises ConversionFailed while its history is not all offloaded, or when it has none.
-    """
+    """Return the objects to make. Raises ConversionFailed while history is not all offloaded, or if there is none."""
     if topic_map.unfinished is not None:
         raise ConversionFailed(
             f"the history of {topic_map.topic} is still being offloaded",
@@ -390,10 +387,7 @@ async def run(
     *,
     session: SparkSession | None = None,
 ) -> list[Ended[Progress]]:
-    """Rewrite topics' segments, with the executors of a session or without one in this process.
-
-    Raises InvalidConfig, Transient.
-    """
+    """Rewrite topics' segments, by a session's executors or in this process. Raises InvalidConfig, Transient."""
     clock, share = SystemClock(), options.share
     rate = share.upload_bytes_per_s if session is None else 0
     async with AsyncExitStack() as stack:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,11 +110,8 @@ class SparkFiles:
         """Return a text."""
 
         def read() -> bytes:
-            stream = self._files.open(self._at(path))
-            try:
+            with closing(self._files.open(self._at(path))) as stream:
                 return bytes(stream.readAllBytes())
-            finally:
-                stream.close()
 
         return str(self._call("read", read), "utf-8")
 
@@ -122,12 +119,9 @@ class SparkFiles:
         """Write a text to a new file."""
 
         def write() -> None:
-            stream = self._files.create(self._at(path), False)
-            try:
+            with closing(self._files.create(self._at(path), False)) as stream:
                 stream.write(bytearray(text.encode()))
                 stream.hsync()
-            finally:
-                stream.close()
 
         self._call("write", write)
 

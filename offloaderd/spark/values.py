@@ -66,10 +66,7 @@ class ValueSchema:
 
 
 def read_schema(text: str, encoding: str | None = None) -> ValueSchema:
-    """Read an option: the schema itself, or the path of a file with it. Raises InvalidInput.
-
-    `encoding` is for a schema without it; the default is Avro.
-    """
+    """Read a schema, or the file at a path; `encoding` is for one without it, by default Avro. Raises InvalidInput."""
     found = _from_json(_text_of(text.strip()))
     option = _encoding(encoding) if encoding is not None else None
     if not _is_pulsars(found):

@@ -318,10 +318,7 @@ async def run(
     options: Options,
     progress: Callable[[Progress], None] = lambda _: None,
 ) -> list[Ended[Progress]]:
-    """Offload history with the executors of a session, for topics that `checked` has returned.
-
-    Raises InvalidConfig, Transient.
-    """
+    """Offload history with a session's executors, for topics from `checked`. Raises InvalidConfig, Transient."""
     clock = SystemClock()
     with SparkRunner(session, settings, options.share, name="backfill") as runner:
         async with open_stores(settings, clock) as stores:
@@ -349,10 +346,7 @@ async def drive(
 
 
 async def checked(stores: Stores, job_topics: JobTopics) -> tuple[list[TopicName], list[TopicName]]:
-    """Return the topics that a job can work on, and those that are done.
-
-    Raises BackfillFailed with all topics by name that it cannot work on, and why.
-    """
+    """Return the topics to work on, and those done. Raises BackfillFailed with each named one that cannot, and why."""
     store = stores.context.metadata
     topics, done, problems = await _topics(store, job_topics), [], []
     for topic in job_topics.topics:

@@ -113,10 +113,7 @@ def plan_for_job(topic_map: TopicMap) -> HistoryPlan:
 
 
 async def _whole_ledgers(context: OffloadContext, topic_map: TopicMap, aim: Aim) -> HistoryPlan:
-    """Return the plan of all closed ledgers that are not offloaded, without the newest of the topic.
-
-    Raises BackfillFailed, AlreadyDone.
-    """
+    """Return the plan of all closed ledgers to offload, without the newest. Raises BackfillFailed, AlreadyDone."""
     topic = topic_map.topic
     infos = await _listed(context, topic_map)
     floor, standing = topic_map.floor, topic_map.offloaded
@@ -302,10 +299,7 @@ def _range(info: LedgerInfo) -> HistoryRange:
 
 
 async def aim_of(stores: Stores, topic: TopicName, segment_bytes: int) -> Aim:
-    """Return the aim for a topic, with `segment_bytes` or, if that is 0, its policy's size.
-
-    Raises BackfillFailed, Transient.
-    """
+    """Return a topic's aim, with `segment_bytes` or, for 0, its policy's size. Raises BackfillFailed, Transient."""
     policy, context = RollPolicy.of(await stores.book.of(topic)), stores.context
     if policy.method is OffloadMethod.NONE:
         raise BackfillFailed(

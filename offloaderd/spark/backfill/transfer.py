@@ -188,10 +188,7 @@ async def _check_at_source(stores: Stores, record: JobRecord, attempt: Attempt) 
 
 
 async def _commit_next(record: JobRecord, attempts: AttemptLog, attempt: Attempt) -> bool:
-    """Commit a stored segment that comes next, also behind a loss; return whether it was committed.
-
-    Raises Fenced, HistoryGap.
-    """
+    """Commit a stored segment if it is next, also behind a loss; return whether it was. Raises Fenced, HistoryGap."""
     if attempt.status is not AttemptStatus.OFFLOADED:
         return False
     step = record.next_step()

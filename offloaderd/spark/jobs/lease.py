@@ -113,10 +113,7 @@ async def release(store: MetadataStore, held: Claim) -> None:
 def attempt_log(
     context: OffloadContext, claim: Claim, path: str | None = None, head: HeadKeeper | None = None
 ) -> AttemptLog:
-    """Return the log of an attempt under a driver's claim.
-
-    `head` keeps the topic's head in the bucket if the attempt is to be committed.
-    """
+    """Return an attempt's log under a driver's claim. If it is to be committed, `head` keeps the topic's head."""
     upload = context.upload_context
     return AttemptLog(context.metadata, claim, clock=upload.clock, metrics=upload.metrics, path=path, head=head)
 
