@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Generic, TextIO, TypeVar
 
@@ -20,15 +20,12 @@ from offloaderd.protocol.message_json import picked, position_of, position_text
 from offloaderd.protocol.v1 import common_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
     from offloaderd.daemon.doctor.finding import CheckResult
     from offloaderd.protocol.v1 import admin_pb2, doctor_pb2, inspect_pb2
     from offloaderd.upkeep.flaws import Flaw
     from offloaderd.upkeep.grants.revoke_on_damage import DamagedLedger
 
     Result = CheckResult | doctor_pb2.CheckResult
-
 
 __all__ = [
     "Table", "age", "cell", "console", "document", "fact_lines", "facts", "json_line", "moment", "note",

@@ -233,7 +233,7 @@ def timeout_of(pattern: TopicPattern) -> float:
 def answer(
     session: Session, pattern: TopicPattern, changes: Sequence[admin_pb2.TopicChange], *, enabled: bool, dry_run: bool
 ) -> None:
-    """Show what was done, and in a dry run what would be done to each topic."""
+    """Show what was done, in a dry run what would be done to each topic; and counts, if there can be several topics."""
     name = str(pattern.topic or pattern)
     if session.json:
         rows = [as_json(one) for one in changes]
@@ -242,7 +242,10 @@ def answer(
     if dry_run:
         CHANGES.show(changes)
     verb = "enable" if enabled else "disable"
-    click.echo((f"would {verb} {name}" if dry_run else f"{verb}d {name}") + counted(pattern, changes))
+    counts = Counter(one.outcome.replace("-", " ") for one in changes)
+    counted = ", ".join(f"{show.number(count)} {outcome}" for outcome, count in counts.items()) or "no topics so far"
+    several = pattern.topic is None or len(changes) > 1
+    click.echo((f"would {verb} {name}" if dry_run else f"{verb}d {name}") + (f": {counted}" if several else ""))
     for one in changes:
         if one.outcome == "left-alone" and not dry_run:
             show.note(f"left alone: {one.topic}: {one.reason}")
@@ -251,12 +254,3 @@ def answer(
 CHANGES: show.Table[admin_pb2.TopicChange] = show.Table(
     ("TOPIC", "topic"), ("OUTCOME", "outcome"), ("REASON", "reason")
 )
-
-
-def counted(pattern: TopicPattern, changes: Sequence[admin_pb2.TopicChange]) -> str:
-    """Return the number of topics by outcome, if there can be several."""
-    if pattern.topic is not None and len(changes) <= 1:
-        return ""
-    counts = Counter(one.outcome.replace("-", " ") for one in changes)
-    parts = [f"{show.number(count)} {outcome}" for outcome, count in counts.items()]
-    return ": " + (", ".join(parts) or "no topics so far")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -133,7 +133,7 @@ def export(
             said = {"segment_bytes": size}
             click.echo(show.json_line(said) if as_json else f"{show.size(size)} of segments to export\n", nl=False)
             return OK
-        rounds = run(session, options, place, round_bytes=wish["round_size"], progress=_teller(as_json=as_json))
+        rounds = run(session, options, place, round_bytes=wish["round_size"], progress=partial(_tell, as_json=as_json))
     rows = sum(one.rows for one in rounds)
     if as_json:
         click.echo(show.json_line({"summary": {"rounds": len(rounds), "rows": rows}}), nl=False)
@@ -158,20 +158,15 @@ def _place(target: str, wish: ExportWish) -> str | IcebergTable:
     return IcebergTable(catalog=catalog, name=target)
 
 
-def _teller(*, as_json: bool) -> Callable[[Round], None]:
-    def tell(one: Round) -> None:
-        if as_json:
-            line = {"round": one.number, "rows": one.rows, "segment_bytes": one.segment_bytes, "undated": one.undated}
-            click.echo(show.json_line({**line, "positions": dict(one.positions)}), nl=False)
-        else:
-            ends = ", ".join(f"{name} {at}" for name, at in one.positions.items())
-            click.echo(f"round {one.number}: {show.plural(one.rows, 'row')}, up to {ends}")
-            if one.undated:
-                click.echo(
-                    f"  {show.plural(one.undated, 'row')} without a time: in day={NO_DAY}, a null day in a table"
-                )
-
-    return tell
+def _tell(one: Round, *, as_json: bool) -> None:
+    if as_json:
+        line = {"round": one.number, "rows": one.rows, "segment_bytes": one.segment_bytes, "undated": one.undated}
+        click.echo(show.json_line({**line, "positions": dict(one.positions)}), nl=False)
+        return
+    ends = ", ".join(f"{name} {at}" for name, at in one.positions.items())
+    click.echo(f"round {one.number}: {show.plural(one.rows, 'row')}, up to {ends}")
+    if one.undated:
+        click.echo(f"  {show.plural(one.undated, 'row')} without a time: in day={NO_DAY}, a null day in a table")
 
 
 @spark.command(short_help="Verify all committed segments over many tasks.")

@@ -85,10 +85,7 @@ class TerminalScreen:
     def progress(self, now: Progress) -> None:
         """Show the progress: a live table on a terminal, else a line every few seconds."""
         self._last = now
-        if self._console.is_terminal:
-            self._draw(_flow_table(now))
-        elif self._due():
-            self.say(flow_line(now))
+        self._refresh(_flow_table(now), flow_line(now))
 
     def offloading(self, skipped: int) -> None:
         """See Screen."""
@@ -110,10 +107,7 @@ class TerminalScreen:
     def reading(self, entries: int, total: int) -> None:
         """See Screen."""
         text = f"read {show.number(entries)} of {show.number(total)} entries"
-        if self._console.is_terminal:
-            self._draw(text)
-        elif self._due():
-            self.say(text)
+        self._refresh(text, text)
 
     def compared(self, comparison: Comparison) -> None:
         """See Screen."""
@@ -132,30 +126,27 @@ class TerminalScreen:
 
     def how_to_resume(self, topic: TopicName) -> None:
         """Show commands to continue with."""
-        where = "" if str(self._directory) == state.DEFAULT_DIRECTORY else f" --standalone {self._quoted()}"
-        data = "" if not where else f" --data {self._quoted()}"
-        start = f"offloaderd standalone{data}" if data else "make standalone"
+        quoted, usual = shlex.quote(str(self._directory)), str(self._directory) == state.DEFAULT_DIRECTORY
+        where = "" if usual else f" --standalone {quoted}"
+        start = "make standalone" if usual else f"offloaderd standalone --data {quoted}"
         self.say(f"\nThe data stays in {self._directory}. To go on, leave it running in one terminal:")
         for line in (start, f"offloadctl{where} status", f"offloadctl{where} segments {topic}"):
             self.say(f"  {line}")
         self.say(f"  offloadctl{where} read {topic} --max 3")
         self.say(f"  seq 1000 | offloadctl{where} produce numbers && offloadctl{where} topics enable numbers")
 
-    def _quoted(self) -> str:
-        return shlex.quote(str(self._directory))
-
-    def _due(self) -> bool:
+    def _refresh(self, drawn: RenderableType, line: str) -> None:
+        """Draw on a terminal; elsewhere write a line every few seconds."""
         now_s = self._clock.monotonic()
-        if now_s - self._last_line_s < LINE_EVERY_S:
-            return False
-        self._last_line_s = now_s
-        return True
-
-    def _draw(self, what: RenderableType) -> None:
+        if not self._console.is_terminal:
+            if now_s - self._last_line_s >= LINE_EVERY_S:
+                self._last_line_s = now_s
+                self.say(line)
+            return
         if self._live is None:
             self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
             self._live.start()
-        self._live.update(what, refresh=True)
+        self._live.update(drawn, refresh=True)
 
 
 def _flow_table(now: Progress) -> Text:
