@@ -85,7 +85,6 @@ class Tasks:
         self._open = False
 
     async def __aenter__(self) -> Self:
-        """Accept work from now on."""
         await self._group.__aenter__()
         self._open = True
         return self

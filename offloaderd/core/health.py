@@ -61,7 +61,6 @@ class Health:
     """The daemon's state; set by its owner, reported to listeners."""
 
     def __init__(self, wall_ms: Callable[[], int] = lambda: 0) -> None:
-        """Begin in the state starting, without dependencies."""
         self._wall_ms = wall_ms
         self._state = HealthState.STARTING
         self._why = ""

@@ -30,7 +30,6 @@ class Position(NamedTuple):
     entry_id: int
 
     def __str__(self) -> str:
-        """`ledger:entry`, as pulsar-admin prints it."""
         return f"{self.ledger_id}:{self.entry_id}"
 
     @classmethod
@@ -126,7 +125,6 @@ class TopicName:
         return f"{self.tenant}/{self.namespace}/{self.domain}/{encode_local(self.local)}"
 
     def __str__(self) -> str:
-        """Full name, with the domain."""
         return f"{self.domain}://{self.tenant}/{self.namespace}/{self.local}"
 
 
@@ -204,7 +202,6 @@ class Loss(NamedTuple):
         return self._replace(after=max(ends), entries=0) if max(ends) < self.before else None
 
     def __str__(self) -> str:
-        """The range for messages."""
         return f"after {self.after} and before {self.before}" if self.after.ledger_id >= 0 else f"before {self.before}"
 
 
@@ -293,7 +290,6 @@ class SegmentRange:
     end: Position
 
     def __str__(self) -> str:
-        """`begin..end`."""
         return f"{self.begin}..{self.end}"
 
 

@@ -83,7 +83,6 @@ class Turn:
         self._held = False
 
     async def __aenter__(self) -> None:
-        """Acquire the permit."""
         await self._turns.acquire()
         self._held = True
 

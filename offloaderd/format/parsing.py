@@ -20,6 +20,12 @@ M = TypeVar("M", bound=Message)
 V = TypeVar("V")
 
 
+def demand(key: str, offset: int, expected: str, found: object, *, holds: bool) -> None:
+    """Raise CorruptData for a field at byte `offset` of the object `key` unless it holds what is expected."""
+    if not holds:
+        raise CorruptData(key=key, offset=offset, expected=expected, found=found)
+
+
 def header_fields(
     form: Struct, magic: int, data: bytes | memoryview, *, header: str = "header", of: str = "", key: str, at: int = 0
 ) -> list[Any]:

@@ -18,7 +18,7 @@ from offloaderd.core.entries import ENTRY_HEAD, ENTRY_OVERHEAD_BYTES, PAD, Frame
 from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.model import EntryBatch
 from offloaderd.format.manifest import BlockInfo
-from offloaderd.format.parsing import header_fields, parse_message
+from offloaderd.format.parsing import demand, header_fields, parse_message
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
 from offloaderd.format.v1_and_v2 import (
     DATA_BYTES_MIN,
@@ -115,19 +115,12 @@ def _decode_header(data: bytes, key: str) -> tuple[int, int, int]:
         INDEX_HEADER, INDEX_MAGIC, data, header="index header", of=" of a V1 index", key=key
     )
     rest = len(data) - INDEX_HEADER.size
-    if index_bytes != len(data):
-        raise CorruptData(key=key, offset=4, expected=f"index length {len(data)}", found=index_bytes)
-    if data_bytes < DATA_BYTES_MIN:
-        expected = f"data length of at least {DATA_BYTES_MIN}"
-        raise CorruptData(key=key, offset=8, expected=expected, found=data_bytes)
-    if header_bytes != DATA_HEADER_BYTES:
-        raise CorruptData(key=key, offset=16, expected=f"header length {DATA_HEADER_BYTES}", found=header_bytes)
-    if not 1 <= count <= rest // INDEX_ENTRY.size:
-        expected = f"from 1 to {rest // INDEX_ENTRY.size} index entries"
-        raise CorruptData(key=key, offset=24, expected=expected, found=count)
-    if metadata_bytes != rest - count * INDEX_ENTRY.size:
-        expected = f"metadata of {rest - count * INDEX_ENTRY.size} bytes"
-        raise CorruptData(key=key, offset=28, expected=expected, found=metadata_bytes)
+    room, wanted = rest // INDEX_ENTRY.size, rest - count * INDEX_ENTRY.size
+    demand(key, 4, f"index length {len(data)}", index_bytes, holds=index_bytes == len(data))
+    demand(key, 8, f"data length of at least {DATA_BYTES_MIN}", data_bytes, holds=data_bytes >= DATA_BYTES_MIN)
+    demand(key, 16, f"header length {DATA_HEADER_BYTES}", header_bytes, holds=header_bytes == DATA_HEADER_BYTES)
+    demand(key, 24, f"from 1 to {room} index entries", count, holds=1 <= count <= room)
+    demand(key, 28, f"metadata of {wanted} bytes", metadata_bytes, holds=metadata_bytes == wanted)
     return data_bytes, count, metadata_bytes
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.core.errors import CorruptData, InvalidInput
-from offloaderd.format.parsing import header_fields
+from offloaderd.format.parsing import demand, header_fields
 
 INDEX_ENTRY = struct.Struct(">qiq")
 DATA_HEADER_BYTES = 128
@@ -44,17 +44,13 @@ def decode_block_header(
     header_bytes, block_bytes, *ids, reserved = header_fields(
         form, magic, data, header="block header", of=f" of a {of} block", key=key, at=at
     )
-    if header_bytes != DATA_HEADER_BYTES:
-        raise CorruptData(key=key, offset=at + 4, expected=f"header length {DATA_HEADER_BYTES}", found=header_bytes)
-    if block_bytes < DATA_HEADER_BYTES:
-        expected = f"block length of at least {DATA_HEADER_BYTES}"
-        raise CorruptData(key=key, offset=at + 12, expected=expected, found=block_bytes)
+    least = DATA_HEADER_BYTES
+    demand(key, at + 4, f"header length {least}", header_bytes, holds=header_bytes == least)
+    demand(key, at + 12, f"block length of at least {least}", block_bytes, holds=block_bytes >= least)
     for number, (name, found) in enumerate(zip(("entry", "ledger"), ids, strict=False)):
-        if found < 0:
-            raise CorruptData(key=key, offset=at + 20 + 8 * number, expected=f"{name} id of at least 0", found=found)
-    if any(reserved):
-        expected = f"{len(reserved)} reserved zeros"
-        raise CorruptData(key=key, offset=at + 20 + 8 * len(ids), expected=expected, found="other bytes")
+        demand(key, at + 20 + 8 * number, f"{name} id of at least 0", found, holds=found >= 0)
+    zeros = not any(reserved)
+    demand(key, at + 20 + 8 * len(ids), f"{len(reserved)} reserved zeros", "other bytes", holds=zeros)
     return [block_bytes, *ids]
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from offloaderd.core.entries import PAD, decode_entries, frame, framed_bytes, padding
 from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.model import EntryBatch, Position
-from offloaderd.format.parsing import header_fields, parse_message
+from offloaderd.format.parsing import demand, header_fields, parse_message
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
 from offloaderd.format.v1_and_v2 import (
     DATA_BYTES_MIN,
@@ -136,36 +136,26 @@ def _decode_header(data: bytes, key: str) -> int:
     index_bytes, data_bytes, header_bytes = header_fields(
         INDEX_HEADER, INDEX_MAGIC, data, header="index header", of=" of a V2 index", key=key
     )
-    if index_bytes != len(data):
-        raise CorruptData(key=key, offset=4, expected=f"index length {len(data)}", found=index_bytes)
-    if data_bytes < DATA_BYTES_MIN:
-        expected = f"data length of at least {DATA_BYTES_MIN}"
-        raise CorruptData(key=key, offset=8, expected=expected, found=data_bytes)
-    if header_bytes != DATA_HEADER_BYTES:
-        raise CorruptData(key=key, offset=16, expected=f"header length {DATA_HEADER_BYTES}", found=header_bytes)
+    demand(key, 4, f"index length {len(data)}", index_bytes, holds=index_bytes == len(data))
+    demand(key, 8, f"data length of at least {DATA_BYTES_MIN}", data_bytes, holds=data_bytes >= DATA_BYTES_MIN)
+    demand(key, 16, f"header length {DATA_HEADER_BYTES}", header_bytes, holds=header_bytes == DATA_HEADER_BYTES)
     return int(data_bytes)
 
 
 def _decode_group(data: bytes, at: int, key: str) -> tuple[LedgerIndex, int]:
     """Read the group at `at`; returns it with the offset after it."""
     rest = len(data) - at - GROUP_HEAD.size
-    if rest < 0:
-        expected = f"a ledger's group of at least {GROUP_HEAD.size} bytes"
-        raise CorruptData(key=key, offset=at, expected=expected, found=f"{len(data) - at} bytes")
+    least = GROUP_HEAD.size
+    demand(key, at, f"a ledger's group of at least {least} bytes", f"{len(data) - at} bytes", holds=rest >= 0)
     ledger_id, count, metadata_bytes = GROUP_HEAD.unpack_from(data, at)
-    if ledger_id < 0:
-        raise CorruptData(key=key, offset=at, expected="ledger id of at least 0", found=ledger_id)
-    if not 1 <= count <= rest // INDEX_ENTRY.size:
-        expected = f"from 1 to {rest // INDEX_ENTRY.size} index entries"
-        raise CorruptData(key=key, offset=at + 8, expected=expected, found=count)
-    if not 0 <= metadata_bytes <= rest - count * INDEX_ENTRY.size:
-        expected = f"metadata of at most {rest - count * INDEX_ENTRY.size} bytes"
-        raise CorruptData(key=key, offset=at + 12, expected=expected, found=metadata_bytes)
+    entries_max, room = rest // INDEX_ENTRY.size, rest - count * INDEX_ENTRY.size
+    demand(key, at, "ledger id of at least 0", ledger_id, holds=ledger_id >= 0)
+    demand(key, at + 8, f"from 1 to {entries_max} index entries", count, holds=1 <= count <= entries_max)
+    demand(key, at + 12, f"metadata of at most {room} bytes", metadata_bytes, holds=0 <= metadata_bytes <= room)
     at += GROUP_HEAD.size
     metadata = data[at : at + metadata_bytes]
     info = parse_message(LedgerInfo, metadata, key=key, at=at)
-    if info.ledgerId != ledger_id:
-        raise CorruptData(key=key, offset=at, expected=f"LedgerInfo of ledger {ledger_id}", found=info.ledgerId)
+    demand(key, at, f"LedgerInfo of ledger {ledger_id}", info.ledgerId, holds=info.ledgerId == ledger_id)
     at += metadata_bytes
     entries = decode_index_run(data, start=at, count=count)
     return LedgerIndex(ledger_id, metadata, entries), at + count * INDEX_ENTRY.size

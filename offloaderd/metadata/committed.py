@@ -37,8 +37,40 @@ class LedgerSlice:
         return SegmentRange(Position(self.ledger_id, self.first_entry_id), Position(self.ledger_id, self.last_entry_id))
 
 
+class Sliced:
+    """Entries of consecutive `slices`."""
+
+    __slots__ = ()
+    slices: tuple[LedgerSlice, ...]
+
+    @property
+    def begin(self) -> Position:
+        """Position of the first entry."""
+        return Position(self.slices[0].ledger_id, self.slices[0].first_entry_id)
+
+    @property
+    def end(self) -> Position:
+        """Position of the last entry."""
+        return Position(self.slices[-1].ledger_id, self.slices[-1].last_entry_id)
+
+    @property
+    def range(self) -> SegmentRange:
+        """From the first to the last entry."""
+        return SegmentRange(self.begin, self.end)
+
+    @property
+    def entries(self) -> int:
+        """Number of entries."""
+        return sum(part.entries for part in self.slices)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of all payloads."""
+        return sum(part.payload_bytes for part in self.slices)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommittedSegment:
+class CommittedSegment(Sliced):
     """A segment that readers may trust: slices by ascending ledger, place of the objects, and Pulsar's driver name."""
 
     segment_id: UUID
@@ -80,31 +112,6 @@ class CommittedSegment:
     def foreign(self) -> bool:
         """Whether a broker wrote it: its objects have no manifest, and only the broker deletes them."""
         return self.driver != DRIVER
-
-    @property
-    def begin(self) -> Position:
-        """Position of the first entry."""
-        return Position(self.slices[0].ledger_id, self.slices[0].first_entry_id)
-
-    @property
-    def end(self) -> Position:
-        """Position of the last entry."""
-        return Position(self.slices[-1].ledger_id, self.slices[-1].last_entry_id)
-
-    @property
-    def range(self) -> SegmentRange:
-        """From the first to the last entry."""
-        return SegmentRange(self.begin, self.end)
-
-    @property
-    def entries(self) -> int:
-        """Number of entries."""
-        return sum(part.entries for part in self.slices)
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of all payloads."""
-        return sum(part.payload_bytes for part in self.slices)
 
     def holds(self, position: Position) -> bool:
         """Whether the entry at this position is in the segment."""

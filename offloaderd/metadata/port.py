@@ -58,15 +58,13 @@ class Check:
 Step = Create | Replace | Delete | Check
 
 
-class Session(Protocol):
+class Session:
     """One session with the store; its ephemeral nodes are deleted at its end."""
 
-    @property
-    def session_id(self) -> str:
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
         """Id of the session, never used for another one."""
-
-    @property
-    def lost(self) -> asyncio.Event:
+        self.lost = asyncio.Event()
         """Set once the session has ended or can no longer be known to live; a new Session follows."""
 
 
@@ -111,21 +109,3 @@ class SessionState(IntEnum):
 
 SessionObserver = Callable[[SessionState], None]
 """Called on the loop at every change of state; LOST exactly once for each lost session."""
-
-
-class StoreSession:
-    """One session; its ephemeral nodes are deleted at its end."""
-
-    def __init__(self, session_id: str) -> None:
-        self._session_id = session_id
-        self._lost = asyncio.Event()
-
-    @property
-    def session_id(self) -> str:
-        """Id of the session, never used for another one."""
-        return self._session_id
-
-    @property
-    def lost(self) -> asyncio.Event:
-        """Set once the session has ended or can no longer be known to live; a new Session follows."""
-        return self._lost

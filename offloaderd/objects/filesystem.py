@@ -392,7 +392,6 @@ def _read(folder: Path) -> _Upload | None:
 
 
 def _contents(files: Iterable[Path]) -> Iterator[bytes]:
-    """Yield the bytes of consecutive files in small pieces."""
     for path in files:
         with path.open("rb") as file:
             while piece := file.read(COPY_BYTES):
@@ -408,7 +407,6 @@ class FilesystemStore:
         self._uploads = UploadDirectory(self._objects, clock, part_bytes_min)
 
     async def __aenter__(self) -> Self:
-        """Nothing to open."""
         return self
 
     async def __aexit__(self, *_: object) -> None:

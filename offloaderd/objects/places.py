@@ -24,7 +24,6 @@ class Place:
         return self.driver.get("prefix", "")
 
     def __str__(self) -> str:
-        """Bucket and prefix for messages."""
         return f"bucket {self.bucket!r}, prefix {self.prefix!r}"
 
 
@@ -36,7 +35,6 @@ class Places:
         self._all = (home, *others)
 
     def __iter__(self) -> Iterator[Place]:
-        """Yield each, the daemon's own first."""
         return iter(self._all)
 
     @property

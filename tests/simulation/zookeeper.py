@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError, OutcomeUnknown, Transient
 from offloaderd.metadata import rules
-from offloaderd.metadata.port import Create, Delete, Replace, StoreSession, Versioned
+from offloaderd.metadata.port import Create, Delete, Replace, Session, Versioned
 from offloaderd.testing.memory import metadata as memory
 from offloaderd.testing.memory.metadata import MemoryTree
 
@@ -54,9 +54,9 @@ class Tree(MemoryTree):
         self.history = [_State(0.0, self._nodes, set())]
         self.clients: list[ZooKeeper] = []
         self.writer = ""
-        self._sessions: list[StoreSession] = []
+        self._sessions: list[Session] = []
 
-    def new_session(self) -> StoreSession:
+    def new_session(self) -> Session:
         """Begin a session."""
         session = super().new_session()
         self._sessions.append(session)
@@ -145,7 +145,7 @@ class ZooKeeper:
         self._tree = tree or world.tree
         self._process = process
         self._rng = world.chance.stream(f"zk of {process.name}")
-        self._session: StoreSession | None = None
+        self._session: Session | None = None
         self._doubted = False
         self._connected = asyncio.Event()
         self._connection = 0
@@ -157,7 +157,7 @@ class ZooKeeper:
         self._watches: dict[_Watch, None] = {}
         self._unheard_since: float | None = None
         self._swallowed = False
-        self._server_session: StoreSession | None = None
+        self._server_session: Session | None = None
         self._tree.clients.append(self)
         self._reconnect_later()
 
@@ -221,7 +221,7 @@ class ZooKeeper:
         finally:
             self._watches.pop(watch, None)
 
-    async def session(self) -> StoreSession:
+    async def session(self) -> Session:
         """See MetadataStore."""
         while self._session is None:
             await self._connected.wait()
@@ -344,14 +344,14 @@ class ZooKeeper:
                 self._session = None
             self._doubted = False
             self._server_session = self._tree.new_session()
-            self._session = StoreSession(self._server_session.session_id)
+            self._session = Session(self._server_session.session_id)
             self._world.trace(self._process.name, f"session {self._session.session_id}")
         self._connected.set()
         for watch in self._watches:
             watch.event.set()
         self._set(self._watches)
 
-    def _server_gives_up(self, session: StoreSession | None, connection: int) -> None:
+    def _server_gives_up(self, session: Session | None, connection: int) -> None:
         """End a session of which nothing was heard for its time-out."""
         if session is None or session.lost.is_set() or session is not self._server_session:
             return
@@ -361,14 +361,14 @@ class ZooKeeper:
         ):
             self._end(session)
 
-    def _doubt(self, session: StoreSession | None) -> None:
+    def _doubt(self, session: Session | None) -> None:
         """Give up a session that the servers may have ended (runs in the process)."""
         if session is not None and session is self._session and not self._connected.is_set():
             self._doubted = True
             session.lost.set()
             self._session = None
 
-    def _end(self, session: StoreSession) -> None:
+    def _end(self, session: Session) -> None:
         self._tree.writer = ""
         self._world.trace("zookeeper", f"ends {session.session_id}")
         self._tree.end_session(session)

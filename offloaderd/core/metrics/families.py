@@ -188,7 +188,6 @@ class Declared(Generic[_Family]):
         self.name = ""
 
     def __set_name__(self, owner: type, attribute: str) -> None:
-        """Name the metric by its attribute."""
         self.attribute = attribute
         self.name = self.name or f"offloaderd_{attribute}{'_total' if self.kind == 'counter' else ''}"
 

@@ -91,7 +91,6 @@ class TopicPattern:
         return self.scope.covers(Scope(topic.tenant, topic.namespace))
 
     def __str__(self) -> str:
-        """The canonical spelling."""
         return self.text
 
 
@@ -128,7 +127,6 @@ def _broadest_first(scope: Scope) -> tuple[bool, bool, str, str]:
 
 
 def _wildcard(text: str) -> TopicPattern:
-    """Read `tenant/*` or `tenant/namespace/*`."""
     path = text.removeprefix(DOMAIN)
     match path.split("/"):
         case [tenant, "*"] if "*" not in tenant:
@@ -142,7 +140,6 @@ def _wildcard(text: str) -> TopicPattern:
 
 
 def _expression(text: str) -> TopicPattern:
-    """Read `re:EXPRESSION`."""
     source = text.removeprefix(REGEX)
     if not source:
         raise InvalidInput("an empty expression matches no topic", hint=HINT)

@@ -214,7 +214,6 @@ def _masks(size: int, spans: tuple[tuple[int, int], ...]) -> tuple[int, int, int
 
 
 def _survey_messages(payloads: Sequence[bytes]) -> Survey:
-    """Survey entries without heads."""
     checked = [payload for payload in payloads if payload[:2] == CHECKSUM]
     found = _survey_checked(checked) if checked else Survey()
     if len(checked) == len(payloads):
@@ -237,7 +236,6 @@ def _survey_checked(payloads: Sequence[bytes]) -> Survey:
 
 
 def _survey_each(payloads: Iterable[bytes]) -> Survey:
-    """Survey entries one by one."""
     found = [time_of(payload) for payload in payloads]
     times = [one.time_ms for one in found if one.time_ms is not None]
     indexes = [one.message_index for one in found if one.message_index is not None]
@@ -246,7 +244,6 @@ def _survey_each(payloads: Iterable[bytes]) -> Survey:
 
 
 def _joined(one: Survey, other: Survey) -> Survey:
-    """Return the survey of both sets of entries."""
     return Survey(
         min((time for time in (one.time_min, other.time_min) if time is not None), default=None),
         max((time for time in (one.time_max, other.time_max) if time is not None), default=None),

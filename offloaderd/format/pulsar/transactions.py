@@ -44,7 +44,6 @@ class TransactionId(NamedTuple):
     least_bits: int
 
     def __str__(self) -> str:
-        """The id as Pulsar writes it."""
         return f"({self.most_bits},{self.least_bits})"
 
 
@@ -105,7 +104,6 @@ class TransactionLog:
         """The last marker that was forgotten: the state of messages before it is unknown."""
 
     def __len__(self) -> int:
-        """Return the number of remembered transactions."""
         return len(self._open) + len(self._aborted)
 
     def take(self, position: Position, mention: Mention) -> None:

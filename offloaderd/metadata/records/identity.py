@@ -89,7 +89,6 @@ class Refusal:
         return hint(self.kind)
 
     def __str__(self) -> str:
-        """Kind and finding, for operators."""
         return f"{self.kind}: {self.found}"
 
 

@@ -98,7 +98,6 @@ def fitting(known: Mapping[UUID, SegmentVerified], segments: Sequence[CommittedS
 
 
 def _runs(known: Mapping[UUID, SegmentVerified], segments: Sequence[CommittedSegment]) -> list[Run]:
-    """Group neighbouring sound segments."""
     runs: list[Run] = []
     follows, newest_ms, offloaded_ms = False, 0, 0
     for one in segments:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from offloaderd.core.errors import Conflict, InvalidInput
-from offloaderd.core.model import OffloadMethod, Position, SegmentRange
+from offloaderd.core.model import OffloadMethod, SegmentRange
 from offloaderd.metadata import paths, pieces
-from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice, Sliced
 from offloaderd.metadata.port import Step
 from offloaderd.metadata.topic_map.map import TopicMap, ledger_segment
 from offloaderd.metadata.topic_map.removal import to_trash
@@ -29,37 +29,12 @@ REASON = "rewritten as one segment"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
+class Goal(Sliced):
     """One object to be written from consecutive entries of `sources`: a whole ledger (V1) or a segment (V2)."""
 
     slices: tuple[LedgerSlice, ...]
     sources: tuple[CommittedSegment, ...]
     whole: bool
-
-    @property
-    def begin(self) -> Position:
-        """Position of the first entry."""
-        return self.range.begin
-
-    @property
-    def end(self) -> Position:
-        """Position of the last entry."""
-        return self.range.end
-
-    @property
-    def range(self) -> SegmentRange:
-        """From the first to the last entry."""
-        return SegmentRange(self.slices[0].range.begin, self.slices[-1].range.end)
-
-    @property
-    def entries(self) -> int:
-        """Number of entries."""
-        return sum(part.entries for part in self.slices)
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of all payloads."""
-        return sum(part.payload_bytes for part in self.slices)
 
 
 def goal_of(sources: Sequence[CommittedSegment], *, ledger_id: int | None = None) -> Goal:

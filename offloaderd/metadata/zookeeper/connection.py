@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from offloaderd.core.errors import Closed, Transient
-from offloaderd.metadata.port import SessionObserver, SessionState, StoreSession
+from offloaderd.metadata.port import Session, SessionObserver, SessionState
 from offloaderd.metadata.zookeeper.client import Client
 
 log = structlog.get_logger(__name__)
@@ -52,7 +52,7 @@ class Connection(Generic[C]):
         self._on_connected = on_connected
         self._client: C | None = None
         self._generation = 0
-        self._session: StoreSession | None = None
+        self._session: Session | None = None
         self._doubtful_id = ""
         self._live = asyncio.Event()  # also set by close, to end all waits
         self._closed = False
@@ -112,7 +112,7 @@ class Connection(Generic[C]):
         assert self._client is not None  # noqa: S101 - it is there whenever there is a session
         return self._client
 
-    async def session(self) -> StoreSession:
+    async def session(self) -> Session:
         """Return the current session, even if suspended; waits for one. Raises Closed."""
         while self._session is None:
             await self.client()
@@ -135,7 +135,6 @@ class Connection(Generic[C]):
         client.start_async()
 
     def _last_answer(self, generation: int, state: str, client_id: tuple[int, bytes] | None, detail: str) -> None:
-        """Handle a client's new state."""
         if generation != self._generation or self._closed:
             return
         if state == "CONNECTED":
@@ -157,7 +156,7 @@ class Connection(Generic[C]):
             return
         if self._session is None or self._session.session_id != session_id:
             self._lose_session()
-            self._session = StoreSession(session_id)
+            self._session = Session(session_id)
             log.info("metadata.session_started", session_id=session_id, servers=self._servers)
         self._live.set()
         self._observer(SessionState.CONNECTED)

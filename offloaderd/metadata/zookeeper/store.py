@@ -28,7 +28,7 @@ from offloaderd.core.errors import (
     Transient,
 )
 from offloaderd.metadata import rules
-from offloaderd.metadata.port import Check, Create, Delete, Replace, SessionObserver, Step, StoreSession, Versioned
+from offloaderd.metadata.port import Check, Create, Delete, Replace, Session, SessionObserver, Step, Versioned
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.metadata.zookeeper.client import Result, Transaction, WatchEvent, ZooKeeperClient, make_client
 from offloaderd.metadata.zookeeper.connection import Connection
@@ -254,7 +254,7 @@ class ZooKeeperStore:
         if watched is not None and fired in watched.wakes:
             watched.wakes.remove(fired)
 
-    async def session(self) -> StoreSession:
+    async def session(self) -> Session:
         """Return the current session; waits for one."""
         return await self._connection.session()
 
@@ -275,7 +275,6 @@ class ZooKeeperStore:
         self._wake_all()
 
     def _full(self, path: str) -> str:
-        """Return the path in ZooKeeper."""
         return self._root + rules.checked_path(path) if path != "/" else self._root or "/"
 
     def _add(self, transaction: Transaction, step: Step) -> None:

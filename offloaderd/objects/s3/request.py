@@ -59,7 +59,6 @@ class Body(Payload):
         super().__init__(self._views)
 
     def __len__(self) -> int:
-        """Size in bytes."""
         return self._size
 
     def seek(self, _offset: int) -> None:
@@ -117,7 +116,6 @@ class Call:
         self.bytes_out = 0
 
     def __str__(self) -> str:
-        """Operation and object, for messages."""
         return f"{self._request.operation} {self._request.where}"
 
     @property

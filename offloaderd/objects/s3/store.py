@@ -340,7 +340,6 @@ class S3Store:
             yield upload
 
     async def _uploads(self, prefix: str) -> Sequence[UploadInfo]:
-        """Return the open uploads that the server lists for a prefix."""
         uploads: list[UploadInfo] = []
         markers: Any = {}
         more = True

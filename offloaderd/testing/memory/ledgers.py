@@ -45,7 +45,6 @@ class MemoryLedgers(BookSource):
         """Its id among stores."""
 
     async def __aenter__(self) -> Self:
-        """Return itself; nothing needs opening."""
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -14,7 +14,7 @@ from typing import Self
 
 from offloaderd.core.errors import Closed, Conflict, NotFound, OffloaderError
 from offloaderd.metadata import rules
-from offloaderd.metadata.port import Check, Create, Delete, Replace, Step, StoreSession, Versioned
+from offloaderd.metadata.port import Check, Create, Delete, Replace, Session, Step, Versioned
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ class MemoryTree:
         """Return a store with a new session."""
         return MemoryMetadata(self)
 
-    def new_session(self) -> StoreSession:
+    def new_session(self) -> Session:
         """Begin a session."""
         self._session_count += 1
-        return StoreSession(f"memory-{self._session_count}")
+        return Session(f"memory-{self._session_count}")
 
-    def end_session(self, session: StoreSession) -> None:
+    def end_session(self, session: Session) -> None:
         """End a session: its ephemeral nodes are deleted and `lost` is set."""
         if not session.lost.is_set():
             session.lost.set()
@@ -223,7 +223,7 @@ class MemoryMetadata:
         self._tree.unwatch(watcher)
         self._watchers.discard(watcher)
 
-    async def session(self) -> StoreSession:
+    async def session(self) -> Session:
         """Return the current session."""
         await self._turn()
         return self._session
@@ -243,11 +243,9 @@ class MemoryMetadata:
             watcher.told()
 
     async def __aenter__(self) -> Self:
-        """Return itself: it is connected from the start."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close."""
         self.close()
 
     def _apply_one(self, steps: Sequence[Step]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, OfferResult, Position
-from offloaderd.metadata.port import StoreSession
+from offloaderd.metadata.port import Session
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
@@ -51,12 +51,12 @@ class Oblivious(FaultyMetadata):
     def __init__(self, store: MemoryMetadata) -> None:
         super().__init__(store, Faults())
         self._store: MemoryMetadata = store
-        self._never_lost: StoreSession | None = None
+        self._never_lost: Session | None = None
 
-    async def session(self) -> StoreSession:
+    async def session(self) -> Session:
         """Return the first session again and again."""
         if self._never_lost is None:
-            self._never_lost = StoreSession((await self._store.session()).session_id)
+            self._never_lost = Session((await self._store.session()).session_id)
         return self._never_lost
 
 
