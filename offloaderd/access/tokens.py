@@ -125,9 +125,8 @@ def public_key(given: str, algorithm: str, setting: str) -> TokenKey:
     try:
         key = load_pem_public_key(encoded) if encoded.startswith(b"-----") else load_der_public_key(encoded)
     except (ValueError, UnsupportedAlgorithm):
-        raise InvalidConfig(
-            f"{setting} holds no public key", hint="make one with: pulsar tokens create-key-pair; it is DER or PEM"
-        ) from None
+        hint = "make one with: pulsar tokens create-key-pair; it is DER or PEM"
+        raise InvalidConfig(f"{setting} holds no public key", hint=hint) from None
     if algorithm.startswith("ES"):
         fits = isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name == CURVES[algorithm]
     else:

@@ -10,6 +10,7 @@ anything else the broker gets an error and tries again.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from math import inf
 from urllib.parse import unquote
 from uuid import UUID
@@ -88,31 +89,26 @@ STATES = pb.EnsureState
 Report = pb.EnsureLedgerResponse
 
 
+@dataclass(eq=False)
 class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
-    """Answers brokers. `register` is Pulsar's list; without it nothing is deleted at a broker's request."""
+    """Answers brokers. `register` is Pulsar's list; without it nothing is deleted at a broker's request.
 
-    def __init__(
-        self,
-        engine: Engine,
-        reader: TopicReader,
-        reads: ReadService,
-        retention: Retention,
-        register: LedgerRegister | None,
-        keep: Callable[[TopicName, Sequence[int], str], Awaitable[None]] | None = None,
-    ) -> None:
-        """`keep` is called with ledgers whose copy is unsound."""
-        self._keep = keep
-        self._engine = engine
-        self._reader = reader
-        self._reads = reads
-        self._retention = retention
-        self._register = register
-        self._shadows = ShadowSources(register)
-        self._objects = engine.context.upload_context.objects
-        self._copies = Copies(engine.context)
-        self._clock = engine.context.upload_context.clock
+    `keep` is called with ledgers whose copy is unsound.
+    """
+
+    engine: Engine
+    reader: TopicReader
+    reads: ReadService
+    retention: Retention
+    register: LedgerRegister | None
+    keep: Callable[[TopicName, Sequence[int], str], Awaitable[None]] | None = None
+
+    def __post_init__(self) -> None:
+        self._shadows = ShadowSources(self.register)
+        self._copies = Copies(self.engine.context)
+        self._clock = self.engine.context.upload_context.clock
         self._requested: WeakKeyDictionary[TopicOffloader, tuple[Position, float]] = WeakKeyDictionary()
-        self.topics = BrokerTopics(engine, register)
+        self.topics = BrokerTopics(self.engine, self.register)
 
     async def EnsureLedger(self, request: pb.EnsureLedgerRequest, context: Context) -> AsyncIterator[Report]:
         """Report until the ledger is covered, or the broker has to do something.
@@ -124,13 +120,13 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         topic, wanted = TopicName.parse(request.topic), closed_ledger(request)
         pause_s, left_s = CHANGES_S, request.wait_ms / 1000 if request.wait_ms else inf
         while True:
-            stored = await self._engine.topic_map(topic)
+            stored = await self.engine.topic_map(topic)
             if is_whole(stored, wanted.ledger_id):
                 count = await self._sound(stored, wanted)
                 yield Report(state=STATES.ENSURE_STATE_COVERED, offloaded=to_position(stored.offloaded), segments=count)
                 return
             report = Report(state=STATES.ENSURE_STATE_WAITING, offloaded=to_position(stored.offloaded))
-            offloader, changed = await self._owned(topic, wanted, report), self._engine.changed
+            offloader, changed = await self._owned(topic, wanted, report), self.engine.changed
             if offloader is not None:
                 changed = offloader.changed
                 if needs_push(offloader, wanted):
@@ -166,9 +162,9 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         try:
             return await self._copies.verified(stored, wanted)
         except (CorruptData, Unsound) as error:
-            if self._keep is not None:
+            if self.keep is not None:
                 reason = f"its copy was found damaged when a broker asked: {error.message}"
-                await self._keep(stored.topic, [wanted.ledger_id], reason)
+                await self.keep(stored.topic, [wanted.ledger_id], reason)
             raise
 
     async def OpenLedger(self, request: pb.OpenLedgerRequest, context: Context) -> pb.OpenLedgerResponse:
@@ -184,7 +180,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         if theirs is not None:
             part = theirs.slices[0]
             return pb.OpenLedgerResponse(last_entry_id=part.last_entry_id, length_bytes=part.payload_bytes)
-        stored = await self._engine.topic_map(topic)
+        stored = await self.engine.topic_map(topic)
         return pb.OpenLedgerResponse(
             last_entry_id=stored.ends[ledger_id].entries - 1, length_bytes=length_of(stored, ledger_id)
         )
@@ -199,7 +195,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             raise InvalidInput(f"batch_bytes of {request.batch_bytes} is too large", hint=f"at most {BATCH_BYTES_MAX}")
         first = Position(ledger_id, request.first_entry_id).checked()
         last = Position(ledger_id, request.last_entry_id).checked()
-        with self._reads.counted(), self._recorded_deletions_only(topic, ledger_id):
+        with self.reads.counted(), self._recorded_deletions_only(topic, ledger_id):
             theirs = await self._theirs(ledger, first)
             if theirs is not None:
                 if not first <= last <= theirs.end:
@@ -208,7 +204,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
                     async for entries in found:
                         yield encoded_read_response(entries, Tier.OBJECTS)
                 return
-            reading = self._reader.read(
+            reading = self.reader.read(
                 topic,
                 first=first,
                 last=last,
@@ -229,8 +225,8 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         request: pb.ReadLedgerRequest,
     ) -> AsyncGenerator[Entries, None]:
         """Yield entries out of an object of Pulsar's own driver."""
-        segments = self._reader.segments
-        bytes_max = self._reader.options.answer_bytes(request.batch_bytes)
+        segments = self.reader.segments
+        bytes_max = self.reader.options.answer_bytes(request.batch_bytes)
         reading = segments.read_framed(topic, theirs, first, last, bytes_max=bytes_max)
         async with aclosing(reading) as batches:
             async for batch in batches:
@@ -244,25 +240,25 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             return pb.DeleteLedgerResponse(outcome="kept")
         if request.ledger.bucket:
             return pb.DeleteLedgerResponse(outcome=await self._delete_theirs(request.ledger))
-        stored = await self._engine.topic_map(topic)
+        stored = await self.engine.topic_map(topic)
         if ledger_id not in stored.contexts or ledger_id in stored.deleted:
             return pb.DeleteLedgerResponse(outcome="nothing")
         try:
-            offloader = await self._engine.owned(topic)
+            offloader = await self.engine.owned(topic)
         except Conflict:
-            owner = await self._engine.owner_of(topic)
+            owner = await self.engine.owner_of(topic)
             if owner is None:
                 raise Transient(f"{topic} is changing hands", hint="try again in a moment") from None
             return pb.DeleteLedgerResponse(outcome="elsewhere", owner_address=owner.address)
-        await self._retention.mark(offloader, [ledger_id], dry_run=False)
+        await self.retention.mark(offloader, [ledger_id], dry_run=False)
         return pb.DeleteLedgerResponse(outcome="marked")
 
     async def _owned(self, topic: TopicName, wanted: ClosedLedger, report: Report) -> TopicOffloader | None:
         """Return the topic's offloader if this daemon owns it; else put the owner or the reason into the report."""
         try:
-            return await self._engine.owned(topic)
+            return await self.engine.owned(topic)
         except Conflict:
-            owner = await self._engine.owner_of(topic)
+            owner = await self.engine.owner_of(topic)
             if owner is not None:
                 report.state, report.owner_address = STATES.ENSURE_STATE_ELSEWHERE, owner.address
         except NotFound:
@@ -275,7 +271,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     async def _own(self, ledger: pb.OffloadedLedger) -> pb.OffloadedLedger:
         """Return a ledger under the topic that wrote it. Raises as `ShadowSources`."""
         topic, ledger_id, _ = named(ledger)
-        source = await self._shadows.source_of(await self._engine.topic_map(topic), ledger_id)
+        source = await self._shadows.source_of(await self.engine.topic_map(topic), ledger_id)
         if source is None:
             return ledger
         bucket = ledger.bucket
@@ -287,7 +283,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         Raises EntriesDeleted, MapUnknown, TopicUnknown, NotFound.
         """
         topic, ledger_id, object_id = named(ledger)
-        stored = await self._engine.topic_map(topic)
+        stored = await self.engine.topic_map(topic)
         held = is_held(stored, ledger_id)
         if held and (first is None or stored.floor is None or first > stored.floor):
             return None
@@ -295,17 +291,16 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             return await self._copies.of_broker(topic, ledger_id, ledger.bucket, object_id)
         if held or is_gone(stored, ledger_id):
             what = f"position {first}" if held else f"ledger {ledger_id}"
-            if why := await deletion_refused(self._engine.context.metadata, topic):
+            if why := await deletion_refused(self.engine.context.metadata, topic):
                 raise MapUnknown(f"{what} of {topic} is on record as deleted, which is in doubt: {why}")
-            raise EntriesDeleted(
-                f"{what} of {topic} was deleted from the tier", hint=f"offloadctl ledgers list {topic}"
-            )
+            hint = f"offloadctl ledgers list {topic}"
+            raise EntriesDeleted(f"{what} of {topic} was deleted from the tier", hint=hint)
         raise await self._unknown(stored, ledger_id)
 
     async def _unknown(self, stored: TopicMap, ledger_id: int) -> MapUnknown:
         """Return the error for a ledger that the map does not have completely, without a recorded deletion."""
         topic = stored.topic
-        if stored == TopicMap(topic) and not (await self._engine.book.of(topic)).known:
+        if stored == TopicMap(topic) and not (await self.engine.book.of(topic)).known:
             return TopicUnknown(
                 f"nothing is on record of {topic}, and a broker wants its ledger {ledger_id}", hint=LOST
             )
@@ -333,16 +328,16 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         except NotFound as error:
             unknown = EntriesMissing(error.message, hint=error.hint)
         reason = reason_of(type(unknown)).lower()
-        self._engine.context.upload_context.metrics.broker_unknown.labels(reason=reason).inc()
+        self.engine.context.upload_context.metrics.broker_unknown.labels(reason=reason).inc()
         log.error("ledger.unknown", topic=str(topic), ledger_id=ledger_id, reason=reason, error=str(unknown))
         raise unknown
 
     async def _listed(self, topic: TopicName, ledger_id: int) -> bool:
         """Whether Pulsar's list has a ledger, or cannot be read at all. Raises Transient."""
-        if self._register is None:
+        if self.register is None:
             return True
         try:
-            return ledger_id in await self._register.listed(topic)
+            return ledger_id in await self.register.listed(topic)
         except NotFound:
             return False
 
@@ -352,10 +347,10 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         found = await present(self._copies.checked_before_deletion(topic, ledger_id, ledger.bucket, object_id))
         if found is None:
             return "nothing"
-        if why := await deletion_refused(self._engine.context.metadata, topic):
+        if why := await deletion_refused(self.engine.context.metadata, topic):
             raise IdentityRefused(f"nothing of {topic} is deleted for the time being: {why}")
         where = keys.SegmentKeys("", object_id, ledger_id)
-        await self._objects.at(found.bucket).delete([where.data, where.index])
+        await self.engine.context.upload_context.objects.at(found.bucket).delete([where.data, where.index])
         log.info("ledger.deleted", topic=str(topic), ledger_id=ledger_id, object_id=str(object_id), bucket=found.bucket)
         return "deleted"
 
@@ -377,8 +372,6 @@ def named(ledger: pb.OffloadedLedger) -> tuple[TopicName, int, UUID]:
 
 NAME_BYTES_MAX = 1024
 """Length of a managed ledger's name. It becomes a node's name and user metadata of objects: 2 KiB with S3."""
-NAMESPACE_TOPICS_MAX = 10_000
-TENANT_NAMESPACES_MAX = 1_000
 
 
 class BrokerTopics:
@@ -390,8 +383,7 @@ class BrokerTopics:
     """
 
     def __init__(self, engine: Engine, register: LedgerRegister | None) -> None:
-        self.namespace_topics_max = NAMESPACE_TOPICS_MAX
-        self.tenant_namespaces_max = TENANT_NAMESPACES_MAX
+        self.namespace_topics_max, self.tenant_namespaces_max = 10_000, 1_000
         self._engine = engine
         self._register = register
         self._one_by_one = asyncio.Lock()  # so that none comes in between counting and enabling

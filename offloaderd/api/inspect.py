@@ -132,6 +132,7 @@ def _place(place: Place, verified: SegmentVerified | None) -> pb.ExplainResponse
         data_key=place.data_key,
         data_bytes=segment.object_bytes,
         entry_offset=place.entry_offset,
+        payload_offset=None if place.entry_offset is None else place.entry_offset + ENTRY_OVERHEAD_BYTES,
         payload_bytes=place.payload_bytes,
         flaw=filled(pb.Flaw, place.flaw) if place.flaw is not None else None,
     )
@@ -140,8 +141,6 @@ def _place(place: Place, verified: SegmentVerified | None) -> pb.ExplainResponse
         message.block_offset, message.block_bytes, message.block_crc32c = block.offset, block.length, block.crc32c
         message.block_first.ledger_id = message.block_last.ledger_id = block.ledger_id
         message.block_first.entry_id, message.block_last.entry_id = block.first_entry_id, block.last_entry_id
-    if place.entry_offset is not None:
-        message.payload_offset = place.entry_offset + ENTRY_OVERHEAD_BYTES
     if verified is not None:
         message.verified_ms, message.verified_level = verified.verified_ms, verified.level
         message.verified_flaws, message.verified_flaw = verified.flaws, verified.flaw

@@ -108,9 +108,8 @@ async def send(context: Context, answer: object, seconds_max: float) -> None:
         async with asyncio.timeout(seconds_max or None):
             await context.write(answer)
     except TimeoutError:
-        raise TooSlow(
-            f"the answer was not taken within {seconds_max:g} s", hint="read faster, or raise grpc.send_s_max"
-        ) from None
+        hint = "read faster, or raise grpc.send_s_max"
+        raise TooSlow(f"the answer was not taken within {seconds_max:g} s", hint=hint) from None
 
 
 log = structlog.get_logger(__name__)
@@ -168,36 +167,31 @@ def _kind_of(handler: "grpc.RpcMethodHandler[Any, Any]") -> str:
     return kinds.get(both, "bidi_stream")
 
 
+@dataclass(eq=False)
 class _Call:
     """One call from its beginning to its status."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        metrics: Metrics,
-        gate: Gate,
-        service: str,
-        method: str,
-        handler: "grpc.RpcMethodHandler[Any, Any]",
-    ) -> None:
-        self._labels = {"grpc_type": _kind_of(handler), "grpc_service": service, "grpc_method": method}
-        self._parse = handler.request_deserializer or bytes
-        self._clock = clock
-        self._metrics = metrics
-        self._gate = gate
-        self._service = service
-        self._method = method
-        self._started = clock.monotonic()
-        self._sent = 0
-        self._sent_bytes = 0
-        self._caller: Caller | None = None
+    clock: Clock
+    metrics: Metrics
+    gate: Gate
+    service: str
+    method: str
+    handler: "grpc.RpcMethodHandler[Any, Any]"
+    sent: int = 0
+    sent_bytes: int = 0
+    caller: Caller | None = None
+
+    def __post_init__(self) -> None:
+        self.labels = {"grpc_type": _kind_of(self.handler), "grpc_service": self.service, "grpc_method": self.method}
+        self.parse = self.handler.request_deserializer or bytes
+        self.started = self.clock.monotonic()
 
     def answering(self, behaviour: Behaviour) -> Any:  # noqa: ANN401 - as gRPC types it
         """Wrap a handler with one answer."""
 
         async def answer(request: Any, context: Context) -> Any:  # noqa: ANN401
             async def work(caller: Caller) -> Any:  # noqa: ANN401
-                return await behaviour(*Requests(caller, self._parse).for_handler(request, context))
+                return await behaviour(*Requests(caller, self.parse).for_handler(request, context))
 
             return await self._guarded(work, context, stream=False)
 
@@ -208,7 +202,7 @@ class _Call:
 
         async def stream(request: Any, context: Context) -> None:  # noqa: ANN401
             async def work(caller: Caller) -> None:
-                answers = behaviour(*Requests(caller, self._parse).for_handler(request, context))
+                answers = behaviour(*Requests(caller, self.parse).for_handler(request, context))
                 await send_headers(context)
                 await (self._send(answers, context, caller) if hasattr(answers, "__aiter__") else answers)
 
@@ -220,14 +214,14 @@ class _Call:
         async with aclosing(answers) as stream:
             async for answer in stream:
                 await send(context, answer, caller.send_s_max)
-                self._sent += 1
+                self.sent += 1
                 if caller.read is not None:
-                    self._sent_bytes += len(answer) if isinstance(answer, bytes) else answer.ByteSize()
+                    self.sent_bytes += len(answer) if isinstance(answer, bytes) else answer.ByteSize()
 
     async def _admitted(self, work: Callable[[Caller], Awaitable[Any]], context: Context, *, stream: bool) -> Any:  # noqa: ANN401
         """Run a handler for an admitted caller, as long as the caller may call."""
-        with self._gate.admitted(f"/{self._service}/{self._method}", context, stream=stream) as caller:
-            self._caller = caller
+        with self.gate.admitted(f"/{self.service}/{self.method}", context, stream=stream) as caller:
+            self.caller = caller
             CALLER.set(caller)  # each call is a task of its own
             limit = caller.limit = asyncio.timeout(caller.seconds_max)
             try:
@@ -240,20 +234,18 @@ class _Call:
 
     def _cut(self, caller: Caller) -> OffloaderError:
         if caller.withdrawn is Withdrawn.KEY:
-            return Unauthenticated(
-                "the key that signed the token was taken away during the call", hint="call again with a new token"
-            )
+            hint = "call again with a new token"
+            return Unauthenticated("the key that signed the token was taken away during the call", hint=hint)
         if caller.withdrawn is Withdrawn.GRANT:
             return NotAllowed(
                 f"the grant by which {caller.name or 'this call'} was let in was taken back",
                 hint="access.grants of the daemon were changed while the call ran",
             )
-        if caller.expires_s is not None and self._clock.wall_ms() / 1000 >= caller.expires_s - 1:
+        if caller.expires_s is not None and self.clock.wall_ms() / 1000 >= caller.expires_s - 1:
             return Unauthenticated("the token has expired during the call", hint="call again with a new token")
-        self._metrics.grpc_refused.labels(reason="duration").inc()
-        return CallTooLong(
-            f"the call took more than {caller.seconds_max:g} s", hint="grpc.call_s_max of the daemon sets the limit"
-        )
+        self.metrics.grpc_refused.labels(reason="duration").inc()
+        hint = "grpc.call_s_max of the daemon sets the limit"
+        return CallTooLong(f"the call took more than {caller.seconds_max:g} s", hint=hint)
 
     async def _guarded(self, work: Callable[[Caller], Awaitable[Any]], context: Context, *, stream: bool) -> Any:  # noqa: ANN401
         """Run a handler; turn its error into the status of the call, which is counted before the client gets it."""
@@ -263,7 +255,7 @@ class _Call:
         except OffloaderError as error:
             detail = detail_of(error)
             if isinstance(error, TooSlow):
-                self._metrics.grpc_refused.labels(reason="slow").inc()
+                self.metrics.grpc_refused.labels(reason="slow").inc()
             message = shortened(error.message)
             self._finish(code_of(error), peer, detail.reason, message)
             await self._abort(context, code_of(error), message, detail.SerializeToString())
@@ -278,7 +270,7 @@ class _Call:
             self._finish(status_of(context.code()), peer, message=str(context.details()))
             raise
         except Exception as error:
-            log.exception("rpc.failed", service=self._service, method=self._method)
+            log.exception("rpc.failed", service=self.service, method=self.method)
             self._finish(grpc.StatusCode.INTERNAL, peer, "INTERNAL", str(error))
             await self._abort(context, grpc.StatusCode.INTERNAL, "internal error", INTERNAL_DETAIL)
         self._finish(grpc.StatusCode.OK, peer)
@@ -293,14 +285,14 @@ class _Call:
             raise asyncio.CancelledError from None
 
     def _finish(self, code: grpc.StatusCode, peer: str, reason: str = "", message: str = "") -> None:
-        seconds = self._clock.monotonic() - self._started
+        seconds = self.clock.monotonic() - self.started
         name = code_name(code)
-        self._metrics.grpc_server_handled.labels(**self._labels, grpc_code=name).inc()
-        self._metrics.grpc_server_handling_seconds.labels(**self._labels).observe(seconds)
-        caller = self._caller
+        self.metrics.grpc_server_handled.labels(**self.labels, grpc_code=name).inc()
+        self.metrics.grpc_server_handling_seconds.labels(**self.labels).observe(seconds)
+        caller = self.caller
         fields = {
-            "service": self._service,
-            "method": self._method,
+            "service": self.service,
+            "method": self.method,
             "code": name,
             "seconds": round(seconds, 6),
             "peer": peer,
@@ -310,9 +302,9 @@ class _Call:
         role = caller.role if caller is not None else None
         quiet = code is grpc.StatusCode.OK and caller is not None and caller.need and role in {None, Role.READ}
         write = log.debug if quiet else log.info  # brokers read thousands of times a second
-        write("rpc.handled", **fields, responses=self._sent, reason=reason)
+        write("rpc.handled", **fields, responses=self.sent, reason=reason)
         if caller is not None and caller.read is not None and code not in REFUSED:
-            audit.info("audit.read", **fields, via=caller.via, **caller.read, bytes=self._sent_bytes)
+            audit.info("audit.read", **fields, via=caller.via, **caller.read, bytes=self.sent_bytes)
         if role is Role.ADMIN or code in REFUSED:
             extra = {"via": caller.via, "topics": caller.named, **caller.how} if caller is not None else {}
             audit.info("audit.call", **fields, role=role, **extra)

@@ -11,6 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from offloaderd.api.calls import Context
 from offloaderd.api.gate import share_of_caller
@@ -45,27 +46,22 @@ _ANSWERS = {
 }
 
 
+@dataclass(eq=False)
 class ReadService(read_pb2_grpc.ReadServiceServicer):
     """Serves reads from a TopicReader, at most `readers_max` at a time, in answers of at most `message_bytes_max`."""
 
-    def __init__(
-        self,
-        reader: TopicReader,
-        readers_max: int,
-        *,
-        metrics: Metrics,
-        batch_bytes_max: int = BATCH_BYTES_MAX,
-        message_bytes_max: int = BATCH_BYTES_MAX,
-        unpack_bytes: int = UNPACK_BYTES,
-    ) -> None:
-        self._reader = reader
-        self._metrics = metrics
-        self.readers_max = readers_max
-        self._batch_bytes_max = batch_bytes_max
-        self._message_bytes_max = message_bytes_max
-        self._readers = 0
-        self._known = KnownOutcomes()
-        self.unpacking = Unpacking(unpack_bytes, metrics)
+    reader: TopicReader
+    readers_max: int
+    _: KW_ONLY
+    metrics: Metrics
+    batch_bytes_max: int = BATCH_BYTES_MAX
+    message_bytes_max: int = BATCH_BYTES_MAX
+    unpack_bytes: InitVar[int] = UNPACK_BYTES
+    _readers: int = field(default=0, init=False)
+    _outcomes: KnownOutcomes = field(default_factory=KnownOutcomes, init=False)
+
+    def __post_init__(self, unpack_bytes: int) -> None:
+        self.unpacking = Unpacking(unpack_bytes, self.metrics)
 
     async def Read(  # type: ignore[override] # its answers are serialized already
         self, request: pb.ReadRequest, context: Context
@@ -82,12 +78,12 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
         everything = request.transactions == pb.TRANSACTIONS_ALL
         topic, last_tier = TopicName.parse(request.topic), Tier.OBJECTS
         with self.counted(), ExitStack() as stack:
-            view = ConsumerView(self._reader, topic, self._known, follow=request.follow, everything=everything)
+            view = ConsumerView(self.reader, topic, self._outcomes, follow=request.follow, everything=everything)
             async with view:
                 messages = MessageReader(
                     view,
                     everything=everything,
-                    message_bytes_max=self._message_bytes_max,
+                    message_bytes_max=self.message_bytes_max,
                     unpacking=self.unpacking,
                     holder=share_of_caller(),
                 )
@@ -107,21 +103,20 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
     async def _entries(self, request: pb.ReadRequest, *, framed: bool) -> AsyncGenerator[tuple[Entries, Tier], None]:
         """Read the requested entries. Raises InvalidInput, and as TopicReader.read and a seek."""
         topic = TopicName.parse(request.topic)
-        if request.batch_bytes > self._batch_bytes_max:
-            raise InvalidInput(
-                f"batch_bytes of {request.batch_bytes} is too large", hint=f"at most {self._batch_bytes_max}, or 0"
-            )
+        if request.batch_bytes > self.batch_bytes_max:
+            hint = f"at most {self.batch_bytes_max}, or 0"
+            raise InvalidInput(f"batch_bytes of {request.batch_bytes} is too large", hint=hint)
         first = from_position(request.first) if request.HasField("first") else None
         last = from_position(request.last) if request.HasField("last") else None
         if request.HasField("seek"):
             if first is not None:
                 raise InvalidInput("a read from a position and from a seek", hint="say one of the two")
-            found = await seek(self._reader, topic, _goal_of(request.seek))
+            found = await seek(self.reader, topic, _goal_of(request.seek))
             first = found.begin
             beyond = first is not None and last is not None and first > last
             if beyond or (found.hit is None and not request.follow):
                 return
-        reading = self._reader.read(
+        reading = self.reader.read(
             topic,
             first=first,
             last=last,
@@ -139,26 +134,25 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
     def counted(self) -> Iterator[None]:
         """Count as a reader. Raises Throttled."""
         if self._readers >= self.readers_max:
-            raise Throttled(
-                f"{self._readers} reads are open already", hint="try again later, or raise read.readers_max"
-            )
+            hint = "try again later, or raise read.readers_max"
+            raise Throttled(f"{self._readers} reads are open already", hint=hint)
         self._readers += 1
-        self._metrics.readers.set(self._readers)
+        self.metrics.readers.set(self._readers)
         try:
             yield
         finally:
             self._readers -= 1
-            self._metrics.readers.set(self._readers)
+            self.metrics.readers.set(self._readers)
 
     async def LastPositions(self, request: pb.LastPositionsRequest, context: Context) -> pb.LastPositionsResponse:
         """Return the last positions of a topic. Raises TopicNotFound."""
-        found = await self._reader.last_positions(TopicName.parse(request.topic))
+        found = await self.reader.last_positions(TopicName.parse(request.topic))
         return filled(pb.LastPositionsResponse, found)
 
     async def Seek(self, request: pb.SeekRequest, context: Context) -> pb.SeekResponse:
         """Return the position of a time, a message or an entry. Raises TopicNotFound, InvalidInput, Throttled."""
         with self.counted():
-            return _to_response(await seek(self._reader, TopicName.parse(request.topic), _goal_of(request.target)))
+            return _to_response(await seek(self.reader, TopicName.parse(request.topic), _goal_of(request.target)))
 
 
 def _client_bytes(batch: Entries) -> EntryBatch:

@@ -6,6 +6,7 @@ theirs.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TypeAlias
 
@@ -35,29 +36,23 @@ Services: TypeAlias = Mapping[str, object]
 """The services that the daemon has, by the names of their protos."""
 
 
+@dataclass(eq=False)
 class RpcServer:
     """Async context manager of the server: bound on entry, answering once `show` has it serving, stopped on exit."""
 
-    def __init__(
-        self,
-        options: GrpcSettings,
-        services: Services,
-        interceptors: Sequence[aio.ServerInterceptor],
-        certificates: Watched[Certificates] | None,
-    ) -> None:
-        self._options = options
-        self._certificates = certificates
-        self._services = services
-        self._interceptors = interceptors
-        self._health = health_aio.HealthServicer()
-        self._names: list[str] = []
-        self.port = 0
+    options: GrpcSettings
+    services: Services
+    interceptors: Sequence[aio.ServerInterceptor]
+    certificates: Watched[Certificates] | None
+    port: int = 0
+    _health: health_aio.HealthServicer = field(default_factory=health_aio.HealthServicer, init=False)
+    _names: list[str] = field(default_factory=list, init=False)
 
     async def __aenter__(self) -> "RpcServer":
         """Bind the port and answer health checks. Raises InvalidConfig when the port is not available."""
-        options = self._options
+        options = self.options
         self._server = aio.server(
-            interceptors=list(self._interceptors),
+            interceptors=list(self.interceptors),
             options=[
                 ("grpc.max_receive_message_length", options.message_bytes_max),
                 ("grpc.max_send_message_length", options.message_bytes_max),
@@ -74,10 +69,10 @@ class RpcServer:
         self._register()
         address = f"[{options.host}]" if ":" in options.host else options.host
         try:
-            if self._certificates is None:
+            if self.certificates is None:
                 self.port = self._server.add_insecure_port(f"{address}:{options.port}")
             else:
-                self.port = self._server.add_secure_port(f"{address}:{options.port}", _tls(self._certificates))
+                self.port = self._server.add_secure_port(f"{address}:{options.port}", _tls(self.certificates))
         except RuntimeError as error:
             raise InvalidConfig(
                 f"cannot listen on {address}:{options.port} for gRPC",
@@ -89,7 +84,7 @@ class RpcServer:
 
     def _register(self) -> None:
         """Add each service; NAME.proto has one."""
-        for proto, servicer in self._services.items():
+        for proto, servicer in self.services.items():
             stubs = import_module(f"{PROTOCOL}.{proto}_pb2_grpc")  # which makes the file known to the pool
             found = descriptor_pool.Default().FindFileByName(f"offloaderd/v1/{proto}.proto")
             (service,) = found.services_by_name.values()

@@ -220,9 +220,7 @@ class Daemon:
         if settings.ledgers.kind == "none":
             return Ledgers()
 
-        async def connect() -> Ledgers:
-            return await open_ledgers(stack, settings, clock=self._clock, metrics=self.metrics)
-
+        connect = partial(open_ledgers, stack, settings, clock=self._clock, metrics=self.metrics)
         kept = settings.ledgers.directory
         where = kept if settings.ledgers.kind == "embedded" else f"the cluster at {settings.cluster_servers}"
         return await self._until_there("ledgers", where, connect)

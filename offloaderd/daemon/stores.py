@@ -1,5 +1,5 @@
 """The metadata store and the ledger source that the settings name, for the daemon, for commands and for jobs; probes of
-all stores. The bucket is opened by objects/opening.py.
+all stores. The bucket is opened by `bucket_store` of the package objects.
 
 The cluster's ZooKeeper is reached by a session of its own from its root, which nothing here can write with: the source
 and the bookies are handed the reading half alone. Only the embedded store can be written.
@@ -130,7 +130,6 @@ async def _open_cluster(opening: AsyncExitStack, settings: Settings, *, clock: C
             quiet_s=settings.pulsar.admin_quiet_s,
         )
     )
-    retained = admin.retained if admin is not None else None
     return Ledgers(
         source=source,
         origin=source,
@@ -138,7 +137,7 @@ async def _open_cluster(opening: AsyncExitStack, settings: Settings, *, clock: C
         register=source,
         offloads=source,
         describer=source,
-        retained=retained,
+        retained=admin.retained if admin is not None else None,
         limits=source.limits,
     )
 

@@ -72,11 +72,6 @@ class Assignment:
         self._measure()
         self._wake.notify()
 
-    def refresh_policies(self) -> None:
-        """Apply the merged policies again to every topic that is here."""
-        for supervisor in self.supervised.values():
-            supervisor.change(supervisor.policy)
-
     def close(self) -> None:
         """Seal, commit and release every topic, and claim none any more."""
         self.closing = True

@@ -289,7 +289,8 @@ class Engine:
 
     def policies_changed(self) -> None:
         """Apply the policies again to the topics of this daemon, after the daemon's own levels changed."""
-        self._assignment.refresh_policies()
+        for supervisor in self._assignment.supervised.values():
+            supervisor.change(supervisor.policy)
 
     def inherit(self, session_id: str) -> None:
         """Take over the claims of a session of a former run of this daemon, which has certainly ended."""

@@ -62,18 +62,14 @@ class Placement:
         self._expecting = Signal()
         self._session_id = ""
         self._since = clock.monotonic()
-        self._members: dict[str, DaemonNode] = {}
+        self.members: Mapping[str, DaemonNode] = {}
+        """All daemons that count, by id; this one always, registered or not."""
         self._ranks: dict[str, int] = {}
 
     @property
     def known(self) -> bool:
         """Whether the registrations have been read; until then this daemon leads no job."""
         return self._registered is not None
-
-    @property
-    def members(self) -> Mapping[str, DaemonNode]:
-        """All daemons that count, by id; this one always, registered or not."""
-        return self._members
 
     @property
     def unsettled_s(self) -> float:
@@ -89,7 +85,7 @@ class Placement:
         found = self._ranks.get(key)
         if found is None:
             mine = _order(self.me, key)
-            found = sum(_order(one, key) < mine for one in self._members.values() if one is not self.me)
+            found = sum(_order(one, key) < mine for one in self.members.values() if one is not self.me)
             self._ranks[key] = found
         return found
 
@@ -163,10 +159,10 @@ class Placement:
 
     def _count(self, *, change_signal: bool = False) -> None:
         """Collect the members; when a ranking may have changed, settle again and notify."""
-        before = {name: standing(one) for name, one in self._members.items()}
-        self._members = {**self._absent, **(self._registered or {}), self.me.daemon_id: self.me}
+        before = {name: standing(one) for name, one in self.members.items()}
+        self.members = {**self._absent, **(self._registered or {}), self.me.daemon_id: self.me}
         self._ranks.clear()
-        after = {name: standing(one) for name, one in self._members.items()}
+        after = {name: standing(one) for name, one in self.members.items()}
         if change_signal or before != after:
             self._since = self._clock.monotonic()
             self.version += 1

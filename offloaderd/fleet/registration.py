@@ -11,7 +11,7 @@ A process is known by the machine's boot, its namespace of process ids, its id a
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 
 import structlog
@@ -34,45 +34,39 @@ PATIENCE_SESSIONS = 1.5
 """How long to wait for a former run's node, in session timeouts; a node that remains is another daemon's."""
 
 
+@dataclass(eq=False)
 class Registration:
     """Keeps a daemon's registration in place and up to date; `changed` is called before each write.
 
     `ended` says whether another run has certainly ended; its node is deleted.
     """
 
-    def __init__(
-        self,
-        store: MetadataStore,
-        node: DaemonNode,
-        *,
-        clock: Clock,
-        patience_s: float,
-        changed: Callable[[DaemonNode], None] = lambda _: None,
-        ended: Callable[[DaemonNode], bool] = lambda _: False,
-    ) -> None:
-        self.node = node
-        self._path = paths.daemon(node.daemon_id)
-        self._store = store
-        self._clock = clock
-        self._patience_s = patience_s
-        self._changed = changed
-        self._ended = ended
-        self._changes = Signal()
-        self._unreached_s: float | None = None
-        self._written: DaemonNode | None = None
-        self._announced = Signal()
+    store: MetadataStore
+    node: DaemonNode
+    _: KW_ONLY
+    clock: Clock
+    patience_s: float
+    changed: Callable[[DaemonNode], None] = lambda _: None
+    ended: Callable[[DaemonNode], bool] = lambda _: False
+    _changes: Signal = field(default_factory=Signal, init=False)
+    _announced: Signal = field(default_factory=Signal, init=False)
+    _unreached_s: float | None = field(default=None, init=False)
+    _written: DaemonNode | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._path = paths.daemon(self.node.daemon_id)
 
     async def open(self) -> DaemonNode:
         """Create this daemon's node and return it with the session that holds it.
 
         Raises Conflict when another run of this daemon still has the id after `patience_s`.
         """
-        deadline, backoff, stored = self._clock.monotonic() + self._patience_s, Backoff(self._clock), None
+        deadline, backoff, stored = self.clock.monotonic() + self.patience_s, Backoff(self.clock), None
         while stored is None:
-            session = await self._store.session()
+            session = await self.store.session()
             mine = replace(self.node, session_id=session.session_id)
             try:
-                await self._store.create(self._path, ownership.encode_daemon(mine), ephemeral=True)
+                await self.store.create(self._path, ownership.encode_daemon(mine), ephemeral=True)
             except (OutcomeUnknown, Transient) as error:
                 await backoff.wait(error)
             except Conflict:
@@ -85,7 +79,7 @@ class Registration:
 
     async def _ours(self, mine: DaemonNode, deadline: float) -> DaemonNode | None:
         """Return the node if this session holds it. A node of an ended session or run is deleted."""
-        store, path = self._store, self._path
+        store, path = self.store, self._path
         try:
             found = await store.get(path)
             other = ownership.decode_daemon(found.value, path=path)
@@ -94,7 +88,7 @@ class Registration:
                     return other
                 await store.delete(path, found.version)
                 return None
-            if self._ended(other):
+            if self.ended(other):
                 run = {"process": other.process, "session_id": other.session_id}
                 log.info("daemon.succeeded", daemon_id=mine.daemon_id, **run)
                 await store.delete(path, found.version)
@@ -102,13 +96,13 @@ class Registration:
         except (Conflict, NotFound, Transient, OutcomeUnknown) as error:
             log.debug("daemon.changing", path=path, error=str(error))
             return None
-        if self._clock.monotonic() >= deadline:
+        if self.clock.monotonic() >= deadline:
             raise Conflict(
                 f"a daemon with the id {mine.daemon_id!r} is already running at {other.address}",
                 hint="stop it, or give this one another id (daemon.id)",
             )
         log.info("daemon.waiting", daemon_id=mine.daemon_id, address=other.address)
-        await self._clock.sleep(LOOK_AGAIN_S)
+        await self.clock.sleep(LOOK_AGAIN_S)
         return None
 
     def announce(self, *, draining: bool | None = None, impaired: str | None = None) -> None:
@@ -120,7 +114,7 @@ class Registration:
             impaired=node.impaired if impaired is None else impaired,
         )
         if self.node != node:
-            self._changed(self.node)
+            self.changed(self.node)
             self._changes.notify()
 
     def reached_at(self, address: str) -> None:
@@ -129,7 +123,7 @@ class Registration:
 
     def probed(self, *, reached: bool, patience_s: float) -> None:
         """Record whether the bucket answered; without an answer for `patience_s` seconds this daemon is impaired."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if reached:
             self._unreached_s = None
             self.announce(impaired="")
@@ -148,7 +142,7 @@ class Registration:
         async with Group() as group:
             group.create_task(self._watch(), name="own registration")
             while True:
-                session = await self._store.session()
+                session = await self.store.session()
                 await self.open()
                 while not session.lost.is_set():
                     if self._written == self.node:
@@ -157,9 +151,9 @@ class Registration:
                         break
 
     async def _watch(self) -> None:
-        async for _ in self._store.watch(self._path):
+        async for _ in self.store.watch(self._path):
             try:
-                await self._store.get(self._path)
+                await self.store.get(self._path)
             except NotFound:
                 self._written = None
                 self._changes.notify()
@@ -172,18 +166,18 @@ class Registration:
         The counter on the folder is raised too, because a watch on the folder does not see the values of its nodes.
         """
         path, node = self._path, self.node
-        backoff = Backoff(self._clock)
+        backoff = Backoff(self.clock)
         while True:
             try:
-                found, counter = await self._store.get(path), await self._store.get(paths.DAEMONS)
+                found, counter = await self.store.get(path), await self.store.get(paths.DAEMONS)
                 stored = ownership.decode_daemon(found.value, path=path)
-                session = await self._store.session()
+                session = await self.store.session()
                 if stored.session_id != session.session_id:
                     return False
                 if replace(stored, session_id="") != node:
                     written = ownership.encode_daemon(replace(node, session_id=session.session_id))
                     steps = [Replace(path, written, found.version), Replace(paths.DAEMONS, b"", counter.version)]
-                    await self._store.transact(steps)
+                    await self.store.transact(steps)
             except NotFound:
                 return False
             except (Conflict, Transient, OutcomeUnknown) as error:

@@ -67,24 +67,21 @@ def skipped(name: str, why: str) -> CheckResult:
 
 async def examined(name: str, work: Awaitable[Finding], clock: Clock, deadline_s: float = DEADLINE_S) -> CheckResult:
     """Run a check; any error of it becomes its result."""
-    started, found = clock.monotonic(), await _found(work, deadline_s)
-    lines, seconds = (_one_line(found.found), _one_line(found.what_to_do)), clock.monotonic() - started
-    return CheckResult(found.verdict, *lines, name=name, seconds=seconds)
-
-
-async def _found(work: Awaitable[Finding], deadline_s: float) -> Finding:
+    started = clock.monotonic()
     try:
         async with asyncio.timeout(deadline_s):
-            return await work
+            found = await work
     except TimeoutError:
-        return fail(f"no answer within {deadline_s:g} s", "look at its load, and at the network between")
+        found = fail(f"no answer within {deadline_s:g} s", "look at its load, and at the network between")
     except OffloaderError as error:
-        return fail(error.message, error.hint)
+        found = fail(error.message, error.hint)
     except OSError as error:
         reason = error.strerror or str(error)
-        return fail(f"{error.filename}: {reason}" if error.filename else reason, "")
+        found = fail(f"{error.filename}: {reason}" if error.filename else reason, "")
     except Exception as error:  # noqa: BLE001 - one broken check must not hide what the others find
-        return fail(f"the check itself broke: {type(error).__name__}: {error}", "report it: it is a defect")
+        found = fail(f"the check itself broke: {type(error).__name__}: {error}", "report it: it is a defect")
+    lines, seconds = (_one_line(found.found), _one_line(found.what_to_do)), clock.monotonic() - started
+    return CheckResult(found.verdict, *lines, name=name, seconds=seconds)
 
 
 def _one_line(text: str) -> str:

@@ -8,6 +8,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from typing import cast
 
 from offloaderd.core.aio import Group, each
@@ -56,20 +57,18 @@ async def zookeeper_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
 FIRST_NAMED = 3
 
 
+@dataclass(frozen=True, slots=True)
 class _Below:
     """The reads of a store below a path; opening that path as the root would create it."""
 
-    def __init__(self, store: MetadataStore, home: str) -> None:
-        self._store = store
-        self._home = home
+    store: MetadataStore
+    home: str
 
     async def get(self, path: str) -> Versioned:
-        """Return a node."""
-        return await self._store.get(self._home + path)
+        return await self.store.get(self.home + path)
 
     async def children(self, path: str) -> Sequence[str]:
-        """Return the names below a node."""
-        return await self._store.children(self._home + path)
+        return await self.store.children(self.home + path)
 
 
 async def refusals(case: Case, store: MetadataStore) -> Finding:
@@ -105,26 +104,26 @@ async def own_topics(case: Case, store: MetadataStore) -> Finding:
     return ok(f"{home} has topics of {len(tenants)} tenants" if tenants else f"no topic below {home}")
 
 
+@dataclass(slots=True)
 class _Opened:
     """A session with one ensemble, if there can be one."""
 
-    def __init__(self, case: Case, stack: AsyncExitStack, servers: str) -> None:
-        self.store: ZooKeeperStore | None = None
-        self._case = case
-        self._stack = stack
-        self._servers = servers
+    case: Case
+    stack: AsyncExitStack
+    servers: str
+    store: ZooKeeperStore | None = None
 
     async def checks(self, name: str) -> AsyncGenerator[CheckResult, None]:
         """Look for the servers, and open a session if there is one."""
-        answering = await self._case.check(f"{name} servers", servers_answer(self._servers))
+        answering = await self.case.check(f"{name} servers", servers_answer(self.servers))
         yield answering
         if answering.failed:
             yield skipped(f"{name} session", "no server answers")
         else:
-            yield await self._case.check(f"{name} session", self._session())
+            yield await self.case.check(f"{name} session", self._session())
 
     async def _session(self) -> Finding:
-        self.store = await self._stack.enter_async_context(open_store(self._case.settings, self._servers))
+        self.store = await self.stack.enter_async_context(open_store(self.case.settings, self.servers))
         return ok(f"session {(await self.store.session()).session_id}")
 
 

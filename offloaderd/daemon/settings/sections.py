@@ -37,7 +37,7 @@ from offloaderd.core.section import (
     Url,
 )
 from offloaderd.core.units import format_bytes
-from offloaderd.daemon.log import parsed_levels
+from offloaderd.daemon.log import MASK, parsed_levels
 from offloaderd.fleet.settings import PlacementSettings
 from offloaderd.history.settings import HistorySettings
 from offloaderd.ledgers.settings import LedgersSettings, PulsarSettings
@@ -224,7 +224,6 @@ class Settings(Section):
 
 
 ENVIRONMENT_PREFIX = "OFFLOADERD__"
-MASK = "********"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ only the topics of the shown page are completed with the answers of their owners
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 from urllib.parse import urlencode
 
@@ -151,29 +151,25 @@ class Shown:
         }
 
 
+@dataclass(eq=False)
 class Board:
     """Takes the statuses of the daemon for all visitors."""
 
-    def __init__(
-        self,
-        admin: AdminService,
-        statuses: Callable[[], Sequence[TopicStatus]],
-        metrics: Metrics,
-        clock: Clock,
-    ) -> None:
-        self.sampler = Sampler(self._refreshed, metrics, clock)
-        self._admin = admin
-        self._statuses = statuses
-        self._metrics = metrics
-        self.clock = clock
-        self._refreshed_s: float | None = None
-        self._seen: Sequence[TopicStatus] = ()
+    admin: AdminService
+    statuses: Callable[[], Sequence[TopicStatus]]
+    metrics: Metrics
+    clock: Clock
+    _refreshed_s: float | None = field(default=None, init=False)
+    _seen: Sequence[TopicStatus] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        self.sampler = Sampler(self._refreshed, self.metrics, self.clock)
 
     def _refreshed(self) -> Sequence[TopicStatus]:
         """Return the statuses of this daemon's topics, not older than REFRESH_S."""
         now_s = self.clock.monotonic()
         if self._refreshed_s is None or now_s - self._refreshed_s >= REFRESH_S:
-            self._seen, self._refreshed_s = self._statuses(), now_s
+            self._seen, self._refreshed_s = self.statuses(), now_s
         return self._seen
 
     async def show(self, wanted: Wanted) -> Shown:
@@ -183,12 +179,12 @@ class Board:
         found = self._sorted(failing_topics if wanted.only == "troubled" else statuses, wanted)
         pages = max(1, math.ceil(len(found) / wanted.size))
         page = min(wanted.page, pages)
-        failure = await metadata_error(self._admin.metadata)
+        failure = await metadata_error(self.admin.metadata)
         here = found[(page - 1) * wanted.size : page * wanted.size]
-        shown = [await self._admin.completed(one, failure) for one in here]
+        shown = [await self.admin.completed(one, failure) for one in here]
         return Shown(
             now_ms=self.clock.wall_ms(),
-            daemon=self._admin.response(failure=failure),
+            daemon=self.admin.response(failure=failure),
             topics=tuple((one, self.sampler.rates.get(one.topic, ZERO)) for one in shown),
             total=len(statuses),
             matching=len(found),
@@ -218,13 +214,13 @@ class Board:
 
     async def topic(self, topic: TopicName) -> tuple[admin_pb2.TopicStatus, Rate]:
         """Return one topic, wherever it is. Raises NotFound, Transient."""
-        found = await self._admin.topic_status(topic, await metadata_error(self._admin.metadata))
+        found = await self.admin.topic_status(topic, await metadata_error(self.admin.metadata))
         return found, self.sampler.rates.get(found.topic, ZERO)
 
     def _reads(self) -> tuple[Read, ...]:
-        entries, size = by_label(self._metrics.read_entries, "source"), by_label(self._metrics.read_bytes, "source")
+        entries, size = by_label(self.metrics.read_entries, "source"), by_label(self.metrics.read_bytes, "source")
         fell_back = dict.fromkeys(TIERS, 0)
-        for labels, value in totals(self._metrics.read_choice_entries):
+        for labels, value in totals(self.metrics.read_choice_entries):
             if labels["why"].startswith("fell_back"):
                 fell_back[labels["source"]] += int(value)
         return tuple(

@@ -127,9 +127,8 @@ class StatusSite:
         self, request: web.Request, answer: Callable[[web.Request], Awaitable[web.Response]]
     ) -> web.Response:
         if self._private and not names_this_machine(request.headers.get("Host", "localhost")):
-            raise InvalidInput(
-                "asked for by a name that is not this machine's", hint="ask for 127.0.0.1 or localhost instead"
-            )
+            hint = "ask for 127.0.0.1 or localhost instead"
+            raise InvalidInput("asked for by a name that is not this machine's", hint=hint)
         caller: Caller | None = None
         try:
             with self._gate.admitted(STATUS, HttpCaller(request), stream=False) as caller:

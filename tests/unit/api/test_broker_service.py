@@ -303,9 +303,9 @@ async def test_nothing_is_deleted_that_pulsars_list_has_or_may_have() -> None:
     async with served(rig, register=Listing({0, 1})) as one:
         await one.ensure(0, 10, length_of(everything, 0))
         assert await one.delete(0) == "kept"
-        one.service._register = None
+        one.service.register = None
         assert await one.delete(0) == "kept"
-        one.service._register = Listing(None)
+        one.service.register = Listing(None)
         assert await one.delete(6) == "nothing"
         assert (await one.engine.topic_map(TOPIC)).deleted == {}
 

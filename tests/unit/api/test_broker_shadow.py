@@ -116,7 +116,7 @@ async def test_who_reads_by_a_shadow_may_read_the_source() -> None:
 async def test_the_end_of_a_shadow_deletes_nothing_of_its_source() -> None:
     """Its broker drops the ledger from the shadow's list; the source's broker still reads it."""
     async with covered() as (one, entries):
-        one.service._register = Shadows(())
+        one.service.register = Shadows(())
         answer = await one.service.DeleteLedger(broker_pb2.DeleteLedgerRequest(ledger=of(SHADOW)), CONTEXT)
         assert answer.outcome == "nothing"
         assert await read(one, TOPIC) == entries
