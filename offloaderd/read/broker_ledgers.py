@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
-from uuid import UUID
 
 from offloaderd.core.entries import FramedEntries
 from offloaderd.core.errors import CorruptData, reported
@@ -157,7 +156,7 @@ class LedgerObjects:
 
     @asynccontextmanager
     async def _table(self, segment: CommittedSegment) -> AsyncIterator[LedgerTable]:
-        slot, new = self.tables.claim(_table_key(segment.segment_id), TABLE_BYTES)
+        slot, new = self.tables.claim(("ledger", segment.segment_id), TABLE_BYTES)
         try:
             if new:
                 key = segment.keys.index
@@ -187,14 +186,6 @@ class LedgerObjects:
             data = await self.fetcher.at(table.bucket).exactly(table.key, start, length)
         self.pieces.fill(slot, data, length)
 
-    def release(self, slot: Slot[bytes]) -> None:
-        """Unpin a piece."""
-        self.pieces.release(slot)
-
-    def room_bytes(self) -> int:
-        """Bytes that may be fetched ahead now."""
-        return self.pieces.room_bytes
-
 
 class _Window:
     """The pinned pieces of one read: the present one, and those ahead."""
@@ -209,7 +200,7 @@ class _Window:
     async def piece(self, number: int) -> bytes:
         """Return a piece, fetch those ahead of it, and release all before it."""
         while self._slots and self._slots[0][0] < number:
-            self._objects.release(self._slots.popleft()[1])
+            self._objects.pieces.release(self._slots.popleft()[1])
         if not self._slots:
             self._slots.append((number, self._objects.claim(self._table, number, ahead=False)))
         while self._may_fetch():
@@ -221,13 +212,9 @@ class _Window:
         """Whether to fetch one piece more ahead: not for a read that ends within the block."""
         if self._end is None or (self._slots[-1][0] + 1) * PIECE_BYTES >= self._end:
             return False
-        return len(self._slots) * PIECE_BYTES <= self.ahead_bytes and self._objects.room_bytes() >= PIECE_BYTES
+        return len(self._slots) * PIECE_BYTES <= self.ahead_bytes and self._objects.pieces.room_bytes >= PIECE_BYTES
 
     def close(self) -> None:
         """Release all pieces."""
         while self._slots:
-            self._objects.release(self._slots.popleft()[1])
-
-
-def _table_key(segment_id: UUID) -> tuple[str, UUID]:
-    return "ledger", segment_id
+            self._objects.pieces.release(self._slots.popleft()[1])

@@ -328,7 +328,7 @@ class SegmentReader:
                 async with self._chunks.entries(table, begin, piece) as (found, _):
                     yield found
                 return
-            window = _Window(self, table, begin, end, pace)
+            window = _Window(self, self._blocks, table, begin, end, pace)
             try:
                 while (slot := window.next()) is not None:
                     try:
@@ -351,7 +351,7 @@ class SegmentReader:
                 self.fetch(table, number, [slot], ahead=False)
             return await slot.get(), new
         finally:
-            self.give_up(slot)
+            self._blocks.release(slot)
 
     async def entry(self, table: SegmentTable, position: Position) -> tuple[bytes, int]:
         """Return the payload of one entry of the segment, and the bytes fetched for it. Raises as `read` does."""
@@ -385,14 +385,6 @@ class SegmentReader:
         if ahead:
             self._metrics.prefetch_bytes.inc(sum(block.length for block in blocks))
         self._blocks.load(slots, lambda: self._load_blocks(table, blocks, slots), name=f"get {table.data_key}")
-
-    def give_up(self, slot: Slot[FramedEntries]) -> None:
-        """Unpin a block."""
-        self._blocks.release(slot)
-
-    def room_bytes(self) -> int:
-        """Bytes that may be fetched ahead now."""
-        return self._blocks.room_bytes
 
     @property
     def read_ahead_bytes(self) -> int:
@@ -431,9 +423,16 @@ class _Window:
     """The claimed blocks of one read that are not yet yielded, oldest first."""
 
     def __init__(
-        self, reader: SegmentReader, table: SegmentTable, first_block: int, last_block: int, pace: ReadAhead
+        self,
+        reader: SegmentReader,
+        blocks: Cache[FramedEntries],
+        table: SegmentTable,
+        first_block: int,
+        last_block: int,
+        pace: ReadAhead,
     ) -> None:
         self._reader = reader
+        self._blocks = blocks
         self._table = table
         self._next = first_block
         self._last = last_block
@@ -471,7 +470,7 @@ class _Window:
         while self._next <= self._last and claimed < run_bytes:
             length = self._length(self._next)
             needed = not self._slots
-            if not needed and (claimed + length > run_bytes or self._reader.room_bytes() < length):
+            if not needed and (claimed + length > run_bytes or self._blocks.room_bytes < length):
                 break
             slot, new = self._reader.claim(self._table, self._next)
             self._slots.append((slot, length))
@@ -495,4 +494,4 @@ class _Window:
     def close(self) -> None:
         """Unpin the blocks that were not yielded."""
         while self._slots:
-            self._reader.give_up(self._slots.popleft()[0])
+            self._blocks.release(self._slots.popleft()[0])

@@ -217,8 +217,12 @@ class Stream:
                 await self._ask_end(step)
             elif step is Stop.DONE:
                 return
+            elif self.change_signal is not None:
+                await self.change_signal.after(seen)
             else:
-                await self._wait(seen)
+                raise Transient(
+                    f"entry {self._cursor} of {self.topic} is not readable yet", hint="try again, or follow the topic"
+                )
 
     async def _find_start(self) -> bool:
         """Set the cursor of a topic without entries to its oldest one; return whether there is one."""
@@ -317,13 +321,6 @@ class Stream:
         if isinstance(error, EntriesMissing | BucketMissing):
             return error
         return EntriesMissing(error.message, hint=error.hint)  # a missing object may be damage
-
-    async def _wait(self, seen: int) -> None:
-        if self.change_signal is None:
-            raise Transient(
-                f"entry {self._cursor} of {self.topic} is not readable yet", hint="try again, or follow the topic"
-            )
-        await self.change_signal.after(seen)
 
     async def _ask_end(self, step: ReadEnd) -> None:
         """Read the end of the ledger from the segment's manifest."""

@@ -51,8 +51,9 @@ from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.whole import apart, whole
 from offloaderd.policy.records import TopicPolicy, encode_policy
 from offloaderd.upkeep import stored
+from offloaderd.upkeep.flaws import Kind
 from offloaderd.upkeep.gc.findings import WRITER
-from offloaderd.upkeep.rebuild_plan import Failure, Known, Problem, TopicPlan, plan_topic
+from offloaderd.upkeep.rebuild_plan import Known, Problem, TopicPlan, plan_topic
 from offloaderd.upkeep.stored import Counts, Site, StoredSegment
 
 log = structlog.get_logger(__name__)
@@ -60,7 +61,7 @@ log = structlog.get_logger(__name__)
 BATCH = 256
 """Manifests that are read between two reports of progress."""
 TRIES = 5
-INCOMPLETE = frozenset({Failure.GAP, Failure.DOUBT, Failure.FRONT})
+INCOMPLETE = frozenset({Kind.GAP, Kind.DOUBT, Kind.FRONT})
 """Problems that a ledger of a broker may solve."""
 DRIVER = "aws-s3"
 """Pulsar's name of its driver for S3; objects do not name their driver."""
@@ -233,14 +234,14 @@ async def _read(objects: ObjectReader, site: Site, one: StoredSegment) -> Known 
         return _unreadable(one, f"{key} is the manifest of segment {described.segment_id}", topic)
     if described.cluster != site.cluster:
         text = f"segment {one.segment_id} is of cluster {described.cluster!r}"
-        return Problem(kind=Failure.FOREIGN, text=text, segments=(one.segment_id,))
+        return Problem(kind=Kind.FOREIGN, text=text, segments=(one.segment_id,))
     wanted = {ObjectKind.DATA: described.data_bytes, ObjectKind.INDEX: described.index_bytes}
     for kind, size_bytes in wanted.items():
         info = one.objects.get(kind)
         if info is None or info.size_bytes != size_bytes:
             lack = "missing" if info is None else f"{info.size_bytes} bytes long, not {size_bytes}"
             return Problem(
-                kind=Failure.INCOMPLETE,
+                kind=Kind.INCOMPLETE,
                 text=f"segment {one.segment_id} ({described.range}): its {kind.value} object is {lack}",
                 topic=topic,
                 segments=(one.segment_id,),
@@ -437,7 +438,7 @@ def _unsettled(path: str) -> OffloaderError:
 def _orphan(one: StoredSegment) -> Problem:
     kinds = " and ".join(kind.value for kind in one.objects)
     return Problem(
-        kind=Failure.ORPHAN,
+        kind=Kind.ORPHAN,
         text=f"segment {one.segment_id} has {kinds} and no manifest: it was never finished, or its manifest is lost",
         segments=(one.segment_id,),
         what_to_do="offloadctl gc deletes it, unless a gap shows that it was part of a topic",
@@ -446,7 +447,7 @@ def _orphan(one: StoredSegment) -> Problem:
 
 def _unreadable(one: StoredSegment, why: str, topic: TopicName | None) -> Problem:
     return Problem(
-        kind=Failure.UNREADABLE,
+        kind=Kind.UNREADABLE,
         text=f"segment {one.segment_id}: {why}",
         topic=topic,
         segments=(one.segment_id,),

@@ -14,7 +14,6 @@ made of (`metadata/topic_map/merging.py`), and supersedes their entries.
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from itertools import pairwise
 from uuid import UUID
 
@@ -25,34 +24,9 @@ from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.pieces import StoredContext
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.metadata.topic_map.map import TopicMap, ledger_segment
+from offloaderd.upkeep.flaws import Kind
 
-
-class Failure(StrEnum):
-    """Kinds of problems with the objects in the bucket."""
-
-    UNREADABLE = "unreadable"
-    """A manifest that cannot be read, so the entries of its segment are unknown."""
-    INCOMPLETE = "incomplete"
-    """A segment with a manifest whose data or index is missing, or not as long as the manifest says."""
-    OVERLAP = "overlap"
-    """Two segments that hold the same entries."""
-    GAP = "gap"
-    """Entries that existed between two segments, and are in neither."""
-    CONTRADICTION = "contradiction"
-    """Manifests that disagree about one ledger."""
-    DOUBT = "doubt"
-    """Two segments between which entries may have existed: no manifest shows it."""
-    FRONT = "front"
-    """Entries before the first segment are not in the bucket: deleted by retention, or lost."""
-    ORPHAN = "orphan"
-    """Objects of a segment that was never finished, or whose manifest is lost."""
-    SUPERSEDED = "superseded"
-    """Slices of streaming segments that are in objects of whole ledgers as well."""
-    FOREIGN = "foreign"
-    """A segment of another cluster."""
-
-
-BLOCKING = frozenset({Failure.UNREADABLE, Failure.INCOMPLETE, Failure.OVERLAP, Failure.GAP, Failure.CONTRADICTION})
+BLOCKING = frozenset({Kind.UNREADABLE, Kind.INCOMPLETE, Kind.OVERLAP, Kind.GAP, Kind.CONTRADICTION})
 """Kinds that keep a topic from being written."""
 
 
@@ -60,7 +34,7 @@ BLOCKING = frozenset({Failure.UNREADABLE, Failure.INCOMPLETE, Failure.OVERLAP, F
 class Problem:
     """One problem for an operator to know or to decide. Without a topic it concerns all topics."""
 
-    kind: Failure
+    kind: Kind
     text: str
     topic: TopicName | None = None
     segments: tuple[UUID, ...] = ()
@@ -137,7 +111,7 @@ def plan_topic(
         topic_map = TopicMap.build(topic, _contexts(topic, [one.segment for one in chosen], ends), losses)
     except (ValueError, CorruptData) as error:
         if not any(problem.blocks for problem in problems):
-            problems.append(Problem(kind=Failure.CONTRADICTION, text=str(error)))
+            problems.append(Problem(kind=Kind.CONTRADICTION, text=str(error)))
     named = tuple(replace(problem, topic=topic) for problem in problems)
     return TopicPlan(map=topic_map, epoch=max((one.epoch for one in known), default=0), problems=named)
 
@@ -188,7 +162,7 @@ def _overlap(one: CommittedSegment, other: CommittedSegment) -> bool:
 def _overlapping(one: CommittedSegment, other: CommittedSegment) -> Problem:
     same = one.range == other.range
     return Problem(
-        kind=Failure.OVERLAP,
+        kind=Kind.OVERLAP,
         text=f"segments {one.segment_id} ({one.range}) and {other.segment_id} ({other.range}) hold "
         + ("the same entries" if same else "entries of each other"),
         segments=(one.segment_id, other.segment_id),
@@ -228,7 +202,7 @@ def _differ(one: LedgerEnd, other: LedgerEnd) -> bool:
 
 def _contradiction(text: str, segment: CommittedSegment) -> Problem:
     return Problem(
-        kind=Failure.CONTRADICTION,
+        kind=Kind.CONTRADICTION,
         text=text,
         segments=(segment.segment_id,),
         what_to_do="verify the segments; leave out the one that is wrong with --without",
@@ -251,7 +225,7 @@ def _front(first: Known) -> Iterator[Problem]:
     if begin.entry_id > 0 or earlier:
         what = f"something up to ledger {earlier[-1]}" if earlier else f"ledger {begin.ledger_id} up to {begin}"
         yield Problem(
-            kind=Failure.FRONT,
+            kind=Kind.FRONT,
             text=f"the bucket begins with {begin}; {what} was offloaded before, and is not in it",
             segments=(first.segment.segment_id,),
             what_to_do="nothing, if retention deleted it",
@@ -279,7 +253,7 @@ def _between(
     segments = (before.segment_id, after.segment_id)
     if missing:
         yield Problem(
-            kind=Failure.GAP,
+            kind=Kind.GAP,
             text=f"{', '.join(missing)} between {gone} and {begin}: in no segment, and not recorded as lost",
             segments=segments,
             what_to_do="look for a segment that is incomplete, unreadable or gone from the bucket and restore it; or "
@@ -288,7 +262,7 @@ def _between(
         )
     elif not _joined(first, begin, ends):
         yield Problem(
-            kind=Failure.DOUBT,
+            kind=Kind.DOUBT,
             text=f"nobody can tell whether there was anything between {gone} and {begin}",
             segments=segments,
             what_to_do="nothing; a version that did not record it yet has written these segments",
@@ -355,10 +329,7 @@ def superseded(
         rest = _run_without(segment, gone)
         held = {part.ledger_id for part in rest}
         left_out |= {sole[ledger_id].segment.segment_id for ledger_id in gone & held}
-        if rest:
-            kept.append(replace(one, segment=replace(segment, slices=rest)))
-        else:
-            replaced.append(one)
+        (kept if rest else replaced).append(replace(one, segment=replace(segment, slices=rest)) if rest else one)
         if gone - held:
             problems.append(_replaced(segment, sorted(gone - held), sole))
     return sorted((one for one in kept if one.segment.segment_id not in left_out), key=place_of), replaced
@@ -381,14 +352,11 @@ def merged(
         if segment.segment_id in prefer or len(rest) == len(segment.slices):
             kept.append(one)
             continue
-        if rest:
-            kept.append(replace(one, segment=replace(segment, slices=rest)))
-        else:
-            replaced.append(one)
+        (kept if rest else replaced).append(replace(one, segment=replace(segment, slices=rest)) if rest else one)
         text = f"segment {segment.segment_id} ({segment.range}) holds entries that were put into another"
         ids = (segment.segment_id, *(other.segment_id for other in made))
         todo = "nothing: the other was made of it; --prefer the segment to keep it as it is"
-        problems.append(Problem(kind=Failure.SUPERSEDED, text=text, segments=ids, what_to_do=todo))
+        problems.append(Problem(kind=Kind.SUPERSEDED, text=text, segments=ids, what_to_do=todo))
     return sorted(kept, key=place_of), replaced
 
 
@@ -409,7 +377,7 @@ def _run_without(segment: CommittedSegment, gone: Collection[int]) -> tuple[Ledg
 def _replaced(segment: CommittedSegment, ledgers: Sequence[int], sole: Mapping[int, Known]) -> Problem:
     objects = tuple(sole[ledger_id].segment.segment_id for ledger_id in ledgers)
     return Problem(
-        kind=Failure.SUPERSEDED,
+        kind=Kind.SUPERSEDED,
         text=f"segment {segment.segment_id} ({segment.range}) holds entries of ledgers that have objects of their own: "
         + ", ".join(f"{ledger_id} in {one}" for ledger_id, one in zip(ledgers, objects, strict=True)),
         segments=(segment.segment_id, *objects),

@@ -38,6 +38,7 @@ from offloaderd.segment.context import OffloadContext
 from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.upkeep.grants.records import deleted_by_us
 from offloaderd.upkeep.settings import RetentionSettings
+from offloaderd.upkeep.stored import store_now_ms
 
 log = structlog.get_logger(__name__)
 
@@ -388,10 +389,7 @@ class Retention:
         store = self._context.upload_context.objects.at(segment.bucket)
         stored = await store.head(segment.keys.data if segment.foreign else segment.keys.manifest)
         place = self._context.places.of_bucket(segment.bucket) or self._context.places.home
-        key = f"{place.prefix}{keys.RETENTION_CLOCK}"
-        now = await store.put(key, b"")
-        now_ms = now.modified_ms or (await store.head(key)).modified_ms
-        await store.delete([key])
+        now_ms = await store_now_ms(store, f"{place.prefix}{keys.RETENTION_CLOCK}")
         return now_ms - stored.modified_ms > age_s * 1000
 
     async def _remove(self, offloader: TopicOffloader, segment: CommittedSegment, why: str) -> None:

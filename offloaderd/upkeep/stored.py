@@ -114,6 +114,14 @@ def _counted(found: StoredSegment, counts: Counts, *, with_brokers: bool) -> boo
     return True
 
 
+async def store_now_ms(store: SegmentStore, key: str) -> int:
+    """Return the time of a store's clock, by the object `key`, which is written and deleted."""
+    info = await store.put(key, b"")
+    now_ms = info.modified_ms or (await store.head(key)).modified_ms
+    await store.delete([key])
+    return now_ms
+
+
 async def uploads(objects: SegmentStore, site: Site) -> dict[SegmentKeys, list[UploadInfo]]:
     """Return every open upload of a data object by its segment; that of a whole ledger may be a broker's."""
     by_segment: dict[SegmentKeys, list[UploadInfo]] = {}

@@ -12,7 +12,7 @@ from offloaderd.metadata import identity, paths
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.identity import Acceptance
 from offloaderd.upkeep import rebuild
-from offloaderd.upkeep.rebuild_plan import Failure
+from offloaderd.upkeep.flaws import Kind
 from tests.simulation.bucket import BucketClient
 from tests.simulation.daemon import SITES
 from tests.simulation.loop import Process
@@ -131,9 +131,9 @@ class Operator:
                 return plan
             problem = blocking[0]
             self._world.trace("user", f"decides over {problem.kind}: {problem.text}")
-            if problem.kind is Failure.OVERLAP and problem.segments[0] not in prefer:
+            if problem.kind is Kind.OVERLAP and problem.segments[0] not in prefer:
                 prefer.add(problem.segments[0])
-            elif problem.kind in {Failure.INCOMPLETE, Failure.UNREADABLE} and problem.segments[0] not in without:
+            elif problem.kind in {Kind.INCOMPLETE, Kind.UNREADABLE} and problem.segments[0] not in without:
                 without = without | set(problem.segments)
             else:
                 break

@@ -9,7 +9,7 @@ from offloaderd.core.model import START
 from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.records import context
 from offloaderd.upkeep import rebuild
-from offloaderd.upkeep.rebuild_plan import Failure
+from offloaderd.upkeep.flaws import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from offloaderd.upkeep.stored import Site
     from tests.simulation.world import World
 
-HARMLESS = {Failure.FRONT, Failure.DOUBT}
+HARMLESS = {Kind.FRONT, Kind.DOUBT}
 """What retention took from the front does not come back; what nobody could tell before, nobody can tell now."""
 
 
@@ -27,7 +27,7 @@ async def check(world: World, objects: ObjectReader, sites: Sequence[Site]) -> N
     """Plan a rebuild, and compare it with the maps; nobody may be at work."""
     plan = rebuild.make_plan(await rebuild.read_buckets(objects, sites, lambda _: None))
     problems = [*plan.problems, *(problem for topic in plan.topics for problem in topic.problems)]
-    harmless = HARMLESS | ({Failure.ORPHAN} if world.second is not None else set())  # what it had begun
+    harmless = HARMLESS | ({Kind.ORPHAN} if world.second is not None else set())  # what it had begun
     if bad := [problem for problem in problems if problem.kind not in harmless]:
         world.oracle.fail("P9", f"a rebuild would stop over {bad[0].kind}: {bad[0].text}")
     found = {topic.topic: topic.map for topic in plan.topics}

@@ -162,10 +162,7 @@ class Collector:
     async def _now_ms(self) -> int:
         """Return the time of the store's clock: ages are differences of its times, whatever clock this machine has."""
         home = self._sites[0]
-        key, store = f"{home.prefix}{keys.GC_CLOCK}", self._objects.at(home.bucket)
-        info = await store.put(key, b"")
-        now_ms = info.modified_ms or (await store.head(key)).modified_ms
-        await store.delete([key])
+        now_ms = await stored.store_now_ms(self._objects.at(home.bucket), f"{home.prefix}{keys.GC_CLOCK}")
         for site in self._sites:
             await self._objects.at(site.bucket).delete([f"{site.prefix}{keys.RETENTION_CLOCK}"])  # a crash may leave it
         return now_ms

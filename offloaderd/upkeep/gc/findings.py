@@ -30,7 +30,7 @@ from offloaderd.objects.keys import ObjectKind
 from offloaderd.objects.port import ObjectInfo, ObjectReader
 from offloaderd.objects.whole import read_apart
 from offloaderd.upkeep.gc.references import References
-from offloaderd.upkeep.stored import Site, StoredSegment
+from offloaderd.upkeep.stored import KINDS, Site, StoredSegment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,5 +280,4 @@ def foreign(info: ObjectInfo, cluster: str, deployment_id: str = "") -> str:
 
 
 def _lacks(stored: StoredSegment) -> str:
-    missing = [kind.value for kind in (ObjectKind.DATA, ObjectKind.INDEX, ObjectKind.MANIFEST)]
-    return f"no {' and no '.join(kind for kind in missing if kind not in stored.objects)}"
+    return f"no {' and no '.join(kind.value for kind in KINDS if kind not in stored.objects)}"

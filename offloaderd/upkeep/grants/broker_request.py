@@ -55,9 +55,8 @@ class Copies:
             )
         for segment in holding:
             if segment.foreign:
-                await self._located(
-                    topic_map.topic, ledger_id, segment.bucket, segment.segment_id, segment.driver, named=False
-                )
+                key = topic_map.topic, ledger_id, segment.bucket, segment.segment_id
+                await self._located(key, segment.driver, named=False)
             else:
                 await self._checker.check(topic_map, segment, ledger_id)
         return len(holding)
@@ -71,7 +70,7 @@ class Copies:
         key = topic, ledger_id, bucket, object_id
         known = self._theirs.get(key)
         if known is None:
-            known = await self._located(topic, ledger_id, bucket, object_id, DRIVER_DEFAULT, named=True)
+            known = await self._located(key)
             self._theirs[key] = known
         return known
 
@@ -79,12 +78,13 @@ class Copies:
         self, topic: TopicName, ledger_id: int, bucket: str, object_id: UUID
     ) -> CommittedSegment:
         """Return such a ledger before its deletion: checked now, and not remembered. Raises as `of_broker`."""
-        self._theirs.pop((topic, ledger_id, bucket, object_id), None)
-        return await self._located(topic, ledger_id, bucket, object_id, DRIVER_DEFAULT, named=True)
+        self._theirs.pop(key := (topic, ledger_id, bucket, object_id), None)
+        return await self._located(key)
 
     async def _located(
-        self, topic: TopicName, ledger_id: int, bucket: str, object_id: UUID, driver: str, *, named: bool
+        self, key: tuple[TopicName, int, str, UUID], driver: str = DRIVER_DEFAULT, *, named: bool = True
     ) -> CommittedSegment:
+        topic, ledger_id, bucket, object_id = key
         offload = LedgerOffload(
             object_id=object_id, driver=driver, properties={"bucket": bucket}, offloaded_ms=0, source_deleted=True
         )

@@ -281,8 +281,10 @@ class Grants:
         held = await self._is_held(offloader, topic_map, ledger_id, found.grant)
         if not held or await deletion_refused(self._context.metadata, topic):
             return
-        if not found.grant.source_deleted_ms and not await self._decide(offloader, topic_map, ledger_id, found):
-            return
+        if not found.grant.source_deleted_ms:
+            decided = replace(found.grant, source_deleted_ms=max(1, self._clock.wall_ms()))
+            if not await self._replaced(offloader, topic_map, ledger_id, found, decided):
+                return
         await offloader.record.note_source_deleted([ledger_id])
         await store.delete(topic, ledger_id)
         self._metrics.source_ledgers_deleted.inc()
@@ -307,11 +309,6 @@ class Grants:
         self._denied(offloader, ledger_id, "missing_object", changed)
         return False
 
-    async def _decide(self, offloader: TopicOffloader, topic_map: TopicMap, ledger_id: int, found: Stored) -> bool:
-        """Record that the source deletes its copy now; False when the grant does not hold any more."""
-        decided = replace(found.grant, source_deleted_ms=max(1, self._clock.wall_ms()))
-        return await self._replaced(offloader, topic_map, ledger_id, found, decided)
-
     async def _replaced(
         self, offloader: TopicOffloader, topic_map: TopicMap, ledger_id: int, found: Stored, grant: Grant
     ) -> bool:
@@ -328,7 +325,8 @@ class Grants:
             return current is not None and current.grant == grant
 
         try:
-            await offloader.record.fence.settle([_unchanged(topic_map, ledger_id), step], recorded)
+            unchanged = Check(paths.ledger(topic_map.topic, ledger_id), topic_map.contexts[ledger_id].version)
+            await offloader.record.fence.settle([unchanged, step], recorded)
         except Fenced:
             raise
         except (Conflict, NotFound, NoSpace) as error:
@@ -356,11 +354,6 @@ class Grants:
         self._metrics.source_delete_denied.labels(reason=reason).inc()
         write = log.error if isinstance(error, Unsound | CorruptData) else log.warning
         write("ledger.not_granted", topic=str(offloader.topic), ledger_id=ledger_id, reason=reason, error=str(error))
-
-
-def _unchanged(topic_map: TopicMap, ledger_id: int) -> Check:
-    """Return the step that fails when a ledger's context is not that of this map."""
-    return Check(paths.ledger(topic_map.topic, ledger_id), topic_map.contexts[ledger_id].version)
 
 
 def has_successor(topic_map: TopicMap, ledger_id: int) -> bool:

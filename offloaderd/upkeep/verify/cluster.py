@@ -29,7 +29,7 @@ from offloaderd.upkeep import stored
 from offloaderd.upkeep.flaws import Flaw, Kind, Level, first_damage, unreachable
 from offloaderd.upkeep.gc import references
 from offloaderd.upkeep.rebuild import known_of
-from offloaderd.upkeep.rebuild_plan import Failure, Known, Problem, plan_topic
+from offloaderd.upkeep.rebuild_plan import Known, Problem, plan_topic
 from offloaderd.upkeep.stored import Counts, Site
 from offloaderd.upkeep.verify.segment import Tables, Target, check_inside, check_tables, differences, load_manifest
 
@@ -309,23 +309,21 @@ def between(knowns: Sequence[Known], topic_map: TopicMap) -> list[Flaw]:
 def joint(problem: Problem) -> Flaw:
     """Return a problem between segments as a flaw of the later one."""
     return Flaw(
-        kind=Kind(problem.kind.value),
+        kind=problem.kind,
         key=", ".join(map(str, problem.segments)),
         found=problem.text,
         topic=problem.topic,
         segment_id=problem.segments[-1] if problem.segments else None,
-        advice=JOINTS.get(problem.kind, ""),
+        advice=JOINTS.get(problem.kind, problem.what_to_do),
     )
 
 
 JOINTS = {
-    Failure.OVERLAP: "one of them was never committed, or is being replaced: look again with --against-map, or ask "
+    Kind.OVERLAP: "one of them was never committed, or is being replaced: look again with --against-map, or ask "
     "offloadctl gc",
-    Failure.GAP: "look for a segment that is gone from the bucket, and restore it; with --against-map it has a name",
-    Failure.CONTRADICTION: "somebody copied objects by hand, or two clusters share a name: compare both manifests",
-    Failure.DOUBT: "nothing; a version that did not record it yet has written these segments",
-    Failure.FRONT: "nothing, if retention deleted it",
-    Failure.SUPERSEDED: "nothing: the ledgers were rewritten as objects of their own",
+    Kind.GAP: "look for a segment that is gone from the bucket, and restore it; with --against-map it has a name",
+    Kind.CONTRADICTION: "somebody copied objects by hand, or two clusters share a name: compare both manifests",
+    Kind.SUPERSEDED: "nothing: the ledgers were rewritten as objects of their own",
 }
 
 

@@ -63,11 +63,6 @@ class Tables:
     manifest: SegmentManifest | None = None
     flaws: list[Flaw] = field(default_factory=list)
 
-    @property
-    def foreign(self) -> bool:
-        """Whether another cluster wrote the segment."""
-        return any(flaw.kind is Kind.FOREIGN for flaw in self.flaws)
-
 
 async def check_tables(reader: RetryingReader, target: Target) -> Tables:
     """Check manifest, index and the size of the data. Raises as the store, except NotFound.
@@ -79,7 +74,7 @@ async def check_tables(reader: RetryingReader, target: Target) -> Tables:
         found.flaws = await check_broker_objects(reader, target.committed)
     else:
         manifest = await load_manifest(reader, target, found)
-        if found.foreign:
+        if any(flaw.kind is Kind.FOREIGN for flaw in found.flaws):
             return found
         found.manifest = manifest
         await _data(reader, target, manifest, found)

@@ -31,11 +31,10 @@ from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.topic_record import HistoryGap
 from offloaderd.upkeep import rebuild
-from offloaderd.upkeep.flaws import Level
+from offloaderd.upkeep.flaws import Kind, Level
 from offloaderd.upkeep.gc import references
 from offloaderd.upkeep.grants.copy_check import segments_of
 from offloaderd.upkeep.grants.grants import has_successor
-from offloaderd.upkeep.rebuild_plan import Failure
 from offloaderd.upkeep.retention import Limits, deletion_plan, over_limit
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.cluster import Between, TopicVerifier
@@ -250,7 +249,7 @@ async def test_a_map_that_was_rebuilt_without_its_history_has_it_planned_again()
     rig = await pending()
     known = await map_of(rig)
     plan = rebuild.make_plan(await rebuild.read_buckets(rig.store, [SITE], lambda _: None))
-    assert [problem.kind for problem in plan.topics[0].problems] == [Failure.FRONT]
+    assert [problem.kind for problem in plan.topics[0].problems] == [Kind.FRONT]
     rig.tree = type(rig.tree)()
     store = rig.tree.connect()
     await rebuild.write(store, plan, topics=(), enable=True, now_ms=1, progress=lambda _: None)
@@ -291,7 +290,7 @@ async def test_a_gap_in_what_a_bucket_has_of_history_stops_a_rebuild() -> None:
     third = (await map_of(rig)).segments[2]
     found = await rebuild.read_buckets(rig.store, [SITE], lambda _: None)
     plan = rebuild.make_plan(found, without=[third.segment_id])
-    assert [problem.kind for problem in plan.topics[0].problems] == [Failure.GAP]
+    assert [problem.kind for problem in plan.topics[0].problems] == [Kind.GAP]
 
 
 async def test_a_live_segment_that_begins_in_history_is_refused() -> None:

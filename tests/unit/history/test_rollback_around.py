@@ -19,7 +19,6 @@ from offloaderd.upkeep.gc.collector import Collector
 from offloaderd.upkeep.gc.findings import Finding
 from offloaderd.upkeep.grants import records as grant_records
 from offloaderd.upkeep.grants.grants import Grants
-from offloaderd.upkeep.rebuild_plan import Failure
 from offloaderd.upkeep.settings import GrantSettings
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.cluster import TopicVerifier, Verifier, Wish
@@ -167,8 +166,8 @@ async def test_a_rebuild_gives_the_same_map_before_in_the_middle_and_afterwards(
     assert not plan.problems
     (topic,) = plan.topics
     assert not topic.blocked
-    assert {problem.kind for problem in topic.problems} <= {Failure.SUPERSEDED}
-    assert any(problem.kind is Failure.SUPERSEDED for problem in topic.problems) is (to is not None)
+    assert {problem.kind for problem in topic.problems} <= {Kind.SUPERSEDED}
+    assert any(problem.kind is Kind.SUPERSEDED for problem in topic.problems) is (to is not None)
     stored = await map_of(rig)
     assert topic.map.segments == stored.segments
     assert {one: end.entries for one, end in topic.map.ends.items()} == {

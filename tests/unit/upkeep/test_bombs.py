@@ -7,7 +7,6 @@ from contextlib import aclosing
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.gc.findings import Kind, Verdict
-from offloaderd.upkeep.rebuild_plan import Failure
 from offloaderd.upkeep.verify.cluster import Verifier, Wish
 from tests.unit.format.builders import sealed
 from tests.unit.read.build import FastClock
@@ -47,4 +46,4 @@ async def test_a_rebuild_reports_it(ground: Ground) -> None:
     failure_tracker = [one.kind for one in plan.problems] + [
         one.kind for topic in plan.topics for one in topic.problems
     ]
-    assert Failure.UNREADABLE in failure_tracker
+    assert "unreadable" in failure_tracker

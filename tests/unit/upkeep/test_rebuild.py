@@ -20,7 +20,7 @@ from offloaderd.policy.store import enabled_topics, topic_policies
 from offloaderd.testing.faults import Faults, FaultyMetadata
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.upkeep import rebuild
-from offloaderd.upkeep.rebuild_plan import Failure
+from offloaderd.upkeep.flaws import Kind
 from offloaderd.upkeep.stored import Site
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.upkeep.site import (
@@ -238,7 +238,7 @@ async def test_nothing_of_a_topic_that_fails_is_written(ground: Ground) -> None:
     await ground.store(5, runs(1, 5, 5))
     plan = await planned(ground)
     assert [(one.topic, one.blocked) for one in plan.topics] == [(TOPIC, True), (OTHER, False)]
-    assert {problem.kind for one in plan.topics for problem in one.problems} == {Failure.OVERLAP}
+    assert {problem.kind for one in plan.topics for problem in one.problems} == {Kind.OVERLAP}
     target = MemoryTree().connect()
     assert await written(ground, target) == [OTHER]
     assert await target.children(paths.topic(TOPIC)) == []
@@ -251,8 +251,8 @@ async def test_incomplete_segments_block_their_topic(ground: Ground) -> None:
     await ground.objects.delete([index_key(4)])
     await ground.objects.put(data_key(3), b"short", metadata=OURS)
     plan = await planned(ground)
-    assert {(one.kind, one.topic) for topic in plan.topics for one in topic.problems} == {(Failure.INCOMPLETE, TOPIC)}
-    assert [(one.kind, one.topic) for one in plan.problems] == [(Failure.INCOMPLETE, OTHER)]
+    assert {(one.kind, one.topic) for topic in plan.topics for one in topic.problems} == {(Kind.INCOMPLETE, TOPIC)}
+    assert [(one.kind, one.topic) for one in plan.problems] == [(Kind.INCOMPLETE, OTHER)]
     plan = await planned(ground, without=[segment_id(3), segment_id(4)])
     assert not plan.blocked
     assert [(one.topic, one.blocked) for one in plan.topics] == [(TOPIC, False)]
@@ -267,7 +267,7 @@ async def test_a_manifest_that_cannot_be_read_blocks_as_little_as_possible(groun
     plan = await planned(ground)
     assert not plan.blocked
     assert [one.blocked for one in plan.topics] == [False, True]
-    assert plan.topics[1].problems[0].kind is Failure.UNREADABLE
+    assert plan.topics[1].problems[0].kind is Kind.UNREADABLE
     await ground.objects.put(manifest_key(4), b"nothing of it is left", metadata=OURS)
     plan = await planned(ground)
     assert plan.blocked
@@ -275,7 +275,7 @@ async def test_a_manifest_that_cannot_be_read_blocks_as_little_as_possible(groun
     plan = await planned(ground, without=[segment_id(4)])
     assert not plan.blocked
     await ground.objects.put(manifest_key(4), await ground.objects.get(manifest_key(1)), metadata=OURS)
-    assert [one.kind for one in (await planned(ground)).topics[0].problems] == [Failure.UNREADABLE]
+    assert [one.kind for one in (await planned(ground)).topics[0].problems] == [Kind.UNREADABLE]
 
 
 async def test_orphans_and_other_clusters_are_said(ground: Ground) -> None:
@@ -283,7 +283,7 @@ async def test_orphans_and_other_clusters_are_said(ground: Ground) -> None:
     await ground.objects.put(data_key(8), b"x", metadata=OURS)
     await ground.store(9, runs(1, 0, 5), cluster="elsewhere")
     plan = await planned(ground)
-    assert [one.kind for one in plan.problems] == [Failure.ORPHAN, Failure.FOREIGN]
+    assert [one.kind for one in plan.problems] == [Kind.ORPHAN, Kind.FOREIGN]
     assert not plan.blocked
     assert not any(one.blocked for one in plan.topics)
 
@@ -368,7 +368,7 @@ async def test_what_is_not_certain_fills_no_gap(wrong: str) -> None:
         await brokers(2, number=50, labels=labels).put(ground.objects)
     (plan,) = (await filled(ground)).topics
     assert plan.blocked
-    assert [problem.kind for problem in plan.problems if problem.blocks] == [Failure.GAP]
+    assert [problem.kind for problem in plan.problems if problem.blocks] == [Kind.GAP]
     assert not any(one.foreign and one.begin.ledger_id == 2 for one in plan.map.segments)
     if wrong == "twice":
         (plan,) = (await filled(ground, without=[ledger.object_id])).topics

@@ -15,7 +15,7 @@ from offloaderd.metadata.topic_map.removal import without_oldest
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.upkeep import rebuild
-from offloaderd.upkeep.rebuild_plan import Failure
+from offloaderd.upkeep.flaws import Kind
 from offloaderd.upkeep.stored import Site
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn
 
@@ -59,7 +59,7 @@ async def nodes(store: MemoryMetadata) -> dict[str, bytes]:
     }
 
 
-async def rebuilt(rig: Rig) -> tuple[MemoryMetadata, list[Failure]]:
+async def rebuilt(rig: Rig) -> tuple[MemoryMetadata, list[Kind]]:
     """Rebuild into new metadata; returns it with what was said."""
     plan = rebuild.make_plan(await rebuild.read_buckets(rig.store, [SITE], lambda _: None))
     target = MemoryTree().connect()
@@ -105,7 +105,7 @@ async def test_what_retention_took_from_the_front_does_not_come_back() -> None:
         keys = [info.key async for info in rig.store.list(f"seg/{oldest.segment_id}")]
         await rig.store.delete(keys)
     target, failure_tracker = await rebuilt(rig)
-    assert set(failure_tracker) <= {Failure.FRONT}
+    assert set(failure_tracker) <= {Kind.FRONT}
     assert (await catalog.load(target, TOPIC)).segments == (await catalog.load(store, TOPIC)).segments
 
 
@@ -119,7 +119,7 @@ async def test_a_segment_that_is_gone_from_the_middle_is_a_gap(seed: int) -> Non
         stored = {info.key: await rig.store.get(info.key) async for info in rig.store.list(f"seg/{one.segment_id}")}
         await rig.store.delete(list(stored))
         target, failure_tracker = await rebuilt(rig)
-        assert Failure.GAP in failure_tracker, one
+        assert Kind.GAP in failure_tracker, one
         assert await target.children(paths.TOPICS) == []
         for key, data in stored.items():
             await rig.store.put(key, data)

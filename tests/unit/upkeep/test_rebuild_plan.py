@@ -8,7 +8,8 @@ from offloaderd.core.model import LedgerEnd, Loss, Position
 from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.topic_map.map import TopicMap
-from offloaderd.upkeep.rebuild_plan import Failure, Known, plan_topic
+from offloaderd.upkeep.flaws import Kind
+from offloaderd.upkeep.rebuild_plan import Known, plan_topic
 from tests.unit.upkeep.site import BUCKET, PREFIX, TOPIC, segment_id
 
 Slice = tuple[int, int, int]
@@ -35,7 +36,7 @@ def known(
     return Known(topic=TOPIC, segment=segment, epoch=number, losses=losses, ends=ended, closed=closed or {})
 
 
-def failure_tracker(*found: Known, prefer: tuple[int, ...] = ()) -> list[Failure]:
+def failure_tracker(*found: Known, prefer: tuple[int, ...] = ()) -> list[Kind]:
     """Plan and return what is wrong."""
     plan = plan_topic(TOPIC, found, prefer=[segment_id(number) for number in prefer])
     assert all(problem.topic == TOPIC and problem.text for problem in plan.problems)
@@ -75,8 +76,8 @@ def test_the_map_is_what_commits_have_made() -> None:
 
 def test_a_ledger_that_began_before_the_bucket_does() -> None:
     """After a retention the first segment begins inside a ledger; that is said, and is no obstacle."""
-    assert failure_tracker(*HISTORY[1:]) == [Failure.FRONT]
-    assert failure_tracker(known(4, (9, 0, 2), ends={5: LedgerEnd(8, 9)})) == [Failure.FRONT]
+    assert failure_tracker(*HISTORY[1:]) == [Kind.FRONT]
+    assert failure_tracker(known(4, (9, 0, 2), ends={5: LedgerEnd(8, 9)})) == [Kind.FRONT]
     assert failure_tracker(HISTORY[0]) == []
 
 
@@ -92,7 +93,7 @@ def test_a_ledger_that_began_before_the_bucket_does() -> None:
 )
 def test_entries_that_are_certainly_missing_are_a_gap(missing: tuple[Known, Known]) -> None:
     """Inside a ledger, at the end of one, at the beginning of one, or a whole ledger between."""
-    assert failure_tracker(*missing) == [Failure.GAP]
+    assert failure_tracker(*missing) == [Kind.GAP]
     assert plan_topic(TOPIC, missing).blocked
 
 
@@ -102,27 +103,27 @@ def test_a_recorded_loss_is_no_gap() -> None:
     lost = Loss(Position(3, 9), Position(5, 0), 10)
     assert failure_tracker(first, known(2, (5, 0, 3), losses=(lost,))) == []
     elsewhere = Loss(Position(1, 0), Position(3, 0), 10)
-    assert failure_tracker(first, known(2, (5, 0, 3), losses=(elsewhere,))) == [Failure.GAP]
+    assert failure_tracker(first, known(2, (5, 0, 3), losses=(elsewhere,))) == [Kind.GAP]
     history, live = Loss(Position(3, 9), Position(4, 0), 0), Loss(Position(3, 30), Position(5, 0), 0)
     assert failure_tracker(first, known(2, (5, 0, 3), losses=(history, live))) == [], "they meet within one another"
-    assert failure_tracker(first, known(2, (5, 0, 3), losses=(live,))) == [Failure.GAP]
+    assert failure_tracker(first, known(2, (5, 0, 3), losses=(live,))) == [Kind.GAP]
     short = Loss(Position(3, 9), Position(4, 0), 10)
-    assert failure_tracker(first, known(2, (5, 0, 3), losses=(short,))) == [Failure.DOUBT]
-    assert failure_tracker(first, known(2, (5, 0, 3), losses=(short,), ends={4: LedgerEnd(1, 5)})) == [Failure.GAP]
-    assert failure_tracker(first, known(2, (5, 1, 3), losses=(lost,))) == [Failure.GAP]
+    assert failure_tracker(first, known(2, (5, 0, 3), losses=(short,))) == [Kind.DOUBT]
+    assert failure_tracker(first, known(2, (5, 0, 3), losses=(short,), ends={4: LedgerEnd(1, 5)})) == [Kind.GAP]
+    assert failure_tracker(first, known(2, (5, 1, 3), losses=(lost,))) == [Kind.GAP]
 
 
 def test_a_loss_behind_entries_that_nobody_holds_is_a_gap() -> None:
     """Losses begin behind what was offloaded: that segment is missing."""
     behind = Loss(Position(4, 3), Position(5, 0), 0)
     first = known(1, (3, 0, 9), ends={3: LedgerEnd(10, 4)})
-    assert failure_tracker(first, known(2, (5, 0, 3), losses=(behind,))) == [Failure.GAP]
+    assert failure_tracker(first, known(2, (5, 0, 3), losses=(behind,))) == [Kind.GAP]
 
 
 def test_doubt_is_said_and_blocks_nothing() -> None:
     """Nobody knows of a ledger between, nor that there was none."""
     unsure = (known(1, (3, 0, 9), ends={3: LedgerEnd(10, None)}), known(2, (5, 0, 5)))
-    assert failure_tracker(*unsure) == [Failure.DOUBT]
+    assert failure_tracker(*unsure) == [Kind.DOUBT]
     assert not plan_topic(TOPIC, unsure).blocked
     over_empty = known(2, (5, 0, 5), ends={3: LedgerEnd(10, 4), 4: LedgerEnd(0, 5)})
     assert failure_tracker(unsure[0], over_empty) == []
@@ -131,13 +132,13 @@ def test_doubt_is_said_and_blocks_nothing() -> None:
 @pytest.mark.parametrize(
     ("other", "lost"),
     [
-        (known(9, (3, 0, 9)), [Failure.OVERLAP]),
-        (known(9, (3, 5, 9)), [Failure.OVERLAP]),
-        (known(9, (3, 10, 12)), [Failure.OVERLAP]),
-        (known(9, (3, 0, 19), (5, 0, 4)), [Failure.OVERLAP, Failure.OVERLAP]),
+        (known(9, (3, 0, 9)), [Kind.OVERLAP]),
+        (known(9, (3, 5, 9)), [Kind.OVERLAP]),
+        (known(9, (3, 10, 12)), [Kind.OVERLAP]),
+        (known(9, (3, 0, 19), (5, 0, 4)), [Kind.OVERLAP, Kind.OVERLAP]),
     ],
 )
-def test_overlaps_are_for_an_operator_to_decide(other: Known, lost: list[Failure]) -> None:
+def test_overlaps_are_for_an_operator_to_decide(other: Known, lost: list[Kind]) -> None:
     """Two segments for one range block the topic, until one is preferred."""
     assert failure_tracker(HISTORY[0], HISTORY[1], other) == lost
     assert plan_topic(TOPIC, [HISTORY[0], HISTORY[1], other]).blocked
@@ -150,8 +151,8 @@ def test_a_preferred_segment_wins_over_all_that_overlap_it() -> None:
         plan = plan_topic(TOPIC, [*HISTORY, chosen], prefer=[segment_id(9)])
         assert not plan.blocked
         assert plan.map.segments[0].segment_id == segment_id(9)
-    assert failure_tracker(HISTORY[0], HISTORY[1], part, HISTORY[2], prefer=(9,)) == [Failure.GAP]
-    assert failure_tracker(HISTORY[0], same, HISTORY[1], prefer=(1, 9)) == [Failure.OVERLAP]
+    assert failure_tracker(HISTORY[0], HISTORY[1], part, HISTORY[2], prefer=(9,)) == [Kind.GAP]
+    assert failure_tracker(HISTORY[0], same, HISTORY[1], prefer=(1, 9)) == [Kind.OVERLAP]
     assert failure_tracker(HISTORY[0], same, HISTORY[1], prefer=(1,)) == []
 
 
@@ -166,7 +167,7 @@ def test_a_preferred_segment_wins_over_all_that_overlap_it() -> None:
 def test_different_words_on_one_ledger_are_a_contradiction(second: Known) -> None:
     """Two numbers of entries, two next ledgers, or an end before what a segment holds."""
     first = known(1, (3, 0, 9), ends={3: LedgerEnd(10, 5)})
-    assert Failure.CONTRADICTION in failure_tracker(first, second)
+    assert Kind.CONTRADICTION in failure_tracker(first, second)
 
 
 def test_losses_are_taken_once_and_the_wider_one_counts() -> None:
