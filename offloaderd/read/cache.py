@@ -123,10 +123,7 @@ class Cache(Generic[V]):
         return key in self._slots
 
     def claim(self, key: Hashable, cost_bytes: int) -> tuple[Slot[V], bool]:
-        """Pin the value; return whether it is new: then the caller must `load` it.
-
-        `cost_bytes` is its greatest size, an estimate that `fill` corrects.
-        """
+        """Pin the value; return whether it is new: then `load` it. `fill` corrects the estimate `cost_bytes`."""
         slot = self._slots.get(key)
         if slot is None:
             self._misses.inc()

@@ -62,10 +62,7 @@ class LastPositions(NamedTuple):
 
 
 class TopicReader:
-    """Reads any known topic; an async context manager that outlives all its reads.
-
-    `source` is None for a daemon that only sees what was pushed and offloaded.
-    """
+    """Reads any known topic; outlives all its reads. Without a `source` it has only what was pushed and offloaded."""
 
     def __init__(
         self,

@@ -24,11 +24,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
 from operator import attrgetter
-from typing import NamedTuple
 
 from offloaderd.core.entries import FramedEntries
 from offloaderd.core.errors import EntriesMissing
-from offloaderd.core.model import EntryBatch, Position, TopicName
+from offloaderd.core.model import EntryBatch, Position, SegmentRange, TopicName
 from offloaderd.core.read_options import Goal, SeekKind, Tier
 from offloaderd.format.manifest import BlockInfo, Past, SegmentManifest
 from offloaderd.format.pulsar.entry_time import EntryTime, Survey, time_of
@@ -103,37 +102,14 @@ class Hit:
 BLANK_MAX = 1000
 
 
-class Stretch(NamedTuple):
-    """Consecutive entries of one ledger, both ends inclusive."""
-
-    ledger_id: int
-    first_entry_id: int
-    last_entry_id: int
-
-    @property
-    def entries(self) -> int:
-        """Number of entries."""
-        return self.last_entry_id - self.first_entry_id + 1
-
-    @property
-    def begin(self) -> Position:
-        """Position of the first entry."""
-        return Position(self.ledger_id, self.first_entry_id)
-
-    @property
-    def end(self) -> Position:
-        """Position of the last entry."""
-        return Position(self.ledger_id, self.last_entry_id)
-
-
 class EntrySeek(ABC):
-    """Entries of several ranges of ledgers, numbered from 0 over all of them."""
+    """Entries of several ranges, each of one ledger, numbered from 0 over all of them."""
 
-    def __init__(self, topic: TopicName, stretches: Sequence[Stretch], cost: Cost) -> None:
+    def __init__(self, topic: TopicName, stretches: Sequence[SegmentRange], cost: Cost) -> None:
         self._topic = topic
         self._stretches = stretches
         self._cost = cost
-        self._ends = list(accumulate(stretch.entries for stretch in stretches))
+        self._ends = list(accumulate(one.end.entry_id - one.begin.entry_id + 1 for one in stretches))
 
     @property
     def entries(self) -> int:
@@ -143,8 +119,8 @@ class EntrySeek(ABC):
     def position(self, number: int) -> Position:
         """Return the position of an entry."""
         at = bisect_right(self._ends, number)
-        stretch = self._stretches[at]
-        return Position(stretch.ledger_id, stretch.last_entry_id + 1 - (self._ends[at] - number))
+        last = self._stretches[at].end
+        return Position(last.ledger_id, last.entry_id + 1 - (self._ends[at] - number))
 
     async def entry(self, number: int) -> tuple[bytes, Tier]:
         """Return the entry of a number, and the tier that it came from."""
@@ -218,7 +194,7 @@ class LedgerSeek(EntrySeek):
     """The entries of a ledger that a broker offloaded itself. Its cost counts pieces, cached ones as well."""
 
     def __init__(self, reader: SegmentReader, topic: TopicName, segment: CommittedSegment, cost: Cost) -> None:
-        super().__init__(topic, [Stretch(segment.begin.ledger_id, segment.begin.entry_id, segment.end.entry_id)], cost)
+        super().__init__(topic, [segment.range], cost)
         self._reader = reader
         self._segment = segment
 
@@ -244,7 +220,7 @@ class LedgerSeek(EntrySeek):
 class SourceSeek(EntrySeek):
     """Entries that only the ledger source or the buffer has."""
 
-    def __init__(self, reader: TopicReader, topic: TopicName, stretches: Sequence[Stretch], cost: Cost) -> None:
+    def __init__(self, reader: TopicReader, topic: TopicName, stretches: Sequence[SegmentRange], cost: Cost) -> None:
         super().__init__(topic, stretches, cost)
         self._reader = reader
 
@@ -449,10 +425,7 @@ def _hit(manifest: SegmentManifest, position: Position, found: EntryTime) -> Hit
 
 
 async def first_true(low: int, high: int, guess: int, true_at: Callable[[int], Awaitable[bool]]) -> int:
-    """Return the first of low..high from which on `true_at` holds; it is assumed for `high`.
-
-    Goes from `guess` in steps that double: a good guess costs two calls.
-    """
+    """Return the first of low..high (assumed) with `true_at`, by steps from `guess` that double: two calls if good."""
     guess, step = min(max(guess, low), high), 1
     if guess < high and not await true_at(guess):
         low = guess + 1

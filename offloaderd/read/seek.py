@@ -19,7 +19,7 @@ from uuid import UUID
 import structlog
 
 from offloaderd.core.errors import InvalidInput, Transient
-from offloaderd.core.model import Position, TopicName
+from offloaderd.core.model import Position, SegmentRange, TopicName
 from offloaderd.core.read_options import Goal, SeekKind, Tier
 from offloaderd.format.pulsar.entry_time import time_of
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
@@ -32,7 +32,6 @@ from offloaderd.read.search import (
     LedgerSeek,
     SegmentSeek,
     SourceSeek,
-    Stretch,
     first_true,
 )
 from offloaderd.read.stream import FALL_BACK_ON
@@ -191,16 +190,16 @@ class _Log:
     def _pieces(self, failed: Collection[UUID]) -> list[SegmentSeek | EntrySeek]:
         """Return the searches, in the order of the log: neighbours of a kind together."""
         segments = [one for one in self._view.segments if one.segment_id not in failed]
-        items: list[CommittedSegment | Stretch] = [*segments, *_uncovered(self._view.source, segments), *self._hot]
+        items: list[CommittedSegment | SegmentRange] = [*segments, *_uncovered(self._view.source, segments), *self._hot]
         items.sort(key=lambda one: one.begin)
         pieces: list[SegmentSeek | EntrySeek] = []
         reader = self._reader
         for kind, group in groupby(items, key=_kind):
             if kind is SourceSeek:
-                stretches = [one for one in group if isinstance(one, Stretch)]
+                stretches = [one for one in group if isinstance(one, SegmentRange)]
                 pieces.append(SourceSeek(reader, self._topic, stretches, self._cost))
                 continue
-            run = [one for one in group if not isinstance(one, Stretch)]
+            run = [one for one in group if not isinstance(one, SegmentRange)]
             if kind is LedgerSeek:
                 pieces += [LedgerSeek(reader.segments, self._topic, one, self._cost) for one in run]
             else:
@@ -293,13 +292,13 @@ async def _read_in_segment(piece: SegmentSeek, number: int, begin: int, wanted: 
     return None
 
 
-def _kind(item: CommittedSegment | Stretch) -> type[SegmentSeek | EntrySeek]:
-    if isinstance(item, Stretch):
+def _kind(item: CommittedSegment | SegmentRange) -> type[SegmentSeek | EntrySeek]:
+    if isinstance(item, SegmentRange):
         return SourceSeek
     return LedgerSeek if item.foreign else SegmentSeek
 
 
-def _uncovered(source: Sequence[SourceLedger], segments: Sequence[CommittedSegment]) -> Iterator[Stretch]:
+def _uncovered(source: Sequence[SourceLedger], segments: Sequence[CommittedSegment]) -> Iterator[SegmentRange]:
     """Yield entries of the source that no segment has."""
     slices: dict[int, list[LedgerSlice]] = defaultdict(list)
     for segment in segments:
@@ -309,16 +308,20 @@ def _uncovered(source: Sequence[SourceLedger], segments: Sequence[CommittedSegme
         at = 0
         for part in slices[ledger.ledger_id]:
             if at < part.first_entry_id and at <= ledger.last_entry_id:
-                yield Stretch(ledger.ledger_id, at, min(part.first_entry_id - 1, ledger.last_entry_id))
+                yield _range(ledger.ledger_id, at, min(part.first_entry_id - 1, ledger.last_entry_id))
             at = part.last_entry_id + 1
         if at <= ledger.last_entry_id:
-            yield Stretch(ledger.ledger_id, at, ledger.last_entry_id)
+            yield _range(ledger.ledger_id, at, ledger.last_entry_id)
 
 
-def _hot_stretches(reader: TopicReader, topic: TopicName, stored: Position | None) -> list[Stretch]:
+def _range(ledger_id: int, first_entry_id: int, last_entry_id: int) -> SegmentRange:
+    return SegmentRange(Position(ledger_id, first_entry_id), Position(ledger_id, last_entry_id))
+
+
+def _hot_stretches(reader: TopicReader, topic: TopicName, stored: Position | None) -> list[SegmentRange]:
     """Return the entries of the buffer behind `stored`, up to a gap."""
     held = reader.hot.range(topic)
-    stretches: list[Stretch] = []
+    stretches: list[SegmentRange] = []
     if held is None:
         return stretches
     cursor = held[0] if stored is None else reader.hot.next_after(topic, stored)
@@ -328,8 +331,8 @@ def _hot_stretches(reader: TopicReader, topic: TopicName, stored: Position | Non
             break
         last = stretches[-1] if stretches else None
         if last is not None and last.end == Position(batch.ledger_id, batch.first_entry_id - 1):
-            stretches[-1] = last._replace(last_entry_id=batch.last_entry_id)
+            stretches[-1] = replace(last, end=batch.last)
         else:
-            stretches.append(Stretch(batch.ledger_id, batch.first_entry_id, batch.last_entry_id))
+            stretches.append(SegmentRange(batch.first, batch.last))
         cursor = reader.hot.next_after(topic, batch.last)
     return stretches

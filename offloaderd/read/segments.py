@@ -26,7 +26,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Self, cast
+from typing import Self, TypeVar, cast
 
 import structlog
 
@@ -48,6 +48,8 @@ from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read import cache
 from offloaderd.read.broker_ledgers import LedgerObjects, LedgerTable
 from offloaderd.read.cache import Cache, ReadAhead, Slot
+
+V = TypeVar("V")
 
 TABLE_BYTES = 2048
 """Memory that a decoded manifest takes beside its blocks."""
@@ -134,10 +136,7 @@ class Chunks:
 
     @asynccontextmanager
     async def entries(self, table: SegmentTable, number: int, piece: Piece) -> AsyncIterator[tuple[FramedEntries, int]]:
-        """Give the entries of a `piece` that was just returned, and the bytes fetched for them.
-
-        Raises NotFound for a missing object, CorruptData for a damaged chunk, Transient, Denied.
-        """
+        """Give the entries of a `piece` just returned, and the bytes fetched. Raises as `SegmentReader.read`."""
         block, size = table.manifest.blocks[number], table.manifest.chunk_bytes
         claims = [self._claim(table, number, chunk) for chunk in range(piece.first_chunk, piece.last_chunk + 1)]
         slots = [slot for slot, _ in claims]
@@ -162,20 +161,36 @@ class Chunks:
         """Fetch neighbouring chunks with one request, and check each."""
         block, size = table.manifest.blocks[number], table.manifest.chunk_bytes
         numbers = range(first_chunk, first_chunk + len(slots))
-        extents = [extent(block, size, chunk, chunk) for chunk in numbers]
-        lengths, fetcher = [length for _, length in extents], self.fetcher.at(table.bucket)
-        with reported(self.report):
-            parts = await fetcher.pieces(table.data_key, extents[0][0], lengths)
-        for chunk, slot, part in zip(numbers, slots, parts, strict=True):
-            check = partial(checked_chunk, block=block, chunk_bytes=size, number=chunk, key=table.data_key)
-            try:
-                at = block.offset + chunk * size
-                sound = await fetcher.sound(table.data_key, at, part, check)
-            except CorruptData as error:
-                self.report(error)
-                self.pieces.fail(slot, error)
-            else:
-                self.pieces.fill(slot, sound, len(sound) + SLOT_BYTES)
+        checks = [
+            partial(checked_chunk, block=block, chunk_bytes=size, number=one, key=table.data_key) for one in numbers
+        ]
+        extents = [extent(block, size, one, one) for one in numbers]
+        await _load_checked(self.fetcher, self.pieces, table, extents, slots, checks, SLOT_BYTES, self.report)
+
+
+async def _load_checked(
+    reader: RetryingReader,
+    cache: Cache[V],
+    table: SegmentTable,
+    extents: Sequence[tuple[int, int]],
+    slots: Sequence[Slot[V]],
+    checks: Sequence[Callable[[bytes], V]],
+    slot_bytes: int,
+    report: Callable[[CorruptData], None],
+) -> None:
+    """Fetch neighbouring pieces of the data object, by offset and length, with one request; check each."""
+    fetcher = reader.at(table.bucket)
+    with reported(report):
+        pieces = await fetcher.pieces(table.data_key, extents[0][0], [length for _, length in extents])
+    for (offset, length), slot, piece, check in zip(extents, slots, pieces, checks, strict=True):
+        try:
+            sound = await fetcher.sound(table.data_key, offset, piece, check)
+        except CorruptData as error:
+            report(error)
+            cache.fail(slot, error)
+        else:
+            cache.fill(slot, sound, length + slot_bytes)
+        await asyncio.sleep(0)  # noqa: TID251 - yields to the loop between pieces, takes no time
 
 
 def _chunk_key(table: SegmentTable, number: int, chunk: int) -> Hashable:
@@ -296,10 +311,7 @@ class SegmentReader:
         *,
         bytes_max: int | None = None,
     ) -> AsyncGenerator[FramedEntries, None]:
-        """Yield as `read` does, but entries as stored, in pieces of `bytes_max` or one entry.
-
-        They are the committed bytes; their decoder checks each frame.
-        """
+        """Yield as `read`, but entries as stored, in pieces of `bytes_max` or one entry; decoders check each frame."""
         self._reads += 1
         try:
             async with aclosing(self._parts(topic, segment, first, last, pace or ReadAhead())) as batches:
@@ -375,7 +387,7 @@ class SegmentReader:
     def claim(self, table: SegmentTable, number: int) -> tuple[Slot[FramedEntries], bool]:
         """Pin a block; return whether the caller must fetch it."""
         block = table.manifest.blocks[number]
-        return self._blocks.claim((table.manifest.segment_id, number), _cost_bytes(block))
+        return self._blocks.claim((table.manifest.segment_id, number), block.length + SLOT_BLOCK_BYTES)
 
     def fetch(
         self, table: SegmentTable, first_block: int, slots: Sequence[Slot[FramedEntries]], *, ahead: bool
@@ -394,29 +406,15 @@ class SegmentReader:
     async def _load_blocks(
         self, table: SegmentTable, blocks: Sequence[BlockInfo], slots: Sequence[Slot[FramedEntries]]
     ) -> None:
-        lengths, fetcher = [block.length for block in blocks], self._fetcher.at(table.bucket)
-        with reported(self._report):
-            pieces = await fetcher.pieces(table.data_key, blocks[0].offset, lengths)
-        for block, slot, data in zip(blocks, slots, pieces, strict=True):
-            check = partial(framed_block, info=block, key=table.data_key, method=table.manifest.method)
-            try:
-                framed = await fetcher.sound(table.data_key, block.offset, data, check)
-            except CorruptData as error:
-                self._report(error)
-                self._blocks.fail(slot, error)
-            else:
-                self._blocks.fill(slot, framed, _cost_bytes(block))
-            await asyncio.sleep(0)  # noqa: TID251 - yields to the loop between blocks, takes no time
+        checks = [partial(framed_block, info=one, key=table.data_key, method=table.manifest.method) for one in blocks]
+        extents = [(one.offset, one.length) for one in blocks]
+        await _load_checked(self._fetcher, self._blocks, table, extents, slots, checks, SLOT_BLOCK_BYTES, self._report)
 
     def _report(self, error: CorruptData) -> None:
         self._metrics.checksum_failures.labels(where="read").inc()
         log.error(
             "data.corrupt", key=error.key, offset=error.offset, expected=str(error.expected), found=str(error.found)
         )
-
-
-def _cost_bytes(block: BlockInfo) -> int:
-    return block.length + SLOT_BLOCK_BYTES
 
 
 class _Window:

@@ -127,10 +127,7 @@ class Outcomes:
             await self.close()
 
     async def look_ahead(self) -> bool:
-        """Take the next entries; return whether there were any.
-
-        Raises what `behind` raises, and as `take`.
-        """
+        """Take the next entries; return whether there were any. Raises as `behind` and `take`."""
         if self._ahead is None and self._upto is not None:
             self._ahead = self._behind(Position(self._upto.ledger_id, self._upto.entry_id + 1))
         while self._ahead is not None:
@@ -219,10 +216,7 @@ class ConsumerView:
             self._known.keep(self._topic, known)
 
     async def visible(self, batch: Entries) -> AsyncGenerator[Entries, None]:
-        """Yield the parts of a batch, each once its outcomes are known; stop before `held`.
-
-        Raises what reading ahead raises, and Throttled when there are too many transactions.
-        """
+        """Yield the parts of a batch with known outcomes; stop before `held`. Raises as reading ahead, and Throttled."""
         if not self._begun:
             await self._look_back(batch.first)
             self._begun = True

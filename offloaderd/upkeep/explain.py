@@ -118,9 +118,7 @@ class Explainer:
         reader: RetryingReader,
         sites: Sequence[Site],
     ) -> None:
-        """`held` returns the other tiers with the entry. It raises NotFound for a topic that no tier has, and
-        Transient.
-        """
+        """`held` returns the other tiers with an entry. It raises Transient, and NotFound if no tier has the topic."""
         self._maps = maps
         self._held = held
         self._metadata = metadata

@@ -230,10 +230,7 @@ class Retention:
         return limits.age_s - (self._clock.wall_ms() - known[0].offloaded_ms) / 1000
 
     async def run_once(self, offloader: TopicOffloader, absent: dict[int, float]) -> Limits:
-        """Do once what is due; return the limits. `absent`: since when ledgers are missing at the source (monotonic).
-
-        Raises Fenced, Transient.
-        """
+        """Do once what is due; return the limits. `absent`: since when (monotonic) ledgers are missing. Raises Fenced, Transient."""
         effective = await self._book.of(offloader.topic, fresh=True)
         limits = limits_of(effective)
         self._standing.note(offloader.topic, effective)
@@ -260,11 +257,7 @@ class Retention:
         return limits
 
     async def mark(self, offloader: TopicOffloader, ledger_ids: Iterable[int], *, dry_run: bool) -> list[int]:
-        """Mark ledgers deleted by an operator's order, and remove what can be; return those that were not marked
-        before.
-
-        The order continues when the caller leaves. Raises as `mark_now`.
-        """
+        """Mark ledgers by order, also if the caller leaves; return those not marked before. Raises as `mark_now`."""
         ledger_ids = list(ledger_ids)
         if dry_run:
             await self._check_identity(offloader.topic)

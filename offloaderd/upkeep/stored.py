@@ -81,10 +81,7 @@ class Counts:
 async def segments(
     objects: ObjectReader, site: Site, counts: Counts, *, with_brokers: bool = False
 ) -> AsyncGenerator[StoredSegment, None]:
-    """Yield every segment with objects, in the order of ids, one at a time: keys of one id are listed together.
-
-    Those that may be a broker's are among them only `with_brokers`.
-    """
+    """Yield every segment with objects, one at a time, by id; those that may be a broker's only `with_brokers`."""
     current: StoredSegment | None = None
     prefix = site.prefix
     async with aclosing(objects.at(site.bucket).list(prefix)) as found:

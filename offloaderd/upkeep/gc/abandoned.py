@@ -29,21 +29,25 @@ log = structlog.get_logger(__name__)
 DISABLED = "the topic is disabled, and nobody goes on with its open segment"
 
 
-class _Unowned:
+class Unowned:
+    """Garbage of topics without an owner, handled unless this is a dry run.
+
+    Trash is emptied: only segments on a topic's trash list are deleted, and never one of its map. An owner that comes
+    meanwhile may delete the same objects without harm. Records of places that this daemon does not have stay.
+
+    The deletion of open segments of disabled topics is decided here. An owner seals its segment before it releases a
+    disabled topic. One that died before leaves the attempt, and no daemon claims the topic again. Such an attempt
+    becomes a trash record, under a new epoch and in one transaction that compares what was read: an owner that comes
+    meanwhile wins, a late one is fenced. The objects are deleted from the trash list, a grace age later. An attempt
+    stays if the source no longer has all its entries, or in doubt.
+    """
+
     def __init__(self, objects: SegmentStore, metadata: MetadataStore, rules: Rules) -> None:
         self._objects = objects
         self._metadata = metadata
         self._rules = rules
 
-
-class AbandonedTrash(_Unowned):
-    """Trash of topics without an owner. It is emptied, unless this is a dry run.
-
-    Only segments on a topic's trash list are deleted, and never one of its map. An owner that comes meanwhile may
-    delete the same objects without harm. Records of places that this daemon does not have stay.
-    """
-
-    async def finds(self, found: References, summary: Summary) -> AsyncGenerator[Finding, None]:
+    async def trash(self, found: References, summary: Summary) -> AsyncGenerator[Finding, None]:
         """Yield the trash that is older than the grace age and the time for readers, of topics without an owner."""
         for segment_id, (topic, record) in found.trash.items():
             if self._site(record) is None:
@@ -128,24 +132,14 @@ class AbandonedTrash(_Unowned):
             return True  # an owner was faster
         return True
 
-
-class DisabledAttempts(_Unowned):
-    """Open segments of disabled topics. Their deletion is decided here, unless this is a dry run.
-
-    An owner seals its segment before it releases a disabled topic. One that died before leaves the attempt, and no
-    daemon claims the topic again. Such an attempt becomes a trash record, under a new epoch and in one transaction that
-    compares what was read: an owner that comes meanwhile wins, a late one is fenced. The objects are deleted from the
-    trash list, a grace age later. An attempt stays if the source no longer has all its entries, or in doubt.
-    """
-
-    async def finds(self, found: References, summary: Summary) -> AsyncGenerator[Finding, None]:
+    async def attempts(self, found: References, summary: Summary) -> AsyncGenerator[Finding, None]:
         """Yield a finding for the open segment of each topic that is not offloaded, once older than the grace age."""
         for topic in sorted({*found.attempts.values()}, key=str):
-            find = await self._handle(topic, summary)
+            find = await self._attempt_of(topic, summary)
             if find is not None:
                 yield find
 
-    async def _handle(self, topic: TopicName, summary: Summary) -> Finding | None:
+    async def _attempt_of(self, topic: TopicName, summary: Summary) -> Finding | None:
         """Return the finding for a topic's open segment; None for a young one, or one of an offloaded topic."""
         policy = await nodes.node(self._metadata, paths.policy(topic))
         doubt = "nobody has said whether the topic is offloaded: enable or disable it"

@@ -35,7 +35,7 @@ from offloaderd.objects.keys import ObjectKind
 from offloaderd.objects.port import ObjectInfo, SegmentStore, find
 from offloaderd.upkeep import stored
 from offloaderd.upkeep.gc import references
-from offloaderd.upkeep.gc.abandoned import AbandonedTrash, DisabledAttempts
+from offloaderd.upkeep.gc.abandoned import Unowned
 from offloaderd.upkeep.gc.findings import (
     ALARMS,
     GARBAGE,
@@ -242,9 +242,9 @@ class Collection:
         for batch in _batches(uploads):
             for find in await self._handled([self._classified_upload(one, after) for one in batch]):
                 yield find
-        for kind in (AbandonedTrash, DisabledAttempts):
-            unowned = kind(self._objects, self._metadata, self._rules)
-            async with aclosing(unowned.finds(after, self._summary)) as left:
+        unowned = Unowned(self._objects, self._metadata, self._rules)
+        for finds in (unowned.trash, unowned.attempts):
+            async with aclosing(finds(after, self._summary)) as left:
                 async for find in left:
                     yield find
 

@@ -192,9 +192,7 @@ class OrphanClassifier:
 
     @property
     def knows_topics(self) -> bool:
-        """Whether the metadata has any topic. It has one before the first byte is stored, so no age excuses its
-        absence.
-        """
+        """Whether the metadata has any topic: it has one before the first byte, so no age excuses its absence."""
         return bool(self._references.topics)
 
     async def classify(self, stored: StoredSegment) -> Classification:

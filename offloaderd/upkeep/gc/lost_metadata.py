@@ -29,10 +29,7 @@ WHAT_TO_DO = (
 
 
 async def first_segment(objects: SegmentStore, sites: Sequence[Site]) -> str:
-    """Return the key of the first object of this cluster's segments, empty if the first keys have none.
-
-    Raises Transient, Denied, BucketMissing.
-    """
+    """Return the first key of a segment of this cluster, empty without one. Raises Transient, Denied, BucketMissing."""
     for site in sites:
         store, listed, heads = objects.at(site.bucket), 0, 0
         async with aclosing(store.list(site.prefix)) as found:

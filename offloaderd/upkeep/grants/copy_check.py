@@ -28,9 +28,7 @@ from offloaderd.segment.context import OffloadContext
 
 
 def segments_of(topic_map: TopicMap, ledger_id: int) -> list[CommittedSegment]:
-    """Return the segments that hold the whole ledger, in order. Raises Unsound unless they do, and join their
-    neighbours.
-    """
+    """Return the segments that hold the whole ledger and join their neighbours, in order. Raises Unsound."""
     holding = holding_all(topic_map, ledger_id)
     _check_joints(topic_map, holding)
     return holding

@@ -118,10 +118,7 @@ class Grants:
         return (min(due_ms, default=NEVER_MS) - self._clock.wall_ms()) / 1000
 
     async def run_once(self, offloader: TopicOffloader, known: dict[int, Grant]) -> dict[int, Grant]:
-        """Do once what is due; return the present grants. `known` are those of the last call.
-
-        Raises Fenced, Transient, Denied.
-        """
+        """Do once what is due; return the grants, `known` being the last ones. Raises Fenced, Transient, Denied."""
         topic_map, known = offloader.map, await self._load(offloader, known)
         if not topic_map.ends:
             return known

@@ -90,9 +90,7 @@ class GrantRevoker:
                     log.warning("damage.not_inspected", topic=str(key[0]), error=str(failed))
 
     async def _inspect(self, topic: TopicName, segment: CommittedSegment, error: OffloaderError | str) -> None:
-        """Revoke the grants of a segment's ledgers, if the map still has it and a missing object is missing. Raises as
-        the stores.
-        """
+        """Revoke the grants of a segment in the map, if a missing object is missing. Raises as the stores."""
         topic_map = await catalog.load(self._store, topic)
         current = next((one for one in topic_map.segments if one.segment_id == segment.segment_id), None)
         if current is None:

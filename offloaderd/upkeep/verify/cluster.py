@@ -196,9 +196,7 @@ class Verifier:
     async def _compared(
         self, report: Report, found: Sequence[_Found], metadata: MetadataStore
     ) -> tuple[list[Known], Position | None]:
-        """Compare the segments found with the map; return those in the map, and the boundary if history is still to
-        come.
-        """
+        """Compare with the map; return the segments in it, and the boundary of a history still to come."""
         assert report.topic is not None  # noqa: S101 - the caller's
         topic_map = await catalog.load(metadata, report.topic)
         there = {one.known.segment.segment_id: one for one in found}

@@ -65,10 +65,7 @@ class Tables:
 
 
 async def check_tables(reader: RetryingReader, target: Target) -> Tables:
-    """Check manifest, index and the size of the data. Raises as the store, except NotFound.
-
-    A broker's ledger has no manifest: `check_entries` reads the rest of it.
-    """
+    """Check manifest, index and size of the data; a broker's index and size. Raises as the store, except NotFound."""
     found, reader, manifest = Tables(), reader.at(target.bucket), None
     if target.committed is not None and target.committed.foreign:
         found.flaws = await check_broker_objects(reader, target.committed)
@@ -253,10 +250,7 @@ async def check_inside(
 async def check_blocks(
     reader: RetryingReader, target: Target, manifest: SegmentManifest, *, start: int = 0, chunk_bytes: int = CHUNK_BYTES
 ) -> AsyncGenerator[tuple[int, list[Flaw]], None]:
-    """Read the data object from block `start` on; after each request yield how many blocks are done, and the flaws.
-
-    Raises as the store, except NotFound.
-    """
+    """Read blocks from `start` on; yield how many are done, and the flaws. Raises as the store, except NotFound."""
     key, blocks, reader = target.keys.data, manifest.blocks, reader.at(target.bucket)
     payload_bytes: Counter[int] = Counter()
     sound, at = True, start
@@ -332,10 +326,7 @@ class Run(NamedTuple):
 
 
 async def check_run(reader: RetryingReader, blocks: BlockRun, key: str, manifest: SegmentManifest) -> Run:
-    """Read neighbouring blocks with one request and check them; with flaws once more, as `objects.whole.sure`.
-
-    Raises as the store.
-    """
+    """Read neighbouring blocks with one request and check them; with flaws once more. Raises as the store."""
     run = await _read_run(reader, blocks, key, manifest)
     return await _read_run(reader, blocks, key, manifest) if run.flaws else run
 
