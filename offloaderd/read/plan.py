@@ -337,7 +337,6 @@ def _later_ledgers(view: TopicView, ledger_id: int) -> list[int]:
 
 
 def _hop(view: TopicView, cursor: Position, end_entry_id: int) -> Step:
-    """Return the step behind the end of a ledger."""
     if cursor.entry_id <= end_entry_id:
         raise EntriesMissing(
             f"entries {cursor} to {cursor.ledger_id}:{end_entry_id} are in no tier",

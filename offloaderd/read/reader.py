@@ -46,11 +46,6 @@ class ReadOptions:
         return min(asked or self.batch_bytes, self.batch_bytes)
 
 
-async def never_refused(topic: TopicName) -> IdentityRefused | None:
-    """Return None: the topic's source is its own."""
-    return None
-
-
 class LastPositions(NamedTuple):
     """The ends of a topic, in all and by tier; None without entries."""
 
@@ -78,7 +73,7 @@ class TopicReader:
     ) -> None:
         self.options = options or ReadOptions()
         self.source = source
-        self.source_refused: Callable[[TopicName], Awaitable[IdentityRefused | None]] = never_refused
+        self.source_refused: Callable[[TopicName], Awaitable[IdentityRefused | None]] | None = None
         """Returns why a topic's source must not be read, as it may be another's; else None. Raises Transient."""
         self.hot = hot
         self.clock = clock
@@ -197,7 +192,8 @@ class TopicReader:
         if self.source is not None:
             try:
                 async with asyncio.timeout(source_s):
-                    refused = await self.patiently(lambda: self.source_refused(topic))
+                    if (refusal := self.source_refused) is not None:
+                        refused = await self.patiently(lambda: refusal(topic))
                     source = await self._source_ledgers(self.source, topic) if refused is None else None
             except TimeoutError:
                 failure = Transient(f"the ledger source did not answer within {source_s:g} s")

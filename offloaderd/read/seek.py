@@ -25,15 +25,7 @@ from offloaderd.format.pulsar.entry_time import time_of
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.read.plan import SourceLedger, TopicView
 from offloaderd.read.reader import TopicReader
-from offloaderd.read.search import (
-    Cost,
-    EntrySeek,
-    Hit,
-    LedgerSeek,
-    SegmentSeek,
-    SourceSeek,
-    first_true,
-)
+from offloaderd.read.search import Cost, EntrySeek, Hit, LedgerSeek, SegmentSeek, SourceSeek, first_true
 from offloaderd.read.stream import FALL_BACK_ON
 
 log = structlog.get_logger(__name__)
@@ -299,7 +291,6 @@ def _kind(item: CommittedSegment | SegmentRange) -> type[SegmentSeek | EntrySeek
 
 
 def _uncovered(source: Sequence[SourceLedger], segments: Sequence[CommittedSegment]) -> Iterator[SegmentRange]:
-    """Yield entries of the source that no segment has."""
     slices: dict[int, list[LedgerSlice]] = defaultdict(list)
     for segment in segments:
         for part in segment.slices:

@@ -158,7 +158,6 @@ class Chunks:
         return self.pieces.claim(_chunk_key(table, number, chunk), length + SLOT_BYTES)
 
     async def _load(self, table: SegmentTable, number: int, first_chunk: int, slots: Sequence[Slot[bytes]]) -> None:
-        """Fetch neighbouring chunks with one request, and check each."""
         block, size = table.manifest.blocks[number], table.manifest.chunk_bytes
         numbers = range(first_chunk, first_chunk + len(slots))
         checks = [
@@ -326,7 +325,6 @@ class SegmentReader:
     async def _parts(
         self, topic: TopicName, segment: CommittedSegment, first: Position, last: Position, pace: ReadAhead
     ) -> AsyncGenerator[FramedEntries, None]:
-        """Yield the entries of [first, last] in each block."""
         if segment.foreign:
             ahead = self.read_ahead_bytes
             async with aclosing(self._ledgers.read(segment, first, last, pace, read_ahead_bytes=ahead)) as batches:

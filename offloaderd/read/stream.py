@@ -98,19 +98,14 @@ class ChangeSignals:
         def start(work: Coroutine[None, None, None], what: str) -> None:
             change_signal.tasks.append(self.loader.start(work, name=f"follow {topic}: {what}"))
 
-        start(self._tick(change_signal), "tick")
-        start(self._watch_hot(topic, change_signal), "buffer")
+        start(self._after_each(lambda: self.clock.sleep(TICK_S), change_signal), "tick")
+        start(self._after_each(lambda: self.hot.changed(topic), change_signal), "buffer")
         if self.source is not None:
             start(self._watch_source(self.source, topic, change_signal), "source")
 
-    async def _tick(self, change_signal: ChangeSignal) -> None:
+    async def _after_each(self, change: Callable[[], Awaitable[object]], change_signal: ChangeSignal) -> None:
         while True:
-            await self.clock.sleep(TICK_S)
-            change_signal.notify()
-
-    async def _watch_hot(self, topic: TopicName, change_signal: ChangeSignal) -> None:
-        while True:
-            await self.hot.changed(topic)
+            await change()
             change_signal.notify()
 
     async def _watch_source(self, source: LedgerSource, topic: TopicName, change_signal: ChangeSignal) -> None:
@@ -284,13 +279,7 @@ class Stream:
         self._missing = None
         step: Step | None = None
         try:
-            step = plan.next_step(
-                self._view,
-                self._cursor,
-                self._last,
-                priority=self._priority,
-                failed=self._failed,
-            )
+            step = plan.next_step(self._view, self._cursor, self._last, priority=self._priority, failed=self._failed)
         except EntriesMissing as error:
             self._missing = error
         if (step is None and not isinstance(self._missing, EntriesLost | EntriesDeleted)) or step is Stop.WAIT:
@@ -383,7 +372,6 @@ class Stream:
             )
 
     def _why(self, run: Run) -> Why:
-        """Return the reason for a run's tier."""
         if run.instead_of is not None:
             return self._reasons[run.instead_of]
         if run.preferred:

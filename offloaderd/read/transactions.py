@@ -216,7 +216,7 @@ class ConsumerView:
             self._known.keep(self._topic, known)
 
     async def visible(self, batch: Entries) -> AsyncGenerator[Entries, None]:
-        """Yield the parts of a batch with known outcomes; stop before `held`. Raises as reading ahead, and Throttled."""
+        """Yield the parts of a batch with known outcomes; stop before `held`. Raises as reading ahead, Throttled."""
         if not self._begun:
             await self._look_back(batch.first)
             self._begun = True
@@ -239,7 +239,6 @@ class ConsumerView:
         return TransactionState.UNKNOWN if self._blind and found is TransactionState.OPEN else found
 
     async def _visible(self, batch: Entries) -> AsyncGenerator[Entries, None]:
-        """Yield the parts of a batch that consumers may get."""
         rest = batch
         while (opened := self._outcomes.log.first_open()) is not None and opened.position <= rest.last:
             if opened.position > rest.first:

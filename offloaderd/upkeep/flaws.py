@@ -140,14 +140,7 @@ class Flaw:
         return f"{where}: {said}" + (f" (entries {self.entries})" if self.entries else "")
 
 
-NO_DAMAGE = NOTES | {
-    Kind.UNREACHABLE,
-    Kind.LABELS,
-    Kind.LOSSES,
-    Kind.OVERLAP,
-    Kind.GAP,
-    Kind.CONTRADICTION,
-}
+NO_DAMAGE = NOTES | {Kind.UNREACHABLE, Kind.LABELS, Kind.LOSSES, Kind.OVERLAP, Kind.GAP, Kind.CONTRADICTION}
 """Kinds that do not affect what readers get; the last three are between segments."""
 
 

@@ -14,7 +14,7 @@ and do not come back.
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from uuid import UUID
@@ -58,8 +58,6 @@ from offloaderd.upkeep.stored import Counts, Site, StoredSegment
 
 log = structlog.get_logger(__name__)
 
-BATCH = 256
-"""Manifests that are read between two reports of progress."""
 TRIES = 5
 INCOMPLETE = frozenset({Kind.GAP, Kind.DOUBT, Kind.FRONT})
 """Problems that a ledger of a broker may solve."""
@@ -102,26 +100,16 @@ class Plan:
 async def read_buckets(objects: ObjectReader, sites: Sequence[Site], progress: Callable[[int], None]) -> Found:
     """Read every manifest of all sites. `progress` gets the number of segments read."""
     found = Found()
-
-    async def read_batch(site: Site, batch: list[StoredSegment]) -> None:
-        for one in await each(batch, lambda one: _read(objects, site, one)):
-            if isinstance(one, Known):
-                found.known.append(one)
-            else:
-                found.problems.append(one)
-        progress(found.counts.segments)
-
     for site in sites:
-        batch: list[StoredSegment] = []
-        async for one in stored.segments(objects, site, found.counts):
-            if ObjectKind.MANIFEST in one.objects:
-                batch.append(one)
-            else:
-                found.problems.append(_orphan(one))
-            if len(batch) == BATCH:
-                await read_batch(site, batch)
-                batch.clear()
-        await read_batch(site, batch)
+        async for batch in stored.batches(objects, site, found.counts):
+            found.problems += [_orphan(one) for one in batch if ObjectKind.MANIFEST not in one.objects]
+            described = [one for one in batch if ObjectKind.MANIFEST in one.objects]
+            for one in await each(described, lambda one: _read(objects, site, one)):  # noqa: B023 - awaited here
+                if isinstance(one, Known):
+                    found.known.append(one)
+                else:
+                    found.problems.append(one)
+            progress(found.counts.segments)
         await _read_heads(objects, site, found)
     return found
 
@@ -159,22 +147,10 @@ async def _broker_ledgers(objects: ObjectReader, site: Site, topics: Collection[
     Reads the labels of every such object of the site, which is a whole bucket. Raises as the listing, Transient,
     Denied.
     """
-    found: list[Known] = []
-    batch: list[StoredSegment] = []
-    async with aclosing(stored.segments(objects, site, Counts(), with_brokers=True)) as listed:
-        async for one in listed:
-            if one.may_be_brokers and {ObjectKind.DATA, ObjectKind.INDEX} <= one.objects.keys():
-                batch.append(one)
-            if len(batch) == BATCH:
-                found += await _known_ledgers(objects, site, topics, batch)
-                batch.clear()
-    return found + await _known_ledgers(objects, site, topics, batch)
 
-
-async def _known_ledgers(
-    objects: ObjectReader, site: Site, topics: Collection[TopicName], batch: list[StoredSegment]
-) -> list[Known]:
     async def look(one: StoredSegment) -> Known | None:
+        if not one.may_be_brokers or not {ObjectKind.DATA, ObjectKind.INDEX} <= one.objects.keys():
+            return None
         try:
             return await _known_ledger(objects, site, topics, one)
         except BucketMissing:
@@ -183,7 +159,10 @@ async def _known_ledgers(
             log.warning("rebuild.broker_object_skipped", key=one.keys.data, error=str(error))
             return None
 
-    return [one for one in await each(list(batch), look) if one is not None]
+    found: list[Known | None] = []
+    async for batch in stored.batches(objects, site, Counts(), with_brokers=True):
+        found += await each(batch, look)
+    return [one for one in found if one is not None]
 
 
 async def _known_ledger(
@@ -264,11 +243,7 @@ def known_of(described: SegmentManifest, topic: TopicName, *, bucket: str, prefi
 
 
 def make_plan(
-    found: Found,
-    *,
-    prefer: Collection[UUID] = (),
-    without: Collection[UUID] = (),
-    topics: Collection[TopicName] = (),
+    found: Found, *, prefer: Collection[UUID] = (), without: Collection[UUID] = (), topics: Collection[TopicName] = ()
 ) -> Plan:
     """Plan all topics, or those named, by an operator's decisions. Raises InvalidInput for unknown segments."""
     everything = {one.segment.segment_id for one in [*found.known, *found.brokers]}
@@ -413,7 +388,6 @@ async def _put(metadata: MetadataStore, path: str, value: bytes) -> None:
 
 
 async def _announce(metadata: MetadataStore) -> None:
-    """Notify daemons that follow the set of topics."""
     for _ in range(TRIES):
         node = await metadata.get(paths.TOPICS)
         with suppress(Conflict, OutcomeUnknown):

@@ -91,9 +91,6 @@ class Standing:
         return since_s + lag_s - self._clock.monotonic() if limits.kind is TierRetention.LIMITED else 0.0
 
 
-_NOT_BELIEVED = "no ledger of the source's list was offloaded: is it the list of this topic, in this cluster?"
-
-
 def missing_ledgers(topic_map: TopicMap, listed: Collection[int] | None) -> set[int]:
     """Return the ledgers of the map that the source's list shows as deleted; `listed` is None when there is no topic.
 
@@ -171,7 +168,8 @@ def _believes(offloader: TopicOffloader, listed: Collection[int] | None) -> bool
     """Whether ledgers that are not in a list, or a missing topic (None), were deleted."""
     believed = offloader.source_check.believes(listed)
     if not believed:
-        log.warning("retention.list_implausible", topic=str(offloader.topic), hint=_NOT_BELIEVED)
+        hint = "no ledger of the source's list was offloaded: is it the list of this topic, in this cluster?"
+        log.warning("retention.list_implausible", topic=str(offloader.topic), hint=hint)
     return believed
 
 
@@ -230,7 +228,7 @@ class Retention:
         return limits.age_s - (self._clock.wall_ms() - known[0].offloaded_ms) / 1000
 
     async def run_once(self, offloader: TopicOffloader, absent: dict[int, float]) -> Limits:
-        """Do once what is due; return the limits. `absent`: since when (monotonic) ledgers are missing. Raises Fenced, Transient."""
+        """Do what is due; return the limits. `absent`: since when (monotonic), by ledger. Raises Fenced, Transient."""
         effective = await self._book.of(offloader.topic, fresh=True)
         limits = limits_of(effective)
         self._standing.note(offloader.topic, effective)
@@ -281,7 +279,6 @@ class Retention:
         return wanted
 
     async def _check_identity(self, topic: TopicName) -> None:
-        """Raise IdentityRefused while nothing of a topic may be deleted."""
         if why := await deletion_refused(self._context.metadata, topic):
             raise IdentityRefused(f"nothing of {topic} is deleted for the time being: {why}")
 
@@ -349,7 +346,6 @@ class Retention:
             )
 
     async def _remove_over(self, offloader: TopicOffloader, limits: Limits) -> None:
-        """Remove the oldest segments while they exceed a limit."""
         kept = await self._kept(offloader)
         may_be_another = kept is not None and self._context.known_source is not None
         if may_be_another and not _believes(offloader, kept or None):

@@ -13,6 +13,8 @@ from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
 from offloaderd.objects.port import ObjectInfo, ObjectReader, SegmentStore, UploadInfo
 
+BATCH = 256
+"""Segments that are read side by side between two reports of progress."""
 KINDS = (ObjectKind.DATA, ObjectKind.INDEX, ObjectKind.MANIFEST)
 """The three objects of a segment, in the order of their writing."""
 
@@ -98,6 +100,20 @@ async def segments(
             current.objects[name.kind] = info
     if current is not None and _counted(current, counts, with_brokers=with_brokers):
         yield current
+
+
+async def batches(
+    objects: ObjectReader, site: Site, counts: Counts, *, with_brokers: bool = False
+) -> AsyncGenerator[list[StoredSegment], None]:
+    """Yield what `segments` does in lists of BATCH; the last may be shorter, or empty."""
+    batch: list[StoredSegment] = []
+    async with aclosing(segments(objects, site, counts, with_brokers=with_brokers)) as found:
+        async for one in found:
+            batch.append(one)
+            if len(batch) == BATCH:
+                yield batch
+                batch = []
+    yield batch
 
 
 def _counted(found: StoredSegment, counts: Counts, *, with_brokers: bool) -> bool:

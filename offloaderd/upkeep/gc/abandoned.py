@@ -98,20 +98,9 @@ class Unowned:
             except OffloaderError as error:
                 verdict, reason = Verdict.FAILED, f"{reason}; its deletion failed: {error}"
         age_s = self._rules.age_s(record.decided_ms)
-        parts = [(key, size, "") for key, size in sizes.items()] + [(keys[0], 0, one) for one in uploads]
-        return [
-            Finding(
-                key=key,
-                kind=kind,
-                verdict=verdict,
-                reason=reason,
-                size_bytes=size,
-                age_s=age_s,
-                upload_id=upload_id,
-                topic=topic,
-            )
-            for key, size, upload_id in parts or [(keys[0], 0, "")]
-        ]
+        about = Finding(key=keys[0], kind=kind, verdict=verdict, reason=reason, age_s=age_s, topic=topic)
+        finds = [replace(about, key=key, size_bytes=size) for key, size in sizes.items()]
+        return finds + [replace(about, upload_id=one) for one in uploads] or [about]
 
     async def _empty(self, site: Site, topic: TopicName, record: Trash, uploads: list[str]) -> bool:
         """Delete uploads, objects and the record, in this order. False if they must stay after all."""

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 import structlog
@@ -261,8 +261,7 @@ class Collection:
                 continue
             if whose := found.other_than(self._deployment_id):
                 raise IdentityRefused(
-                    f"nothing is collected below {site.prefix!r} in bucket {site.bucket!r}: {whose}",
-                    hint=marker.HINT,
+                    f"nothing is collected below {site.prefix!r} in bucket {site.bucket!r}: {whose}", hint=marker.HINT
                 )
             self._marked_ms[site.bucket, site.prefix] = found.stored_ms
             others = await marker.provisional_deployments(self._objects.at(site.bucket), site.prefix, site.cluster)
@@ -405,21 +404,11 @@ class Collection:
             await store.delete([info.key for info in one.objects.values()])
 
     def _finds_of(self, one: StoredSegment, result: Classification, verdict: Verdict) -> list[Finding]:
-        objects = [(info.key, info.size_bytes, info.modified_ms, "") for info in one.objects.values()]
-        uploads = [(upload.key, 0, upload.initiated_ms, upload.upload_id) for upload in one.uploads]
-        return [
-            Finding(
-                key=key,
-                kind=result.kind,
-                verdict=verdict,
-                reason=result.reason,
-                size_bytes=size_bytes,
-                age_s=self._rules.age_s(stored_ms),
-                upload_id=upload_id,
-                topic=result.topic,
-            )
-            for key, size_bytes, stored_ms, upload_id in objects + uploads
-        ]
+        about = Finding(key="", kind=result.kind, verdict=verdict, reason=result.reason, topic=result.topic)
+        age_s, infos = self._rules.age_s, one.objects.values()
+        finds = [replace(about, key=it.key, size_bytes=it.size_bytes, age_s=age_s(it.modified_ms)) for it in infos]
+        uploads = [(it.key, it.upload_id, age_s(it.initiated_ms)) for it in one.uploads]
+        return finds + [replace(about, key=key, upload_id=number, age_s=age) for key, number, age in uploads]
 
 
 def _alarm(kind: Kind, key: str, reason: str, committed: Committed) -> Finding:

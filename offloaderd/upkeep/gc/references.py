@@ -25,28 +25,12 @@ from offloaderd.metadata.records.history import RangeState
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.keys import SegmentKeys
 
-KNOWN_NODES = frozenset(
-    {
-        "attempt",
-        "epoch",
-        "floor",
-        "grants",
-        "identity",
-        "history",
-        "ledgers",
-        "losses",
-        "owner",
-        "policy",
-        "rollback",
-        "trash",
-        "verified",
-        "asked",
-    }
-)
 FOLDERS = {
     "history": frozenset({"attempt", "attempts", "driver", "holder", "plan", "ranges", "writers"}),
     "rollback": frozenset({"attempt", "order"}),
 }
+KNOWN_NODES = frozenset({"asked", "attempt", "epoch", "floor", "identity", "owner", "policy", "verified"})
+KNOWN_NODES |= {"grants", "ledgers", "losses", "trash", *FOLDERS}
 """All nodes that a topic's folder may hold; a newer version may refer to segments in nodes that are unknown here."""
 
 
@@ -144,7 +128,6 @@ async def _attempt(store: MetadataStore, path: str) -> list[UUID]:
 
 
 async def _ranges(store: MetadataStore, topic: TopicName) -> list[UUID]:
-    """Return the segments of claimed ranges of history."""
     found = []
     for name in await store.children(paths.history_ranges(topic)):
         path = f"{paths.history_ranges(topic)}/{name}"

@@ -4,6 +4,7 @@ The broker deletes its own copy by the answer, so the map alone does not count: 
 of BookKeeper, and the objects are checked again (`copy_check.py`).
 """
 
+from contextlib import suppress
 from typing import NamedTuple
 from uuid import UUID
 
@@ -95,11 +96,10 @@ def is_held(topic_map: TopicMap, ledger_id: int) -> bool:
     """Whether the map has all of a closed ledger that retention has not deleted, which is enough to read it."""
     floor = topic_map.floor
     first = floor.entry_id + 1 if floor is not None and floor.ledger_id == ledger_id else 0
-    try:
+    with suppress(Unsound):
         holding_all(topic_map, ledger_id, first)
-    except Unsound:
-        return False
-    return True
+        return True
+    return False
 
 
 def is_gone(topic_map: TopicMap, ledger_id: int) -> bool:
@@ -120,11 +120,10 @@ def is_gone(topic_map: TopicMap, ledger_id: int) -> bool:
 
 def is_whole(topic_map: TopicMap, ledger_id: int) -> bool:
     """Whether the map has all of a closed ledger and it joins its neighbours, so that its source may delete it."""
-    try:
+    with suppress(Unsound):
         segments_of(topic_map, ledger_id)
-    except Unsound:
-        return False
-    return True
+        return True
+    return False
 
 
 def length_of(topic_map: TopicMap, ledger_id: int) -> int:

@@ -33,7 +33,6 @@ from offloaderd.upkeep.rebuild_plan import Known, Problem, plan_topic
 from offloaderd.upkeep.stored import Counts, Site
 from offloaderd.upkeep.verify.segment import Tables, Target, check_inside, check_tables, differences, load_manifest
 
-BATCH = 256
 SIDE_BY_SIDE = 4
 """Segments that are read in parallel; each holds one piece of a data object in memory."""
 SETTLE_S = 3.0
@@ -129,15 +128,11 @@ class Verifier:
 
     async def _look_at_tables(self) -> None:
         for site in self._sites:
-            batch: list[Target] = []
-            async for one in stored.segments(self._objects, site, self.counts):
-                if one.objects.keys() <= {ObjectKind.DRAFT}:
-                    continue  # a late request left it; the collector takes it away
-                batch.append(Target(bucket=one.bucket, keys=one.keys, cluster=self._cluster))
-                if len(batch) == BATCH:
-                    await self._batch(batch, last=False)
-                    batch.clear()
-            await self._batch(batch, last=False)
+            async for batch in stored.batches(self._objects, site, self.counts):
+                # A late request left a draft alone; the collector takes it away.
+                whole = [one for one in batch if not one.objects.keys() <= {ObjectKind.DRAFT}]
+                targets = [Target(bucket=one.bucket, keys=one.keys, cluster=self._cluster) for one in whole]
+                await self._batch(targets, last=False)
         if self._again:
             await self._clock.sleep(SETTLE_S)
             again, self._again = self._again, []

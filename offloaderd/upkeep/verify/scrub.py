@@ -16,11 +16,11 @@ from uuid import UUID
 import structlog
 
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import Fenced, NewerRecord, NotFound, OffloaderError
+from offloaderd.core.errors import Fenced, NewerRecord, OffloaderError
 from offloaderd.core.limits import Admission, TokenBucket
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
-from offloaderd.metadata import paths
+from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.port import Create, MetadataStore, Replace
 from offloaderd.metadata.records import verified as verified_record
@@ -84,11 +84,7 @@ class Scrubber:
         self._turns = asyncio.Semaphore(1)
         self._throttle = TokenBucket(options.bytes_per_s, clock, burst_s=0)
         self._reader = RetryingReader(
-            objects,
-            clock=clock,
-            throttle=self._throttle,
-            budget=budget,
-            read=metrics.scrub_bytes.inc,
+            objects, clock=clock, throttle=self._throttle, budget=budget, read=metrics.scrub_bytes.inc
         )
 
     def follow(self, options: ScrubSettings) -> None:
@@ -151,7 +147,6 @@ class Scrubber:
         return every_s - (now_ms - since_ms) / 1000 if since_ms <= now_ms else 0.0
 
     async def _scrub(self, owned: TopicOffloader, progress: _Progress, segment: CommittedSegment) -> None:
-        """Read a segment completely and record the result."""
         flaws = await self._check(owned, progress, segment)
         if flaws:
             progress.cursor = None
@@ -216,9 +211,7 @@ class Scrubber:
 
     async def _load(self, owned: TopicOffloader) -> _Progress:
         topic, path = owned.topic, paths.verified(owned.topic)
-        try:
-            node = await self._metadata.get(path)
-        except NotFound:
+        if (node := await nodes.node(self._metadata, path)) is None:
             return _Progress({}, None, None)
         try:
             known = verified_record.decode(node.value, path=path)
@@ -246,10 +239,8 @@ class Scrubber:
         step = Create(path, value) if version is None else Replace(path, value, version)
 
         async def recorded() -> bool:
-            try:
-                return (await self._metadata.get(path)).value == value
-            except NotFound:
-                return False
+            found = await nodes.node(self._metadata, path)
+            return found is not None and found.value == value
 
         await owned.record.fence.settle([step], recorded)
         progress.version = 0 if version is None else version + 1

@@ -273,7 +273,6 @@ async def check_blocks(
 
 
 def _sums(manifest: SegmentManifest, payload_bytes: Counter[int], key: str) -> list[Flaw]:
-    """Compare the payload bytes of each ledger with the manifest."""
     return [
         Flaw(
             kind=Kind.MANIFEST,
@@ -443,7 +442,6 @@ def _scan(segment: CommittedSegment, span: BlockSpan) -> BlockScan:
 
 
 async def _step(reader: RetryingReader, segment: CommittedSegment, scan: BlockScan, end: int) -> FramedEntries:
-    """Feed one piece; return the entries that are complete."""
     async with reader.piece(segment.keys.data, scan.wanted_at, min(PIECE_BYTES, end - scan.wanted_at)) as data:
         if not data:
             raise CorruptData(
