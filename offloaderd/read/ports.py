@@ -4,8 +4,6 @@ from collections.abc import Awaitable
 from typing import Protocol
 
 from offloaderd.core.model import EntryBatch, Position, TopicName
-from offloaderd.metadata.port import MetadataStore
-from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.policy.policies import Effective
 
@@ -44,14 +42,3 @@ class Policies(Protocol):
     async def of(self, topic: TopicName) -> Effective:
         """Return the effective policy of a topic. Raises Transient, CorruptData."""
         ...
-
-
-class StoredMaps:
-    """The maps of the metadata store, not cached."""
-
-    def __init__(self, store: MetadataStore) -> None:
-        self._store = store
-
-    async def topic_map(self, topic: TopicName) -> TopicMap:
-        """Load the map."""
-        return await catalog.load(self._store, topic)

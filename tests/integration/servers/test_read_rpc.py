@@ -25,13 +25,13 @@ from offloaderd.policy.records import TopicPolicy, encode_policy
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.protocol.errors import from_rpc_error
 from offloaderd.protocol.v1 import common_pb2, read_pb2, read_pb2_grpc
-from offloaderd.read.ports import StoredMaps
 from offloaderd.read.reader import TopicReader
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.testing.memory.metadata import MemoryTree
 from tests.unit.api.serve import serving
 from tests.unit.api.serve_reads import entries_of
 from tests.unit.read.build import PREFIX, TOPIC, Hot, Piece, put_segment, sample
+from tests.unit.rigs.stored_maps import StoredMaps
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

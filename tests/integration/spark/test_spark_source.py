@@ -31,7 +31,6 @@ from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.policy.records import TopicPolicy, encode_policy
 from offloaderd.policy.resolver import PolicyResolver
-from offloaderd.read.ports import StoredMaps
 from offloaderd.read.reader import TopicReader
 from offloaderd.spark.export.commit import Commit
 from offloaderd.spark.export.export import export, pending
@@ -42,6 +41,7 @@ from offloaderd.spark.source import register
 from offloaderd.spark.verify import verify
 from tests.unit.format.test_pulsar_message import entry
 from tests.unit.read.build import PREFIX, Hot, Piece, put_segment
+from tests.unit.rigs.stored_maps import StoredMaps
 from tests.unit.spark.lake import BASE_MS, timed
 from tests.unit.spark.test_export_iceberg import Lake, library_threads
 from tests.unit.spark.test_value_schema import record, written
