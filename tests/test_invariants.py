@@ -266,6 +266,17 @@ def test_what_is_proven_is_kept_and_lines_that_are_stale_are_told(
     assert not invariants.stale(path)
 
 
+def test_where_everything_is_proven_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make prove` does not read the lines."""
+    guard = quick()
+    monkeypatch.setattr(invariants, "guards", lambda: [guard])
+    monkeypatch.setattr(invariants, "proven", lambda: {invariants.line_of(guard, Imports())})
+    monkeypatch.delenv("PROVE_EVERY_GUARD", raising=False)
+    assert kept.__wrapped__() == {guard.name}
+    monkeypatch.setenv("PROVE_EVERY_GUARD", "1")
+    assert not kept.__wrapped__()
+
+
 def test_a_change_by_hand_is_tried_on_the_tests_that_reach_it(server: ForkServer, small_tree: Path) -> None:
     """The nearest first, others not at all; what fails without the change as well has not noticed it."""
     near, far = "tests/unit/test_thing.py", "tests/unit/test_other.py"
