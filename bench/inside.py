@@ -27,7 +27,7 @@ from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.port import ObjectInfo, PartInfo
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.read.segments import SegmentOptions, SegmentReader
-from offloaderd.segment.builders.builder import SegmentLayout
+from offloaderd.segment.builder import SegmentLayout
 from offloaderd.testing.memory.objects import MemoryStore
 from tests.unit.rigs.rig import Rig, enabled, until_offloaded
 

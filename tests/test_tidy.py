@@ -42,7 +42,7 @@ KEPT_APART = {
 
 ONLY_HERE = {
     r"\.(?:cut_part|note_seal)\(": "offloaderd/segment/writer.py",
-    r"\.position(?:, [^=\n]+)? = ": "offloaderd/topic/tailing_feed.py",
+    r"\.position(?:, [^=\n]+)? = ": "offloaderd/topic/live_segment.py",
 }
 """What one module alone does to segments and live topics: cut parts and record their end; move the position."""
 

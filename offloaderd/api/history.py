@@ -15,7 +15,7 @@ from offloaderd.fleet.engine import Engine
 from offloaderd.format.parsing import filled
 from offloaderd.history.boundaries import Splitter, segment_bytes_for
 from offloaderd.history.plan import Extent, extent_of, left_of, waits
-from offloaderd.history.rewriting.rollback import Progress, Rollback
+from offloaderd.history.rollback import Progress, Rollback
 from offloaderd.metadata import history, nodes, paths
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import orders

@@ -202,7 +202,7 @@ def _wanted_of(request: pb.OffloadRequest) -> Wanted:
 
 def _planned(offloader: TopicOffloader, plan: Plan) -> pb.OffloadProgress:
     nothing = plan.target is None
-    entries, size = offloader.by_hand.left(plan.target) if plan.target is not None else (0, 0)
+    entries, size = offloader.by_hand.remaining(plan.target) if plan.target is not None else (0, 0)
     return pb.OffloadProgress(
         target=to_position(plan.target),
         offloaded=to_position(offloader.offloaded),
@@ -223,7 +223,7 @@ def _add_progress(progress: pb.OffloadProgress, fate: Fate, offloader: TopicOffl
     if fate.outcome is not Outcome.RUNNING or target is None:
         return
     status, attempt = offloader.status(), offloader.attempt
-    progress.remaining_entries, progress.remaining_bytes = offloader.by_hand.left(target)
+    progress.remaining_entries, progress.remaining_bytes = offloader.by_hand.remaining(target)
     progress.segment_id, progress.segment_entries = status.open_segment_id, status.open_segment_entries
     progress.message = status.stalled_reason
     if not progress.message and attempt is not None and attempt.tries:

@@ -20,8 +20,7 @@ from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records.identity import Deployment
 from offloaderd.objects.port import SegmentStore
 from offloaderd.policy.policies import Level, OffloadPolicies, Origin
-from offloaderd.segment.builders.builder import SegmentLayout
-from offloaderd.segment.builders.ledger_builder import LedgerCut, WholeLedgers
+from offloaderd.segment.builder import LedgerCut, SegmentLayout, WholeLedgers
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.upload import UploadContext, UploadLimits
 from offloaderd.topic.buffer import BufferPool

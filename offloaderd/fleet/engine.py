@@ -33,7 +33,7 @@ from offloaderd.fleet.settings import PlacementSettings
 from offloaderd.fleet.supervisor import Duty, SharedContext
 from offloaderd.format.head import PlaceMarker
 from offloaderd.history.plan import History
-from offloaderd.history.rewriting.rollback import Rollback
+from offloaderd.history.rollback import Rollback
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.records.identity import Refusal
@@ -87,7 +87,7 @@ class Engine:
         all_duties: dict[str, Duty] = {
             "trash": partial(deletion.keep_trash_empty, context),
             "history": History(context, lambda: self._home.me.daemon_id).run,
-            "requests": partial(requests.keep, context),
+            "requests": partial(requests.resume_recorded, context),
             "rollback": self.rollback.run,
             "identity": _keep_identity,
             **(duties or {}),

@@ -27,7 +27,7 @@ from offloaderd.policy.policies import Effective, OffloadPolicies
 from offloaderd.policy.records import Paused, TopicPolicy
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.segment import resume
-from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.claim.attempt_log import attempt_log
 from offloaderd.segment.claim.fence import Claim, Fence
 from offloaderd.segment.claim.head import HeadKeeper
 from offloaderd.segment.claim.refusals import TopicIdentity
@@ -286,7 +286,7 @@ class Supervisor:
     async def _stay_active(self, claim: Claim, session: Session, identity: TopicIdentity, head: HeadKeeper) -> None:
         """Resume what an earlier owner, or this one before its suspension, left; offload until stopped or suspended."""
         store, topic = self._home.context.metadata, self.topic
-        attempts = AttemptLog(store, claim, clock=self._clock, metrics=self._metrics, head=head)
+        attempts = attempt_log(self._home.context, claim, head=head)
         async with self._home.turns:
             await identity.load()
             topic_map = await until_answered(self._clock, lambda: catalog.load(store, topic))

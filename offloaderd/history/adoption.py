@@ -97,7 +97,7 @@ class Adoption:
         self._left: set[int] = set()  # not adopted: offloaded from BookKeeper, or lost
         self._refused: dict[int, float] = {}  # nowhere else either: when to try again (monotonic)
 
-    async def look(self, infos: Sequence[LedgerInfo]) -> list[LedgerInfo]:
+    async def with_copies(self, infos: Sequence[LedgerInfo]) -> list[LedgerInfo]:
         """Refresh the ledgers that brokers have offloaded; return `infos` with those of them that only the tier has.
 
         Raises what the source raises.
@@ -183,7 +183,7 @@ class Adoption:
         following = self._record.chain.end_of(info.ledger_id)
         await self._record.adopt(segment, LedgerEnd(segment.entries, following.next_ledger_id if following else None))
         self._settled(info.ledger_id)
-        _tell(self._context, self._topic, info, segment)
+        _log_adopted(self._context, self._topic, info, segment)
         return segment.end
 
     def _settled(self, ledger_id: int) -> None:
@@ -266,7 +266,7 @@ async def adopt_head(
         end = LedgerEnd(segment.entries, following.ledger_id if following is not None else None)
         adopted = partial(TopicMap.with_commit, segment=segment, ends={info.ledger_id: end})
         topic_map = await attempts.change(topic_map, adopted)
-        _tell(context, topic, info, segment)
+        _log_adopted(context, topic, info, segment)
     return topic_map
 
 
@@ -319,7 +319,7 @@ async def located(
     )
 
 
-def _tell(context: OffloadContext, topic: TopicName, info: LedgerInfo, segment: CommittedSegment) -> None:
+def _log_adopted(context: OffloadContext, topic: TopicName, info: LedgerInfo, segment: CommittedSegment) -> None:
     context.upload_context.metrics.broker_ledgers.labels(outcome="adopted").inc()
     log.info(
         "ledger.adopted",

@@ -24,7 +24,7 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import LedgerInfo, Position, TopicName
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata.records.history import HistoryRange
-from offloaderd.segment.builders.builder import LEDGERS_MAX, PART_COUNT_MAX, SegmentLayout
+from offloaderd.segment.builder import LEDGERS_MAX, PART_COUNT_MAX, SegmentLayout
 
 log = structlog.get_logger(__name__)
 

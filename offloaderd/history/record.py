@@ -11,7 +11,7 @@ from offloaderd.core.errors import NotFound, Transient
 from offloaderd.core.model import START, LedgerEnd, LedgerInfo, Loss, OffloadMethod, Position, TopicName
 from offloaderd.format.manifest import LedgerPart
 from offloaderd.history.boundaries import Split
-from offloaderd.ledgers.chain import LedgerChain, Run
+from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.metadata import history, paths
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.history import HistoryRanges
@@ -69,15 +69,11 @@ class HistoryRecord:
         """The newest committed position of history; START if there is none."""
         return self._record.map.history_end or START
 
-    async def look(self, ledgers: Ledgers) -> list[LedgerInfo]:
+    async def refresh(self, ledgers: Ledgers) -> list[LedgerInfo]:
         """Refresh and return the source's ledgers of history. Raises Transient, HistoryGap, and as `ledgers` does."""
         old = await ledgers_of(ledgers, self._record.map.topic, self.plan.last, self._boundary)
         self.chain.update([*old, edge_at(self._boundary)])
         return old
-
-    def next_after(self, position: Position) -> Run | Loss | None:
-        """Return what follows a position, None at the end of history."""
-        return self.chain.next_after(position)
 
     def known_ends(
         self, parts: Sequence[LedgerPart], infos: Mapping[int, LedgerInfo]

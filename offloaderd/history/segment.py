@@ -1,28 +1,105 @@
-"""The committer into a topic's map, the facts for manifests, and the layout of segments of history."""
+"""Segments of history, in a daemon or an executor: feed, layout, committer into the topic's map, facts for manifests.
 
-from collections.abc import Mapping, Sequence
+The feed's entries are read as fast as they can be stored, without the tailing buffer. Transient errors are retried
+here. A loss is yielded as a Gap; reading continues behind it once the chain has accepted it.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import NotFound
+from offloaderd.core.errors import NotFound, OffloaderError, Transient
+from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.model import LedgerInfo, Position, TopicName
+from offloaderd.core.model import LedgerInfo, Loss, Position, TopicName
+from offloaderd.core.retry import Backoff, Turn
 from offloaderd.format.manifest import LedgerPart, SegmentManifest
 from offloaderd.format.v1 import LedgerLayout
 from offloaderd.format.v2 import SegmentLayout
 from offloaderd.history.record import HistoryRecord
+from offloaderd.ledgers.chain import LedgerChain
+from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata.records.attempt import Attempt
-from offloaderd.metadata.records.history import HistoryPlan
 from offloaderd.objects.keys import ObjectKind
-from offloaderd.segment.builders.ledger_builder import ledger_layout
+from offloaderd.segment.builder import ledger_layout
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.topic_record import TopicRecord
 from offloaderd.segment.committer import FindManifest, Surroundings, VerifiedSegment
 from offloaderd.segment.context import OffloadContext
-from offloaderd.segment.feed import Gap
+from offloaderd.segment.feed import Empty, Gap, ReadAheadFeed, Reading
 from offloaderd.segment.prefix_totals import Pasts
 from offloaderd.segment.states import state_of
+
+READ_BYTES = 1 << 20
+"""Bytes of one read of the source; less if a part is smaller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerReading:
+    """The way to read one topic's ledgers: `chain` has the known ones, `refresh` reads the source's list again.
+
+    `failing` gets each failure, and None when it ends; `pace` times the pauses before a retry.
+    """
+
+    source: LedgerSource
+    topic: TopicName
+    chain: LedgerChain
+    refresh: Callable[[], Awaitable[object]]
+    failing: Callable[[OffloaderError | None], None]
+    pace: Clock | Turn
+    metrics: Metrics
+
+
+def ledger_feed(
+    reading: LedgerReading, attempt: Attempt, planned: Position, *, layout: SegmentLayout, budget: ByteBudget
+) -> ReadAheadFeed:
+    """Return the feed of an attempt's entries: up to its end if that is decided, else to the `planned` one."""
+    end = planned if attempt.end is None else attempt.end
+    part_bytes = (attempt.layout or layout).part_bytes
+    batches = partial(ledger_batches, reading, end=end, batch_bytes=min(READ_BYTES, part_bytes))
+    return ReadAheadFeed(batches, budget, reserve_bytes=part_bytes, holder=attempt.segment_id)
+
+
+async def ledger_batches(reading: LedgerReading, after: Position, *, end: Position, batch_bytes: int) -> Reading:
+    """Yield the entries behind `after` up to `end`. Raises what `refresh` raises, and errors that do not pass."""
+    backoff, failure = Backoff(reading.pace), None
+    while after < end:
+        if failure is not None:
+            reading.failing(failure)
+            yield Empty()
+            await backoff.wait(failure)
+            failure = None
+        step = reading.chain.next_after(after)
+        if isinstance(step, Loss):
+            yield Gap(step)
+            if reading.chain.next_after(after) == step:
+                return
+            continue
+        if step is None or step.first > end:
+            return
+        last = min(step.last_entry_id, end.entry_id) if step.ledger_id == end.ledger_id else step.last_entry_id
+        entries = reading.source.read(reading.topic, step.ledger_id, step.first_entry_id, last, batch_bytes=batch_bytes)
+        try:
+            async with aclosing(entries) as batches:
+                async for batch in batches:
+                    reading.metrics.source_entries.inc(len(batch.payloads))
+                    reading.metrics.source_bytes.inc(batch.payload_bytes())
+                    yield batch
+                    after = batch.last
+        except NotFound:
+            await reading.refresh()
+            if step.ledger_id in reading.chain.ledgers:
+                failure = Transient(f"ledger {step.ledger_id} is listed, and not there")
+        except Transient as error:
+            failure = error
+        else:
+            reading.failing(None)
+            backoff.reset()
+
 
 log = structlog.get_logger(__name__)
 
@@ -108,20 +185,14 @@ class MapFacts:
         )
 
 
-async def layout_in_history(
-    context: OffloadContext,
-    topic: TopicName,
-    plan: HistoryPlan,
-    begin: Position,
-    info: LedgerInfo | None,
-    *,
-    count: bool,
+async def layout_of(
+    context: OffloadContext, topic: TopicName, info: LedgerInfo | None, *, whole: bool, count: bool
 ) -> LedgerLayout | SegmentLayout:
-    """Return the layout of a segment of history by the plan's method; `info` describes its ledger.
+    """Return the layout of a segment; `info` describes its ledger, which goes `whole` by its plan or policy.
 
     A ledger that the source has deleted streams, if it can be read. Raises Transient, InvalidInput.
     """
-    if context.ledgers is None or info is None or not plan.goes_whole(begin):
+    if context.ledgers is None or info is None or not whole:
         return context.layout
     try:
         return await ledger_layout(context.ledgers, context.source, topic, info, count=count)

@@ -1,6 +1,6 @@
 """Writes the planned history of one topic beside its live segments: range after range, each an attempt of its own.
 
-Each is written by the segment writer from its ledgers (`ledger_feed.py`). A range with wrong lengths becomes several
+Each is written by the segment writer from its ledgers (`segment.py`). A range with wrong lengths becomes several
 segments, a lost range none. A history that a job has split into whole ledgers, and given back, stays so.
 """
 
@@ -15,21 +15,19 @@ from offloaderd.core.retry import Backoff, Turn, until_answered
 from offloaderd.format.v1 import LedgerLayout
 from offloaderd.format.v2 import SegmentLayout
 from offloaderd.history.boundaries import Splitter, segment_bytes_for
-from offloaderd.history.ledger_feed import LedgerReading, ledger_feed
 from offloaderd.history.owned_topic import OwnedTopic
 from offloaderd.history.record import HistoryRecord
-from offloaderd.history.segment import MapCommitter, MapFacts, layout_in_history
+from offloaderd.history.segment import LedgerReading, MapCommitter, MapFacts, layout_of, ledger_feed
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import paths
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.objects.places import Place
-from offloaderd.segment import resume as recovery
-from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.claim.attempt_log import attempt_log
 from offloaderd.segment.committer import Assignment
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.feed import ReadAheadFeed
-from offloaderd.segment.resume import as_finished, unrecorded
-from offloaderd.segment.stop import OnGap, RangeStop
+from offloaderd.segment.resume import as_finished, take_over, unrecorded
+from offloaderd.segment.roll import OnGap, RangeStop
 from offloaderd.segment.upload import SegmentFailed
 from offloaderd.segment.writer import SegmentWriter
 
@@ -59,14 +57,7 @@ class HistoryWriter:
         self._holder = holder
         self._topic = offloader.topic
         self._clock, self._metrics = upload_context.clock, upload_context.metrics
-        self._attempts = AttemptLog(
-            context.metadata,
-            offloader.claim,
-            clock=self._clock,
-            metrics=self._metrics,
-            path=paths.history_attempt(offloader.topic),
-            head=offloader.head,
-        )
+        self._attempts = attempt_log(context, offloader.claim, paths.history_attempt(offloader.topic), offloader.head)
 
     async def run(self) -> None:
         """Write until all of history is committed or lost.
@@ -74,7 +65,7 @@ class HistoryWriter:
         Raises Fenced; and HistoryGap, CorruptData and Conflict, after which a new run is safe.
         """
         record = self._offloader.record
-        left = await recovery.take_over(self._attempts, record.map.history_end, self._context)
+        left = await take_over(self._attempts, record.map.history_end, self._context)
         plan = record.map.history
         assert plan is not None  # noqa: S101 - called with a plan only
         self._history = HistoryRecord(record, plan, self._attempts, left.begin, holder=self._holder)
@@ -84,7 +75,7 @@ class HistoryWriter:
         )
         self._failures = left.failures
         attempt = await self._as_finished(left.attempt)
-        infos = await self._look()
+        infos = await self._refresh()
         if plan.ranges:
             await until_answered(self._clock, self._history.load)
         else:
@@ -109,9 +100,7 @@ class HistoryWriter:
         topic = self._offloader
         if left is None:
             return None
-        found = await as_finished(
-            self._context, self._topic, left, failure_tracker=topic.failure_tracker, identity=topic.identity
-        )
+        found = await as_finished(self._context, left, failure_tracker=topic.failure_tracker, identity=topic.identity)
         for loss in unrecorded(topic.map, found):
             await self._history.lost(loss)
         return found
@@ -121,10 +110,10 @@ class HistoryWriter:
         while self._offloader.policy.method is OffloadMethod.NONE:
             await self._offloader.policy_changed.wait_at_most(self._clock, PAUSED_S)
 
-    async def _look(self) -> list[LedgerInfo]:
+    async def _refresh(self) -> list[LedgerInfo]:
         """Refresh the source's ledgers, as soon as it answers. Raises HistoryGap, IdentityRefused."""
         checked = partial(self._offloader.source_check.ledgers, self._source)
-        infos = await until_answered(self._turn, lambda: self._history.look(checked), on_error=self._failing)
+        infos = await until_answered(self._turn, lambda: self._history.refresh(checked), on_error=self._failing)
         self._failing(None)
         return infos
 
@@ -155,8 +144,8 @@ class HistoryWriter:
 
     async def _next_attempt(self) -> Attempt | None:
         """Return the next attempt of history, None at its end. Losses before it are recorded."""
-        await self._look()
-        while isinstance(step := self._history.next_after(self._history.standing), Loss):
+        await self._refresh()
+        while isinstance(step := self._history.chain.next_after(self._history.standing), Loss):
             await self._history.lost(step)
         if step is None:
             return None
@@ -167,8 +156,8 @@ class HistoryWriter:
         )
 
     async def _layout(self, begin: Position) -> LedgerLayout | SegmentLayout:
-        info, plan = self._history.chain.ledgers.get(begin.ledger_id), self._history.plan
-        return await layout_in_history(self._context, self._topic, plan, begin, info, count=bool(self._failures[0]))
+        info, whole = self._history.chain.ledgers.get(begin.ledger_id), self._history.plan.goes_whole(begin)
+        return await layout_of(self._context, self._topic, info, whole=whole, count=bool(self._failures[0]))
 
     async def _place(self) -> Place:
         return self._context.place_for(self._offloader.policy)
@@ -202,7 +191,7 @@ class HistoryWriter:
             source=self._source,
             topic=self._topic,
             chain=self._history.chain,
-            refresh=self._look,
+            refresh=self._refresh,
             failing=self._failing,
             pace=self._turn,
             metrics=self._metrics,

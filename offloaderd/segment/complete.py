@@ -23,7 +23,7 @@ from offloaderd.format.verify import check_block
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.objects.keys import ObjectKind
-from offloaderd.segment.builders.builder import SegmentBuilder
+from offloaderd.segment.builder import SegmentBuilder
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.upload import SegmentFailed, SegmentUpload
 

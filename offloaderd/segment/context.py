@@ -16,7 +16,7 @@ from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
 from offloaderd.objects.places import Place, Places
-from offloaderd.segment.builders.ledger_builder import LedgerCut, WholeLedgers
+from offloaderd.segment.builder import LedgerCut, WholeLedgers
 from offloaderd.segment.prefix_totals import Pasts
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.segment.upload import UploadContext

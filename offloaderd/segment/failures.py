@@ -78,7 +78,7 @@ class FailureTracker:
         self._clock = clock
         self._changed = changed
         self._failing: dict[Hashable, Failure] = {}
-        self._told = False
+        self._logged = False
 
     @property
     def worst(self) -> Failure | None:
@@ -118,14 +118,14 @@ class FailureTracker:
         else:
             known.error = error
             known.tries += 1
-        self._tell()
+        self._log()
         self._changed()
 
     def clear(self, what: Hashable = "") -> None:
         """Note that `what` worked, or is not needed any more."""
         ended = [self._failing.pop(one, None) for one in (what, "")]
         if any(ended):
-            self._tell(ended=next(filter(None, ended)))
+            self._log(ended=next(filter(None, ended)))
             self._changed()
 
     async def until_answered(self, ask: Callable[[], Awaitable[T]], what: Hashable, *passes: type[OffloaderError]) -> T:
@@ -137,11 +137,11 @@ class FailureTracker:
         finally:
             self.clear(what)
 
-    def _tell(self, *, ended: Failure | None = None) -> None:
+    def _log(self, *, ended: Failure | None = None) -> None:
         """Log when a stall begins and when it ends."""
         stalled = self.stalled
-        if stalled is not None and not self._told:
-            self._told = True
+        if stalled is not None and not self._logged:
+            self._logged = True
             log.error(
                 "topic.stalled",
                 topic=str(self._topic),
@@ -149,8 +149,8 @@ class FailureTracker:
                 error=str(stalled.error),
                 since_ms=stalled.since_ms,
             )
-        elif stalled is None and self._told and ended is not None:
-            self._told = False
+        elif stalled is None and self._logged and ended is not None:
+            self._logged = False
             lasted_s = round(self._clock.monotonic() - ended.since_s, 3)
             log.info("topic.recovered", topic=str(self._topic), stalled_s=lasted_s)
 

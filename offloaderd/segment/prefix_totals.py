@@ -114,11 +114,9 @@ class Pasts:
         The manifest of the segment before may be missing (None) or damaged, which stops nothing.
         """
         number = bisect_left(topic_map.segments, begin, key=lambda one: one.begin)
-        if not number:
+        if not number or topic_map.segments[number - 1].foreign:
             return past_of(topic_map, begin, infos, None)
         before = topic_map.segments[number - 1]
-        if before.foreign:
-            return past_of(topic_map, begin, infos, None)
         if before.segment_id not in self._behind:
             key = before.keys.manifest
             data = await fetch(before.bucket, key)

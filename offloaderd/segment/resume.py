@@ -94,12 +94,7 @@ def reason_to_give_up(found: Attempt, end: Position | None, context: OffloadCont
 
 
 async def as_finished(
-    context: OffloadContext,
-    topic: TopicName,
-    found: Attempt,
-    *,
-    failure_tracker: FailureTracker,
-    identity: TopicIdentity,
+    context: OffloadContext, found: Attempt, *, failure_tracker: FailureTracker, identity: TopicIdentity
 ) -> Attempt:
     """Return an attempt with the end and the blocks of its manifest if there is one, else as it is recorded.
 
@@ -112,7 +107,7 @@ async def as_finished(
         context.upload_context, found.bucket, found.keys, failure_tracker=failure_tracker, labels=lambda _: {}
     )
     try:
-        described = await _proven(context, topic, found, upload)
+        described = await _proven(context, identity.topic, found, upload)
     except (SegmentFailed, CorruptData) as error:
         if found.seal is None:
             await identity.stop(
@@ -127,7 +122,7 @@ async def as_finished(
     await identity.clear(RefusalKind.METADATA_WENT_BACK, about=f"segment {found.segment_id}")
     log.warning(
         "segment.rolled_forward",
-        topic=str(topic),
+        topic=str(identity.topic),
         segment_id=str(found.segment_id),
         range=str(described.range),
         sealed=found.seal is not None,
@@ -141,8 +136,8 @@ async def as_finished(
 def unrecorded(topic_map: TopicMap, found: Attempt) -> list[Loss]:
     """Return the losses that the manifest of a proven attempt has and the map lacks."""
     known = {(one.after, one.before) for one in topic_map.losses}
-    told = found.seal.losses if found.proven and found.seal is not None else ()
-    return [one for one in told if (one.after, one.before) not in known]
+    described = found.seal.losses if found.proven and found.seal is not None else ()
+    return [one for one in described if (one.after, one.before) not in known]
 
 
 async def _proven(

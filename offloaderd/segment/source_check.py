@@ -188,10 +188,10 @@ class SourceCheck:
         """
         await self.source()
         infos = list(await source.ledgers(self._topic))
-        await self._look(infos)
+        await self._check(infos)
         return infos
 
-    async def _look(self, infos: Sequence[LedgerInfo]) -> None:
+    async def _check(self, infos: Sequence[LedgerInfo]) -> None:
         seen = self._record.chain.ledgers
         fresh = [info for info in infos if seen.get(info.ledger_id) is not info]
         if self._record.map.offloaded is None:

@@ -35,7 +35,7 @@ from offloaderd.objects.checks import combined_etag, md5
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
 from offloaderd.objects.port import ObjectInfo, PartInfo, SegmentStore, find, present
 from offloaderd.objects.whole import apart
-from offloaderd.segment.builders.builder import CutPart
+from offloaderd.segment.builder import CutPart
 from offloaderd.segment.failures import FailureTracker, StoreReach, error_class
 from offloaderd.segment.feed import Reservation
 
@@ -285,8 +285,8 @@ class SegmentUpload:
 
     def _check_etag(self, stored: ObjectInfo, parts: Sequence[PartInfo]) -> None:
         """Compare the data object's ETag with those of the parts, if it follows from them."""
-        etag, told = stored.etag, not stored.etag_opaque
-        self.proven = told and all(_is_md5(part.etag) for part in parts) and etag.endswith(f"-{len(parts)}")
+        etag, opaque = stored.etag, stored.etag_opaque
+        self.proven = not opaque and all(_is_md5(part.etag) for part in parts) and etag.endswith(f"-{len(parts)}")
         if self.proven and etag != (wanted := combined_etag(parts)):
             raise SegmentFailed(f"{self._key} has the ETag {etag}, not {wanted}: it holds other parts")
 

@@ -21,18 +21,16 @@ from offloaderd.format.manifest import SegmentManifest
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.metadata.records.attempt import Attempt, Seal, StoredPart, stored_part
 from offloaderd.objects.keys import ObjectKind
-from offloaderd.segment.builders.builder import CutPart
-from offloaderd.segment.builders.ledger_builder import builder_of
+from offloaderd.segment.builder import CutPart, builder_of
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.committer import Assignment, Committer, SealFacts, VerifiedSegment
 from offloaderd.segment.complete import SegmentCompletion, keeps_seal
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.feed import Empty, End, Entries, EntryFeed, Gap, Lost, Reservation
+from offloaderd.segment.roll import NO_VIEW, OnGap, SegmentProgress, StopRule, TopicView, Views
 from offloaderd.segment.states import SegmentState
-from offloaderd.segment.stop import OnGap, SegmentProgress, StopRule
 from offloaderd.segment.upload import SegmentFailed, SegmentUpload
-from offloaderd.segment.view import NO_VIEW, TopicView, Views
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +49,7 @@ HEAD_BYTES = 4096
 CREATED_BYTES = 24
 """Greatest size of one ledger's creation time in the record."""
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 """Pause between checks whether entries that a segment with a decided end needs were deleted at the source."""
 
 
@@ -270,7 +268,7 @@ class _OneSegment:
                 case Empty():
                     if required is not None and view.requested.stopping and not self._feed.rereadable:
                         return False
-                    wait_s = LOOK_S if required is not None else self._stop.next_check_s(self.progress, view, now_s)
+                    wait_s = CHECK_S if required is not None else self._stop.next_check_s(self.progress, view, now_s)
                     await self._feed.wait(wait_s)
 
     def _is_at_end(self, cursor: Position, view: TopicView, now_s: float) -> bool:

@@ -28,8 +28,7 @@ from offloaderd.core.model import OffloadMethod, TopicName
 from offloaderd.core.retry import until_answered
 from offloaderd.daemon.settings import Settings
 from offloaderd.history.boundaries import segment_bytes_for
-from offloaderd.history.rewriting.rewrite import cut_of, exchange, look_up
-from offloaderd.history.rewriting.stored_feed import PIECE_BYTES, Unreadable
+from offloaderd.history.rewrite import PIECE_BYTES, Unreadable, cut_of, exchange, look_up
 from offloaderd.metadata import paths
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.nodes import node
@@ -41,7 +40,8 @@ from offloaderd.metadata.topic_map.conversion import Standing
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.metadata.topic_map.merging import Goal, goal_of
 from offloaderd.policy.resolver import PolicyResolver
-from offloaderd.segment.builders.builder import LEDGERS_MAX
+from offloaderd.segment.builder import LEDGERS_MAX
+from offloaderd.segment.claim.attempt_log import attempt_log
 from offloaderd.segment.claim.fence import Claim
 from offloaderd.segment.claim.head import head_of
 from offloaderd.segment.context import OffloadContext
@@ -52,7 +52,7 @@ from offloaderd.segment.upload import SegmentFailed
 from offloaderd.spark.jobs import executors as stores
 from offloaderd.spark.jobs.driver import Driver, Ended, Item, JobTopics, TopicJob, driver_id, for_each, stored, verified
 from offloaderd.spark.jobs.executors import SparkRunner
-from offloaderd.spark.jobs.lease import attempt_log, attempts_of, claimed, driver_of
+from offloaderd.spark.jobs.lease import attempts_of, claimed, driver_of
 from offloaderd.spark.jobs.task import RewriteTask, Written, rewrite_segment
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """A whole ledger's object (PIP-17, V1) written and read block by block, in the plainest code for the format.
 
-The real writer cuts objects into runs and never holds a block (`segment/builders/ledger_builder.py`). It is compared
+The real writer cuts objects into runs and never holds a block (`segment/builder.py`). It is compared
 with this one, and this one with the output of Pulsar's own offloader.
 """
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from offloaderd.core.aio import Signal, race
 from offloaderd.core.model import START, EntryBatch, OfferResult, Position
-from offloaderd.topic.mailbox import Requests
+from offloaderd.topic.chooser import Requests
 
 
 class MemoryHolder(Protocol):

@@ -1,5 +1,6 @@
-"""The chooser: what an owner does with its topic between two segments, and by which method. Pure, by a view of the
-topic.
+"""The chooser: what an owner does with its topic between two segments, and by which method.
+
+It is pure and decides by a view of the topic; `Requests` collects the open requests in that view.
 
 The attempt of an earlier owner is resumed, or abandoned once the source has lost its first entry. Else ledgers that
 brokers have offloaded are adopted, and a segment begins with the next entry as soon as that is to be offloaded.
@@ -12,11 +13,11 @@ is streamed under every method: no object of PIP-17 can hold it. Under `none` no
 
 from typing import NamedTuple
 
+from offloaderd.core.aio import Signal
 from offloaderd.core.model import LedgerInfo, Loss, OffloadMethod, Position
 from offloaderd.ledgers.chain import Run
 from offloaderd.metadata.records.attempt import Attempt
-from offloaderd.segment.stop import SegmentProgress
-from offloaderd.segment.view import TopicView
+from offloaderd.segment.roll import Requested, RollPolicy, SegmentProgress, TopicView
 
 
 def begins(view: TopicView) -> bool:
@@ -111,7 +112,7 @@ def frees_on_seal(view: TopicView, progress: SegmentProgress | None) -> bool:
     return method_at(view, view.first) is OffloadMethod.STREAMING
 
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 """Pause between checks whether the source lost a left attempt's entries, or a ledger became due."""
 
 
@@ -173,7 +174,7 @@ def choose(view: TopicView) -> Choice:
         return Begin(first, method)
     if view.end_is_unrecorded:
         return NoteEnd()
-    return Wait(LOOK_S if first is not None else None)
+    return Wait(CHECK_S if first is not None else None)
 
 
 def _of_left(left: Attempt, view: TopicView) -> Choice:
@@ -183,4 +184,55 @@ def _of_left(left: Attempt, view: TopicView) -> Choice:
         return Resume(left) if left.parts or first <= left.begin else Abandon(left)
     if view.end_is_unrecorded:
         return NoteEnd()
-    return Abandon(left) if view.left_is_lost else Wait(LOOK_S, starving=left.end is not None)
+    return Abandon(left) if view.left_is_lost else Wait(CHECK_S, starving=left.end is not None)
+
+
+class Requests:
+    """The open requests to one topic, which its loop and segment writer read at each step; `changed` wakes the loop.
+
+    A request is a state, not a message, so a repeated one counts once.
+    """
+
+    def __init__(self, changed: Signal, policy: RollPolicy) -> None:
+        self.policy = policy
+        """The policy in force."""
+        self.stopping = False
+        """Whether the owner is to release the topic."""
+        self._seal_to: Position | None = None
+        self._memory = False
+        self._changed = changed
+
+    def follow(self, policy: RollPolicy) -> None:
+        """Take another policy."""
+        self.policy = policy
+        self._changed.notify()
+
+    def stop(self) -> None:
+        """Request that the open segment is sealed and the topic released."""
+        self.stopping = True
+        self._changed.notify()
+
+    def seal_to(self, target: Position) -> None:
+        """Request a seal as soon as the segment holds the entry at `target`."""
+        self._seal_to = max(target, self._seal_to or target)
+        self._changed.notify()
+
+    def free_memory(self) -> None:
+        """Request a seal soon, because memory is short."""
+        if not self._memory:
+            self._memory = True
+            self._changed.notify()
+
+    def includes(self, position: Position) -> bool:
+        """Return whether everything up to `position` is requested."""
+        return self._seal_to is not None and position <= self._seal_to
+
+    def committed(self, end: Position) -> None:
+        """Drop the requests that a commit up to `end` fulfils."""
+        if self._seal_to is not None and self._seal_to <= end:
+            self._seal_to = None
+        self._memory = False
+
+    def now(self) -> Requested:
+        """Return the requests to the open segment."""
+        return Requested(self.stopping, self._seal_to, self._memory)

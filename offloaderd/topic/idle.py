@@ -6,7 +6,7 @@ an `IdleTopic` remains. To wake it is to load it from the stores like a topic ju
 
 A topic is suspended after `after_s` without a change, or at once if it was loaded for inspection only (a daemon that
 starts loads its idle topics a few at a time). All confirmed entries must be committed, no push or request may be open,
-and each duty must have reported that it rests, and until when (`duties.py`); a duty without a report keeps the topic
+and each duty must have reported that it rests, and until when (`Rest`); a duty without a report keeps the topic
 active, so a new duty is safe. Work between the decision and the end of the tasks is cut off as by a crash, and done
 after the wake. No entry is lost: nobody finds the topic's buffer from that decision on.
 
@@ -114,7 +114,7 @@ class IdleTopic:
     session: Session
     snapshot: SourceSnapshot | None
     due_s: float
-    looked_s: float
+    refreshed_s: float
     woken: Event = field(default_factory=Event)
     cause: Cause | None = None
 
@@ -126,7 +126,7 @@ class IdleTopic:
 
     def status(self, now_s: float) -> TopicStatus:
         """Return the topic's status, as its owner reports it while nothing changes."""
-        return self.record if self.snapshot is None else replace(self.record, looked_age_s=now_s - self.looked_s)
+        return self.record if self.snapshot is None else replace(self.record, looked_age_s=now_s - self.refreshed_s)
 
 
 def is_quiet(topic: TopicOffloader) -> bool:
@@ -231,7 +231,7 @@ class IdleTopics:
                 while (left_s := until_s - self._clock.monotonic()) > 0:
                     await self._clock.sleep(min(LOOKED_AT_S, left_s))
                     self._look_at_untouched()
-                self.look()
+                self.check()
 
     def taken_up(self, supervisor: Supervised) -> None:
         """Expect a topic loaded for inspection only to be suspended as soon as it proves to have no work."""
@@ -248,7 +248,7 @@ class IdleTopics:
                 del self._untouched[supervisor]
                 self._suspend(supervisor, topic, now_s)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Suspend the topics that have been quiet for long enough, and wake those that are due; contains no await."""
         now_s, after_s = self._clock.monotonic(), self.options.after_s
         quiet, self._quiet = self._quiet, {}
@@ -282,7 +282,7 @@ class IdleTopics:
             session=supervisor.session,
             snapshot=tailer.snapshot if tailer is not None else None,
             due_s=min(topic.rest.due_s or inf, now_s + again_s - self._clock.jitter(again_s / 5)),
-            looked_s=now_s if tailer is None or tailer.looked_s is None else tailer.looked_s,
+            refreshed_s=now_s if tailer is None or tailer.refreshed_s is None else tailer.refreshed_s,
         )
         if idle_topic.session.session_id not in self._sessions:
             self._sessions.add(idle_topic.session.session_id)
@@ -313,7 +313,7 @@ class IdleTopics:
                 async for _ in changes:
                     if await snapshot_of(source, topic) != idle_topic.snapshot:
                         idle_topic.wake(Cause.SOURCE)
-                    idle_topic.looked_s = self._clock.monotonic()
+                    idle_topic.refreshed_s = self._clock.monotonic()
         except OffloaderError as error:
             log.debug("source.not_watched", topic=str(topic), error=str(error))
             idle_topic.wake(Cause.SOURCE)

@@ -1,32 +1,118 @@
-"""Live segments: their attempts, their committer, and the facts around them for their manifests."""
+"""Live segments: their feed from the tailing buffer, their attempts, their committer, and facts for their manifests.
+
+Only the feed sets the position of the newest taken entry, behind which the tailer reads.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import NotFound
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import LedgerInfo, OffloadMethod, Position, RollReason
 from offloaderd.core.retry import until_answered
 from offloaderd.format.v1 import LedgerLayout
 from offloaderd.format.v2 import SegmentLayout
-from offloaderd.history.segment import MapCommitter, MapFacts
+from offloaderd.history.segment import MapCommitter, MapFacts, layout_of
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.objects.places import Place
-from offloaderd.segment.builders.ledger_builder import ledger_layout
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.refusals import TopicIdentity
 from offloaderd.segment.claim.topic_record import TopicRecord
 from offloaderd.segment.committer import Assignment, VerifiedSegment
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
+from offloaderd.segment.feed import Answer, Empty, Entries, Lost
 from offloaderd.segment.prefix_totals import Pasts
 from offloaderd.segment.resume import LeftBehind, abandon, as_finished, unrecorded
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.segment.source_check import created_times
 from offloaderd.segment.upload import SegmentFailed
+from offloaderd.topic.buffer import TailingBuffer
 from offloaderd.topic.chooser import Begin
 from offloaderd.topic.tailer import Tailer
+
+OVERDRAW_S = 10.0
+"""Longest wait for a segment's next entries before another segment may overdraw the memory instead."""
+
+
+class TailingFeed:
+    """The next entries of one topic; see EntryFeed. It answers no Gap: the tailer records losses.
+
+    `source` is None for a topic without one.
+    """
+
+    def __init__(self, buffer: TailingBuffer, clock: Clock, *, resume: Position) -> None:
+        self.position = resume
+        """Newest entry that was taken before the last step, or is committed."""
+        self.changed = buffer.changed
+        """Notified of entries, and of every other event that may end the segment."""
+        self.source: Tailer | None = None
+        self._buffer = buffer
+        self._clock = clock
+        self._came_s = clock.monotonic()
+
+    @property
+    def rereadable(self) -> bool:
+        """See EntryFeed: true with a source."""
+        return self._buffer.rereadable
+
+    def first(self, after: Position | None = None) -> Position | None:
+        """Return the first entry behind `after` (None: the position); None while it is not in memory."""
+        found = self._buffer.take(self.position if after is None else after, 1)
+        return found[0].first if found else None
+
+    def take(self, after: Position, bytes_max: int, required: Position | None = None) -> Answer:
+        """See EntryFeed. While required entries are missing it may overdraw the memory, unless none come."""
+        self.position = max(self.position, after)
+        batches = self._buffer.take(after, bytes_max)
+        if required is not None and (batches[0].first > required if batches else self.out_of_reach(required)):
+            return Lost()
+        now_s = self._clock.monotonic()
+        if batches:
+            self._came_s = now_s
+            return Entries(tuple(batches))
+        if required is not None:
+            if now_s - self._came_s >= OVERDRAW_S:
+                self._buffer.let_others()
+            self._buffer.starve()
+        return Empty()
+
+    def out_of_reach(self, end: Position) -> bool:
+        """Return whether no listed ledger has, or may get, the entries behind the position up to `end`."""
+        source, taken = self.source, self.position
+        if source is None or source.refreshed_s is None:
+            return False
+        between = [info for info in source.chain.ledgers.values() if taken.ledger_id <= info.ledger_id <= end.ledger_id]
+        return not any(not info.closed or taken < (info.ledger_id, info.entries - 1) for info in between)
+
+    async def wait(self, timeout_s: float) -> None:
+        """See EntryFeed."""
+        await self.changed.wait_at_most(self._clock, timeout_s)
+
+    def restart(self, at: Position) -> None:
+        """See EntryFeed. Entries before a later position are stored, and may be dropped."""
+        if at > self.position:
+            self._buffer.mark_cut(at)
+        elif at < self.position or self._buffer.starving:
+            self._buffer.restart(at)
+        self.position = at
+        self._came_s = self._clock.monotonic()
+
+    def sent(self, through: Position) -> None:
+        """See EntryFeed. The position moves too, so that dropped entries are not read again."""
+        self._buffer.mark_cut(through)
+        self.position = max(self.position, through)
+
+    def committed(self, through: Position) -> None:
+        """See EntryFeed. Entries that were not taken here, as of an adopted ledger, are not read any more."""
+        taken, self.position = self.position, max(self.position, through)
+        self._buffer.release(through)
+        if taken < through:
+            self._buffer.restart(through)
+
+    async def close(self) -> None:
+        """Keep the entries: the next segment takes them."""
+
 
 _ROLLED = {one.value for one in RollReason}
 
@@ -89,10 +175,10 @@ class LiveAttempts:
         """Compare an earlier owner's attempt with the bucket, and return it. Raises IdentityRefused, Fenced."""
         if self.left is None:
             return None
-        record, tracker, topic = self._record, self._failure_tracker, self._record.map.topic
+        record, tracker = self._record, self._failure_tracker
         # First, since old metadata should not cause a whole read of a finished segment.
         await self._attempts.check_head(record.map, self.left.segment_id)
-        self.left = await as_finished(self._context, topic, self.left, failure_tracker=tracker, identity=self._identity)
+        self.left = await as_finished(self._context, self.left, failure_tracker=tracker, identity=self._identity)
         for loss in unrecorded(record.map, self.left):
             await record.lost(loss)
         self.settled = True
@@ -133,16 +219,12 @@ class LiveAttempts:
         return replace(attempt, created=created_times([info]) if info is not None else {})
 
     async def _layout(self, begin: Begin, info: LedgerInfo | None) -> SegmentLayout | LedgerLayout:
-        """Return the layout of a segment; a ledger that the source has deleted meanwhile streams."""
-        context, topic, again = self._context, self._record.map.topic, bool(self._tries)
+        context, topic = self._context, self._record.map.topic
         if begin.method is not OffloadMethod.LEDGER_BASED or info is None:
             return context.layout
-        try:
-            return await self._failure_tracker.until_answered(
-                lambda: ledger_layout(context.ledgers, context.source, topic, info, count=again), "source"
-            )
-        except NotFound:
-            return context.layout
+        return await self._failure_tracker.until_answered(
+            lambda: layout_of(context, topic, info, whole=True, count=bool(self._tries)), "source"
+        )
 
     def work(self, attempt: Attempt, after: Position, policy: RollPolicy) -> Assignment:
         """Return the assignment of an attempt whose first entry directly follows `after`."""
@@ -166,24 +248,24 @@ class LiveAttempts:
 
 
 class LiveFacts(MapFacts):
-    """Facts around a live segment; `told` has the ledgers that a pusher has closed. See SealFacts."""
+    """Facts around a live segment; `closed_ledgers` are those that a pusher has closed. See SealFacts."""
 
     def __init__(
         self,
         record: TopicRecord,
         pasts: Pasts,
         tailer: Tailer | None,
-        told: Mapping[int, LedgerInfo],
+        closed_ledgers: Mapping[int, LedgerInfo],
         failure_tracker: FailureTracker,
     ) -> None:
         super().__init__(record, pasts)
         self._tailer = tailer
-        self._told = told
+        self._closed_ledgers = closed_ledgers
         self._failure_tracker = failure_tracker
 
     async def infos(self) -> Mapping[int, LedgerInfo]:
         """See SealFacts; after a refresh from the source."""
         if self._tailer is None:
-            return self._told
+            return self._closed_ledgers
         await self._failure_tracker.until_answered(self._tailer.refresh, "source")
-        return {**self._told, **await super().infos()}
+        return {**self._closed_ledgers, **await super().infos()}

@@ -4,6 +4,11 @@ A segment begins once the one before is committed, or given up: then its entries
 owner's attempt is resumed at the end of its record.
 """
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from math import inf
+
 from offloaderd.core.aio import Event, Group, Signal
 from offloaderd.core.errors import Conflict, InvalidInput, Transient, first_of
 from offloaderd.core.model import START, EntryBatch, LedgerInfo, Loss, OfferResult, OffloadMethod, Position, TopicName
@@ -17,11 +22,9 @@ from offloaderd.segment.claim.refusals import TopicIdentity
 from offloaderd.segment.claim.topic_record import TopicRecord
 from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.resume import LeftBehind
-from offloaderd.segment.roll import RollPolicy
+from offloaderd.segment.roll import LiveStop, RollPolicy, SegmentProgress, TopicView
 from offloaderd.segment.source_check import SourceCheck
-from offloaderd.segment.stop import LiveStop, SegmentProgress
 from offloaderd.segment.upload import SegmentFailed
-from offloaderd.segment.view import TopicView
 from offloaderd.segment.writer import SegmentWriter
 from offloaderd.topic.buffer import TailingBuffer
 from offloaderd.topic.chooser import (
@@ -30,6 +33,7 @@ from offloaderd.topic.chooser import (
     Begin,
     Leave,
     NoteEnd,
+    Requests,
     Resume,
     Wait,
     choose,
@@ -37,16 +41,49 @@ from offloaderd.topic.chooser import (
     reachable,
 )
 from offloaderd.topic.context import TopicContext
-from offloaderd.topic.duties import Rest, Resting
 from offloaderd.topic.handle import OffloadHandle, SegmentResult, check_ledger
 from offloaderd.topic.lag import LagTracker, OldestEntry
-from offloaderd.topic.live_segment import LiveAttempts, LiveCommitter, LiveFacts
-from offloaderd.topic.mailbox import Requests
+from offloaderd.topic.live_segment import LiveAttempts, LiveCommitter, LiveFacts, TailingFeed
 from offloaderd.topic.outage import Outage
 from offloaderd.topic.requests import ByHand
 from offloaderd.topic.status import TopicStatus, describe
 from offloaderd.topic.tailer import SourceReader, Tailer
-from offloaderd.topic.tailing_feed import TailingFeed
+
+
+class Rest:
+    """Whether all duties of an active topic rest, and until when."""
+
+    __slots__ = ("dues", "working")
+
+    def __init__(self) -> None:
+        self.working = 0
+        """How many duties have something to do, or have not reported that they have nothing."""
+        self.dues: list[float] = []
+        """When each duty that rests continues (monotonic)."""
+
+    @contextmanager
+    def until(self, due_s: float = inf) -> Iterator[None]:
+        """Return a context in which the duty that enters it has nothing to do before `due_s` (monotonic)."""
+        self.working -= 1
+        self.dues.append(due_s)
+        try:
+            yield
+        finally:
+            self.working += 1
+            self.dues.remove(due_s)
+
+    def begun(self, duty: asyncio.Task[None]) -> None:
+        """Count a duty that begins; one that has ended has nothing to do any more."""
+        self.working += 1
+        duty.add_done_callback(self._ended)
+
+    def _ended(self, _: object) -> None:
+        self.working -= 1
+
+    @property
+    def due_s(self) -> float | None:
+        """When the first duty continues (monotonic), None while one of them works."""
+        return None if self.working else min(self.dues, default=inf)
 
 
 class TopicOffloader:
@@ -76,7 +113,6 @@ class TopicOffloader:
         self.reach = context.upload_context.reach
         self.failure_tracker = FailureTracker(self.topic, self._clock, self.changed.notify)
         self.lag = LagTracker()
-        self._log = log
         self.record = TopicRecord(log, topic_map, left.begin, clock=self._clock, metrics=self._metrics)
         self.source_check = SourceCheck(
             context.known_source, identity, self.record, lambda: self.taken, lambda: self.attempt, clock=self._clock
@@ -154,7 +190,7 @@ class TopicOffloader:
         await self.record.lost(loss)
         self.changed.notify()
 
-    def looked(self) -> None:
+    def refreshed(self) -> None:
         """See TailedTopic: wake the loop if there is something to record."""
         if self.record.end_is_unrecorded() or self.adoption.due() is not None:
             self.feed.changed.notify()
@@ -232,7 +268,7 @@ class TopicOffloader:
         if self.tailer is not None:
             self.tailer.nudge()
 
-    def resting(self) -> Resting:
+    def resting(self) -> AbstractContextManager[None]:
         """See OwnedTopic."""
         return self.rest.until()
 
@@ -358,7 +394,7 @@ class TopicOffloader:
 
     def at(self, cursor: Position) -> TopicView:
         """Return the topic's view for a writer that has taken all entries up to `cursor`."""
-        seen = self.tailer is None or self.tailer.looked_s is not None
+        seen = self.tailer is None or self.tailer.refreshed_s is not None
         first = self.feed.first(cursor)
         waits = first is not None or not self.outage.overflow_is_empty
         left, last = self.attempts.left, self.map.segments[-1:]

@@ -17,8 +17,8 @@ from offloaderd.core.aio import Signal
 from offloaderd.core.model import EntryBatch, OfferResult, OutagePolicy, Position, TopicName
 from offloaderd.segment.failures import FailureTracker, error_class
 from offloaderd.topic.buffer import TailingBuffer
+from offloaderd.topic.chooser import Requests
 from offloaderd.topic.context import TopicContext
-from offloaderd.topic.mailbox import Requests
 from offloaderd.topic.spill import Spill
 
 WAIT_S = 2.0
@@ -116,7 +116,7 @@ class Outage:
             self._metrics.source_bytes.inc(batch.payload_bytes())
         return result
 
-    def look(
+    def unprotected(
         self, entries: int, payload_bytes: int, *, newest: Position | None, offloaded: Position | None
     ) -> Unprotected:
         """Return the unprotected part of the entries not committed; logs the begin and the end of an outage."""

@@ -28,12 +28,12 @@ from offloaderd.metadata.records.history import Worker
 from offloaderd.metadata.records.orders import Asked
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.segment.context import OffloadContext
-from offloaderd.segment.view import TopicView
+from offloaderd.segment.roll import TopicView
 from offloaderd.topic.chooser import method_of, reachable
 from offloaderd.topic.status import Described, lag_of
 
 
-class AskedTopic(Described, Protocol):
+class RequestedTopic(Described, Protocol):
     """A topic that takes manual requests."""
 
     closed_ledgers: dict[int, LedgerInfo]
@@ -79,13 +79,13 @@ class Why(StrEnum):
 
     EMPTY = "the topic has no entries"
     OFFLOADED = "all of it is offloaded already"
-    OPEN = "what is left is in the open ledger, and ledger-based offloading takes ledgers once they are closed"
-    WHOLE = "what is left is a part of a ledger, and ledger-based offloading takes whole ledgers"
-    THRESHOLD = "the closed ledgers are needed to keep as much as the threshold says, or there are none"
+    OPEN = "the rest is in the open ledger, and ledger-based offloading takes ledgers once they are closed"
+    WHOLE = "the rest is a part of a ledger, and ledger-based offloading takes whole ledgers"
+    THRESHOLD = "the closed ledgers are within the threshold, or there are none"
     NONE = "the method is none"
     PAUSED = "the topic is paused"
-    HISTORY = "live segments wait for a job that offloads what was there before"
-    NOT_DUE = "nobody asked for what is left, and the thresholds of the policy leave it where it is"
+    HISTORY = "live segments wait for the job that offloads the topic's history"
+    NOT_DUE = "no request includes the rest, and it is below the thresholds of the policy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class Plan:
         return str(self.why or "")
 
 
-async def planned(topic: AskedTopic, source: LedgerSource | None, wanted: Wanted) -> Plan:
+async def planned(topic: RequestedTopic, source: LedgerSource | None, wanted: Wanted) -> Plan:
     """Return the plan of a request. Raises InvalidInput for one that the topic cannot fulfil, Transient."""
     wanted.checked()
     newest = await topic.tailer.refresh() if topic.tailer is not None else topic.buffer.last_offered
@@ -140,7 +140,7 @@ async def planned(topic: AskedTopic, source: LedgerSource | None, wanted: Wanted
     elif wanted.keep_bytes is not None:
         if source is None:
             raise InvalidInput(
-                f"{topic.topic} is only pushed: nobody knows the sizes of its ledgers", hint="offload it up to an entry"
+                f"{topic.topic} has no ledger source, so the sizes of its ledgers are unknown", hint="name a position"
             )
         meant, why = beyond(await _infos(topic, source), wanted.keep_bytes), Why.THRESHOLD
     method = topic.policy.method
@@ -168,8 +168,8 @@ def beyond(infos: Sequence[LedgerInfo], keep_bytes: int) -> Position | None:
     for index in reversed(range(len(infos))):
         kept += infos[index].size_bytes
         if kept > keep_bytes:
-            going = [one for one in infos[: index + 1] if one.closed and one.entries]
-            return Position(going[-1].ledger_id, going[-1].entries - 1) if going else None
+            older = [one for one in infos[: index + 1] if one.closed and one.entries]
+            return Position(older[-1].ledger_id, older[-1].entries - 1) if older else None
     return None
 
 
@@ -181,7 +181,7 @@ def reached(topic_map: TopicMap, target: Position) -> bool:
     return plan is None or plan.worker is not Worker.DAEMON or target < plan.live_begin
 
 
-def left(topic: AskedTopic, target: Position) -> tuple[int, int]:
+def remaining(topic: RequestedTopic, target: Position) -> tuple[int, int]:
     """Return the entries and, as far as they are known, the payload bytes up to `target` that are not offloaded."""
     entries = size = 0
     plan = topic.map.unfinished
@@ -196,7 +196,7 @@ def left(topic: AskedTopic, target: Position) -> tuple[int, int]:
     return entries, size
 
 
-def _check(topic: AskedTopic, to: Position, newest: Position | None) -> None:
+def _check(topic: RequestedTopic, to: Position, newest: Position | None) -> None:
     """Raise InvalidInput for a position that is no entry of the topic, as far as its ledgers are known."""
     if newest is None or to > newest:
         end = f"the newest entry is {newest}" if newest is not None else "it has no entries"
@@ -214,7 +214,7 @@ def _check(topic: AskedTopic, to: Position, newest: Position | None) -> None:
     raise InvalidInput(f"ledger {to.ledger_id} is not one of {topic.topic}", hint=hint)
 
 
-async def _infos(topic: AskedTopic, source: LedgerSource) -> list[LedgerInfo]:
+async def _infos(topic: RequestedTopic, source: LedgerSource) -> list[LedgerInfo]:
     """Return the source's ledgers in order, the open one with its present size."""
     infos = list(topic.record.chain.ledgers.values())
     if infos and not infos[-1].closed and infos[-1].entries:
@@ -223,7 +223,7 @@ async def _infos(topic: AskedTopic, source: LedgerSource) -> list[LedgerInfo]:
     return infos
 
 
-def _runs(topic: AskedTopic, target: Position) -> Iterable[tuple[LedgerInfo, Run]]:
+def _runs(topic: RequestedTopic, target: Position) -> Iterable[tuple[LedgerInfo, Run]]:
     """Yield the source's ledgers and runs behind the offloaded position, up to `target`."""
     after = topic.map.standing or START
     for info in topic.record.chain.ledgers.values():
@@ -233,7 +233,7 @@ def _runs(topic: AskedTopic, target: Position) -> Iterable[tuple[LedgerInfo, Run
             yield info, Run(info.ledger_id, first, last)
 
 
-async def _takes(topic: AskedTopic, source: LedgerSource, target: Position) -> tuple[Take, ...]:
+async def _takes(topic: RequestedTopic, source: LedgerSource, target: Position) -> tuple[Take, ...]:
     takes = []
     for info, run in _runs(topic, target):
         whole = info.closed and run.last_entry_id == info.entries - 1
@@ -254,7 +254,7 @@ async def _takes(topic: AskedTopic, source: LedgerSource, target: Position) -> t
     return tuple(takes)
 
 
-async def _length(topic: AskedTopic, source: LedgerSource, position: Position) -> int:
+async def _length(topic: RequestedTopic, source: LedgerSource, position: Position) -> int:
     """Return a ledger's payload bytes up to and with an entry; 0 for a deleted ledger."""
     try:
         return await source.length_at(topic.topic, *position)
@@ -307,7 +307,10 @@ async def record(store: MetadataStore, topic: TopicName, topic_map: TopicMap, as
             continue
         else:
             return
-    raise Conflict(f"others ask for {topic} to be offloaded all the time", hint="`offloadctl topics offload-status`")
+    raise Conflict(
+        f"the recorded request of {topic} changes faster than it can be replaced",
+        hint="`offloadctl topics offload-status`",
+    )
 
 
 def _includes(value: bytes, path: str, topic_map: TopicMap, asked: Asked) -> bool:
@@ -335,15 +338,15 @@ def fate_of(
         return Fate(Outcome.NOTHING, asked.reason)
     if not reached(topic_map, target):
         if not active:
-            return Fate(Outcome.FAILED, "the topic is not offloaded any more; it goes on when the topic is enabled")
+            return Fate(Outcome.FAILED, "the topic is not enabled any more; it continues once it is enabled")
         if paused:
-            return Fate(Outcome.FAILED, f"{Why.PAUSED}; it goes on when that is resumed")
+            return Fate(Outcome.FAILED, f"{Why.PAUSED}; it continues once it is resumed")
         if none:
-            return Fate(Outcome.FAILED, f"{Why.NONE}; it goes on under another method")
+            return Fate(Outcome.FAILED, f"{Why.NONE}; it continues under another method")
         return Fate(Outcome.RUNNING, asked.reason)
-    gone = [loss for loss in topic_map.losses if loss.noticed_ms >= asked.asked_ms and loss.after < target]
-    if gone:
-        ranges = ", ".join(map(str, gone))
+    lost = [loss for loss in topic_map.losses if loss.noticed_ms >= asked.asked_ms and loss.after < target]
+    if lost:
+        ranges = ", ".join(map(str, lost))
         return Fate(Outcome.FAILED, f"the source deleted entries before they were offloaded: {ranges}")
     segment = topic_map.find(target)
     return Fate(Outcome.DONE, asked.reason, segment.offloaded_ms if segment is not None else 0)
@@ -352,7 +355,7 @@ def fate_of(
 class ByHand:
     """Manual requests to one topic's owner."""
 
-    def __init__(self, topic: AskedTopic, context: OffloadContext) -> None:
+    def __init__(self, topic: RequestedTopic, context: OffloadContext) -> None:
         self._topic = topic
         self._context = context
 
@@ -394,9 +397,9 @@ class ByHand:
         if past is not None:
             target, why = (past.last, None) if past.worker is Worker.DAEMON else (None, Why.HISTORY)
         elif plan.takes:
-            going = list(takewhile(lambda take: take.due, plan.takes))
-            target = Position(going[-1].ledger_id, going[-1].last_entry_id) if going else None
-            why = why if going else Why.NOT_DUE
+            due = list(takewhile(lambda take: take.due, plan.takes))
+            target = Position(due[-1].ledger_id, due[-1].last_entry_id) if due else None
+            why = why if due else Why.NOT_DUE
         return Asked(
             wanted="",
             target=target,
@@ -405,12 +408,12 @@ class ByHand:
             reason=str(why or ""),
         )
 
-    def left(self, target: Position) -> tuple[int, int]:
+    def remaining(self, target: Position) -> tuple[int, int]:
         """Return the entries and payload bytes up to `target` that the source has and that are not offloaded."""
-        return left(self._topic, target) if self._topic.tailer is not None else lag_of(self._topic)
+        return remaining(self._topic, target) if self._topic.tailer is not None else lag_of(self._topic)
 
 
-async def keep(context: OffloadContext, offloader: AskedTopic) -> None:
+async def resume_recorded(context: OffloadContext, offloader: RequestedTopic) -> None:
     """Resume the recorded request of an earlier owner, and again at each change of the policy."""
     topic, clock = offloader.topic, context.upload_context.clock
     while True:
@@ -424,7 +427,7 @@ async def keep(context: OffloadContext, offloader: AskedTopic) -> None:
             await offloader.policy_changed.wait()
 
 
-async def _resume(offloader: AskedTopic, target: Position) -> None:
+async def _resume(offloader: RequestedTopic, target: Position) -> None:
     """Request a position again; a position that the source does not have any more is dropped."""
     try:
         await offloader.failure_tracker.until_answered(lambda: offloader.request_roll(target), "source")

@@ -292,7 +292,7 @@ class SpillQueue:
 CHUNK_BYTES = 1 << 20
 """Size of one read."""
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 """Pause before an offer that waits for disk space is tried again."""
 
 
@@ -350,7 +350,7 @@ class Spill:
             while True:
                 if not await self._step():
                     room = self._pool.freed.wait(), self._buffer.demand.wait()
-                    await race(self._wake.wait(), *room, self._clock.sleep(LOOK_S))
+                    await race(self._wake.wait(), *room, self._clock.sleep(CHECK_S))
                 elif self.empty:
                     self._buffer.diverted = False
                     self._pool.freed.notify()

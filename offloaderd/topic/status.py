@@ -12,7 +12,7 @@ from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records.history import RangeState
 from offloaderd.metadata.records.identity import Refusal
 from offloaderd.segment.failures import Failure, StoreReach, error_class
-from offloaderd.segment.stop import SegmentProgress
+from offloaderd.segment.roll import SegmentProgress
 from offloaderd.topic.buffer import TailingBuffer
 from offloaderd.topic.context import TopicContext
 from offloaderd.topic.lag import OldestEntry
@@ -149,7 +149,7 @@ def describe(topic: Described, *, owner: str = "", now_s: float, wall_ms: int) -
     entries, size = lag_of(topic)
     stalled = topic.failure_tracker.stalled or out_of_reach(topic, entries)
     confirmed, tailer, spill = topic.newest, topic.tailer, topic.outage.spill
-    unprotected = topic.outage.look(entries, size, newest=confirmed, offloaded=topic.map.offloaded)
+    unprotected = topic.outage.unprotected(entries, size, newest=confirmed, offloaded=topic.map.offloaded)
     known = is_known(topic, entries)
     return TopicStatus(
         topic=topic.topic,
@@ -176,7 +176,7 @@ def describe(topic: Described, *, owner: str = "", now_s: float, wall_ms: int) -
         stalled_s=now_s - stalled.since_s if stalled else 0.0,
         edge=tailer.edge.edge.value if tailer is not None and tailer.edge is not None else "",
         hidden_entries=tailer.edge.hidden if tailer is not None and tailer.edge is not None else 0,
-        looked_age_s=now_s - tailer.looked_s if tailer is not None and tailer.looked_s is not None else 0.0,
+        looked_age_s=now_s - tailer.refreshed_s if tailer is not None and tailer.refreshed_s is not None else 0.0,
         losses=topic.map.losses,
         outage=str(topic.outage.policy),
         unprotected_entries=unprotected.entries,
@@ -249,7 +249,7 @@ def out_of_reach(topic: Described, entries: int) -> Failure | None:
 def is_known(topic: Described, entries: int) -> bool:
     """Return whether `entries` is the known lag; 0 is only if the source answered in full at the last refresh."""
     tailer = topic.tailer
-    return tailer is None or tailer.snapshot is not None or (entries > 0 and tailer.looked_s is not None)
+    return tailer is None or tailer.snapshot is not None or (entries > 0 and tailer.refreshed_s is not None)
 
 
 def lag_of(topic: Described) -> tuple[int, int]:

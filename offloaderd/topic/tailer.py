@@ -22,8 +22,8 @@ from offloaderd.history.adoption import Adoption
 from offloaderd.ledgers.chain import LedgerChain, Run
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.segment.failures import FailureTracker
+from offloaderd.segment.roll import TopicView
 from offloaderd.segment.source_check import SourceCheck
-from offloaderd.segment.view import TopicView
 from offloaderd.topic.buffer import BufferPool, Missing, TailingBuffer
 from offloaderd.topic.chooser import due_in_s, wants
 from offloaderd.topic.lag import LagTracker, OldestEntry
@@ -53,7 +53,7 @@ class SourceReader:
 
     async def with_copies(self, infos: Sequence[LedgerInfo]) -> list[LedgerInfo]:
         """Return the source's ledgers `infos`, and those of which only brokers' copies exist."""
-        return await self._adoption.look(infos) if self._adoption is not None else list(infos)
+        return await self._adoption.with_copies(infos) if self._adoption is not None else list(infos)
 
     async def confirmed(self, ledger_id: int) -> Confirmed:
         """Return the confirmed end of a ledger."""
@@ -76,7 +76,7 @@ READ_BYTES = 1 << 20
 """Most bytes of one read; less under a small budget, so that several reads fit in."""
 PUSH_PATIENCE_S = 1.0
 """How long a reader waits for a pushing broker to deliver confirmed entries before it reads them itself."""
-LOOK_S = 2.0
+REFRESH_S = 2.0
 """Pause between two refreshes of the source's end while no entries can be taken."""
 SETTLE_S = 2.5
 """How long a request waits for entries that are stored and not confirmed yet: the source queries a topic's broker for
@@ -134,7 +134,7 @@ class TailedTopic(Protocol):
         """The gate that may stop reading."""
         ...
 
-    def looked(self) -> None:
+    def refreshed(self) -> None:
         """Take note that the source was refreshed just now."""
         ...
 
@@ -173,7 +173,7 @@ class Tailer:
         self.chain = chain
         self.edge: Confirmed | None = None
         """End of the newest ledger; None while there is no ledger."""
-        self.looked_s: float | None = None
+        self.refreshed_s: float | None = None
         """When the end of the newest ledger was last read with success (monotonic)."""
         self.snapshot: SourceSnapshot | None = None
         """The source then; None when it did not answer in full."""
@@ -199,7 +199,7 @@ class Tailer:
             group.create_task(self._watch(), name=f"watch {self.topic}")
             backoff = Backoff(self._clock)
             while True:
-                await self._tailed.outage.may_take(self._look_meanwhile)
+                await self._tailed.outage.may_take(self._refresh_meanwhile)
                 self._dirty = False
                 try:
                     await self._catch_up()
@@ -228,7 +228,7 @@ class Tailer:
 
     async def refresh(self) -> Position | None:
         """Refresh the source's ledgers; return the newest confirmed position, None when there is no entry."""
-        failure = await self._look()
+        failure = await self._refresh()
         if failure is not None:
             raise failure
         return self._newest()
@@ -245,7 +245,7 @@ class Tailer:
                 return
             await self._clock.sleep(SETTLE_PAUSE_S)
 
-    async def _look(self) -> Transient | None:
+    async def _refresh(self) -> Transient | None:
         """Refresh the list of ledgers; return why the end of an open one is not known now, if it is not."""
         failure: Transient | None = None
         snapshot: SourceSnapshot | None = None
@@ -274,11 +274,11 @@ class Tailer:
             raise
         self.snapshot = snapshot if failure is None else None
         if failure is None:
-            self.looked_s = self._clock.monotonic()
+            self.refreshed_s = self._clock.monotonic()
         self.chain.update(infos)
         if failure is not None or (self.edge is not None and self.edge.hidden):
             self.chain.doubt()
-        self._tailed.looked()
+        self._tailed.refreshed()
         newest = self._newest()
         if failure is None:
             self._lag.watch(newest)
@@ -286,11 +286,11 @@ class Tailer:
             self._lag.saw(newest, self._clock.monotonic())
         return failure
 
-    async def _look_meanwhile(self) -> None:
+    async def _refresh_meanwhile(self) -> None:
         """Refresh the source while no entries can be taken: above all then the lag has to be known."""
-        if self.looked_s is None or self._clock.monotonic() - self.looked_s >= LOOK_S:
+        if self.refreshed_s is None or self._clock.monotonic() - self.refreshed_s >= REFRESH_S:
             with suppress(Transient):
-                await self._look()
+                await self._refresh()
             await self._date_oldest()
 
     async def _date_oldest(self) -> None:
@@ -312,7 +312,7 @@ class Tailer:
         return next((Position(info.ledger_id, info.entries - 1) for info in with_entries), None)
 
     async def _catch_up(self) -> None:
-        failure = await self._look()
+        failure = await self._refresh()
         await self._date_oldest()
         self._held_back = None
         while True:
@@ -333,7 +333,7 @@ class Tailer:
             elif gap.before is not None and gap.before < step.first:
                 await self._came_too_late(gap, gap.before)
             elif not await self._fill(step, gap):
-                failure = await self._look()
+                failure = await self._refresh()
                 if step.ledger_id in self.chain.ledgers:
                     raise Transient(f"ledger {step.ledger_id} of {self.topic} is listed and cannot be found")
         if failure is not None:
@@ -399,12 +399,12 @@ class Tailer:
         try:
             async with aclosing(entries) as batches:
                 async for batch in batches:
-                    await self._tailed.outage.may_take(self._look_meanwhile)
+                    await self._tailed.outage.may_take(self._refresh_meanwhile)
                     while self._buffer.need == need and not self._buffer.fill(batch, follows):
                         self._metrics.buffer_rejected_entries.labels(reason="full").inc(len(batch.payloads))
                         room = self._pool.freed.wait(), self._buffer.demand.wait()
-                        await race(*room, self._clock.sleep(LOOK_S))
-                        await self._look_meanwhile()
+                        await race(*room, self._clock.sleep(REFRESH_S))
+                        await self._refresh_meanwhile()
                     if self._buffer.need != need:
                         return True
                     self._failure_tracker.clear("source")

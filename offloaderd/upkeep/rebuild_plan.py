@@ -4,7 +4,7 @@ Nothing is chosen silently. Manifests that contradict each other, overlap, or la
 until an operator decides. What manifests cannot show (an empty ledger between two segments, what came before the first
 one) is reported and blocks nothing.
 
-One overlap is no contradiction: a rollback (`history/rewriting/rollback.py`) writes a ledger as an object of its own,
+One overlap is no contradiction: a rollback (`history/rollback.py`) writes a ledger as an object of its own,
 which supersedes the slices of that ledger in streaming segments. Its manifest is written after all of its data, and the
 replaced segments are deleted only afterwards. A segment keeps the slices that nothing supersedes. An object whose slice
 would leave a hole cannot have been part of the topic and is left out. A merged segment names the segments that it was

@@ -27,7 +27,7 @@ from offloaderd.objects.places import Place, Places
 from offloaderd.policy.policies import Level, Origin
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.read.reader import ReadOptions, TopicReader
-from offloaderd.segment.builders.ledger_builder import WholeLedgers
+from offloaderd.segment.builder import WholeLedgers
 from offloaderd.segment.upload import UploadContext, UploadLimits
 from offloaderd.topic.buffer import BufferPool
 from offloaderd.topic.context import TopicContext

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.core.model import HistoryOrder, OffloadMethod, TierRetention
 from offloaderd.policy.policies import OffloadPolicies
-from offloaderd.segment.builders.builder import SegmentLayout
+from offloaderd.segment.builder import SegmentLayout
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.upkeep.retention import Limits
 from tests.simulation.bucket import BUCKET, PREFIXES

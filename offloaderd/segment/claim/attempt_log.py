@@ -25,6 +25,7 @@ from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import Edit, TopicMap
 from offloaderd.segment.claim.fence import Claim, Fence
 from offloaderd.segment.claim.head import HeadKeeper
+from offloaderd.segment.context import OffloadContext
 
 log = structlog.get_logger(__name__)
 
@@ -242,3 +243,11 @@ class AttemptLog:
 
         create = Create(path, deletion.encode_trash(trash))
         await self._write(attempt.segment_id, lambda version: [create, *along, Delete(self._path, version)], recorded)
+
+
+def attempt_log(
+    context: OffloadContext, claim: Claim, path: str | None = None, head: HeadKeeper | None = None
+) -> AttemptLog:
+    """Return the log of an attempt under a claim; `head` is needed to commit it."""
+    upload = context.upload_context
+    return AttemptLog(context.metadata, claim, clock=upload.clock, metrics=upload.metrics, path=path, head=head)

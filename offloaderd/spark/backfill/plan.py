@@ -27,7 +27,7 @@ from offloaderd.objects.places import Place
 from offloaderd.policy.cost import GIB, Requests
 from offloaderd.policy.records import decode_policy
 from offloaderd.policy.settings import Prices
-from offloaderd.segment.builders.builder import SegmentLayout
+from offloaderd.segment.builder import SegmentLayout
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.segment.source_check import listing_of_job

@@ -19,7 +19,7 @@ from offloaderd.format.manifest import SegmentManifest
 from offloaderd.format.v1 import LedgerLayout
 from offloaderd.format.v2 import SegmentLayout
 from offloaderd.history.record import HistoryRecord
-from offloaderd.history.segment import layout_in_history
+from offloaderd.history.segment import layout_of
 from offloaderd.ledgers.chain import Run
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import paths
@@ -30,7 +30,7 @@ from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.objects.places import Place
-from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.claim.attempt_log import AttemptLog, attempt_log
 from offloaderd.segment.claim.fence import Claim
 from offloaderd.segment.claim.head import HeadKeeper, identity_of
 from offloaderd.segment.claim.topic_record import TopicRecord
@@ -42,7 +42,7 @@ from offloaderd.segment.source_check import listing_of_job
 from offloaderd.segment.upload import SegmentFailed, SegmentUpload
 from offloaderd.spark.backfill.plan import Aim, BackfillFailed, plan_for_job, split_history
 from offloaderd.spark.jobs.driver import stored, verified
-from offloaderd.spark.jobs.lease import attempt_log, attempts_of
+from offloaderd.spark.jobs.lease import attempts_of
 
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ class StoredSegments:
 
     def next_after(self, position: Position) -> Run | Loss | None:
         """Return the next entries or loss after a position, by the source or stored segments; None at history's end."""
-        step = self._history.next_after(position)
+        step = self._history.chain.next_after(position)
         begin = min((one for one in self._attempts if one > position), default=None)
         if begin is None or (isinstance(step, Run) and step.first <= begin):
             return step
@@ -225,7 +225,7 @@ class JobRecord:
 
         Raises BackfillFailed when the source does not answer for too long, HistoryGap, IdentityRefused.
         """
-        return await self._patiently(lambda: self.history.look(listing_of_job(self._context, self._record.map)))
+        return await self._patiently(lambda: self.history.refresh(listing_of_job(self._context, self._record.map)))
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Call the source until it answers. Raises BackfillFailed when it does not for too long."""
@@ -305,7 +305,7 @@ class JobRecord:
 
         An attempt that is finished in the bucket counts as stored, despite its record. Raises IdentityRefused, Fenced.
         """
-        topic, failure_tracker = self.claim.topic, FailureTracker(self.claim.topic, self._clock, lambda: None)
+        failure_tracker = FailureTracker(self.claim.topic, self._clock, lambda: None)
         begins: set[Position] = set()
         async for attempts, found in attempts_of(self._context, self.claim, self._head):
             reason = reason_to_give_up(found, None, self._context)
@@ -313,7 +313,7 @@ class JobRecord:
                 reason = "its entries are in other segments"
             if not reason:
                 found = await as_finished(  # noqa: PLW2901
-                    self._context, topic, found, failure_tracker=failure_tracker, identity=self._identity
+                    self._context, found, failure_tracker=failure_tracker, identity=self._identity
                 )
             if found.proven and found.seal is not None:
                 seal = replace(found.seal, joined=True)  # its manifest has the totals before it
@@ -336,9 +336,9 @@ class JobRecord:
         return ""
 
     async def _layout(self, begin: Position, tries: int) -> SegmentLayout | LedgerLayout:
-        info = self.history.chain.ledgers.get(begin.ledger_id)
+        info, whole = self.history.chain.ledgers.get(begin.ledger_id), self.plan.goes_whole(begin)
         return await self._patiently(
-            lambda: layout_in_history(self._context, self.claim.topic, self.plan, begin, info, count=bool(tries))
+            lambda: layout_of(self._context, self.claim.topic, info, whole=whole, count=bool(tries))
         )
 
     async def begin(self, begin: Position, place: Place, failures: tuple[int, str]) -> tuple[AttemptLog, Attempt]:

@@ -19,7 +19,7 @@ from offloaderd.metadata.port import Check, Create, Delete, MetadataStore, Repla
 from offloaderd.metadata.records import ownership
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.policy.store import ensure
-from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.claim.attempt_log import AttemptLog, attempt_log
 from offloaderd.segment.claim.fence import Claim
 from offloaderd.segment.claim.head import HeadKeeper
 from offloaderd.segment.context import OffloadContext
@@ -108,14 +108,6 @@ async def release(store: MetadataStore, held: Claim) -> None:
         await store.transact([Check(held.path, held.epoch_version), Delete(paths.history_holder(held.topic))])
     except OffloaderError:
         return
-
-
-def attempt_log(
-    context: OffloadContext, claim: Claim, path: str | None = None, head: HeadKeeper | None = None
-) -> AttemptLog:
-    """Return an attempt's log under a driver's claim. If it is to be committed, `head` keeps the topic's head."""
-    upload = context.upload_context
-    return AttemptLog(context.metadata, claim, clock=upload.clock, metrics=upload.metrics, path=path, head=head)
 
 
 async def attempts_of(

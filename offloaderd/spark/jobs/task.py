@@ -21,9 +21,9 @@ from offloaderd.core.errors import Conflict, Fenced, OffloaderError, Transient
 from offloaderd.core.model import START, LedgerInfo, Position, TopicName
 from offloaderd.core.retry import until_answered
 from offloaderd.format.manifest import LedgerPart, SegmentManifest
-from offloaderd.history.ledger_feed import LedgerReading, ledger_feed
 from offloaderd.history.record import edge_at, ledgers_of
-from offloaderd.history.rewriting.rewrite import RewriteFacts, SameEntries, look_up
+from offloaderd.history.rewrite import RewriteFacts, SameEntries, look_up
+from offloaderd.history.segment import LedgerReading, ledger_feed
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import paths
@@ -34,18 +34,17 @@ from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.metadata.topic_map.merging import Goal, goal_of
 from offloaderd.objects.keys import ObjectKind
-from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.claim.attempt_log import AttemptLog, attempt_log
 from offloaderd.segment.claim.fence import Claim
 from offloaderd.segment.claim.topic_record import known_ends
 from offloaderd.segment.committer import Assignment, FindManifest, Surroundings, VerifiedSegment
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.feed import Gap
+from offloaderd.segment.roll import OnGap, RangeStop
 from offloaderd.segment.source_check import listing_of_job
-from offloaderd.segment.stop import OnGap, RangeStop
 from offloaderd.segment.upload import SegmentFailed
 from offloaderd.segment.writer import SegmentWriter
-from offloaderd.spark.jobs.lease import attempt_log
 
 log = structlog.get_logger(__name__)
 

@@ -11,7 +11,7 @@ from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.policy.cost import HOUR_S, Cutting, Load, estimate, per_segment
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.policy.settings import Prices
-from offloaderd.segment.builders.builder import SegmentLayout
+from offloaderd.segment.builder import SegmentLayout
 from tests.unit.rigs.rig import Rig, enabled, until_offloaded
 
 if TYPE_CHECKING:

@@ -92,7 +92,7 @@ async def test_offloading_by_hand(site: Site) -> None:
             await CLOCK.sleep(0.05)
         code, found = await ctl.json("topics", "offload-status", "orders")
         assert (code, found["outcome"], found["wanted"]) == (0, "nothing", None)
-        assert "nobody asked" in found["reason"]
+        assert "no request includes the rest" in found["reason"]
 
         code, found = await ctl.json("topics", "offload", "orders", "--dry-run", "-s", "30000")
         assert (code, found["outcome"], found["target"]) == (0, "planned", f"{ids[2]}:99")
@@ -113,7 +113,7 @@ async def test_offloading_by_hand(site: Site) -> None:
         code, found = await ctl.json("topics", "offload", "orders", "--wait", "--timeout", "60")
         assert (code, found["outcome"], found["offloaded"]) == (0, "done", f"{ids[3]}:99")
         code, out, _ = await ctl("offload", "orders", "--wait", "--timeout", "60")
-        assert (code, out.startswith(f"nothing to offload of {TOPIC}: what is left is in the open ledger")) == (0, True)
+        assert (code, out.startswith(f"nothing to offload of {TOPIC}: the rest is in the open ledger")) == (0, True)
 
         for words, expected in (
             (("--to", f"{ids[4]}:50"), 2),

@@ -259,7 +259,7 @@ async def test_a_topic_that_is_disabled_fails_its_request(monkeypatch: pytest.Mo
             gate.open.set()
         assert waiting.result()[-1].outcome == "failed"
         found = await one.status()
-        assert (found.outcome, "not offloaded any more" in found.reason) == ("failed", True)
+        assert (found.outcome, "not enabled any more" in found.reason) == ("failed", True)
         with pytest.raises(NotFound, match="not enabled"):
             await one.offload()
         topic = await enabled(one.engine)
@@ -313,7 +313,7 @@ async def test_a_topic_that_is_only_pushed() -> None:
     async with daemon(rig, push_only=True) as one:
         topic = await enabled(one.engine)
         assert (await one.offload(wait=True))[-1].reason == str(Why.EMPTY)
-        with pytest.raises(InvalidInput, match="only pushed"):
+        with pytest.raises(InvalidInput, match="sizes of its ledgers are unknown"):
             await one.offload(size_threshold=10)
         assert topic.offer(EntryBatch(4, 0, payloads(7))) is OfferResult.ACCEPTED
         (found,) = await one.offload(dry_run=True)

@@ -290,8 +290,8 @@ async def test_a_ledger_that_its_list_does_not_show_yet_is_waited_for(monkeypatc
         await call.read()
         await call.write(batch(0, payloads(3), ledger_id=0))
         assert topic.tailer is not None
-        looked_s = topic.tailer.looked_s
-        await until(lambda: topic.tailer is not None and topic.tailer.looked_s not in {None, looked_s})
+        refreshed_s = topic.tailer.refreshed_s
+        await until(lambda: topic.tailer is not None and topic.tailer.refreshed_s not in {None, refreshed_s})
         assert (await rig.ledgers.append(topic.topic, payloads(3))).ledger_id == 0
         answer = await call.read()
         while answer.WhichOneof("response") != "offered":

@@ -48,7 +48,7 @@ def a_plan() -> Progress:
         target=at(3, 9),
         remaining_entries=10,
         remaining_bytes=1 << 20,
-        reason="what is left is in the open ledger",
+        reason="the rest is in the open ledger",
         plan=[
             admin_pb2.PlannedOffload(
                 ledger_id=3, first_entry_id=0, last_entry_id=9, payload_bytes=1 << 20, method="ledger-based", due=True
@@ -181,7 +181,7 @@ def test_a_dry_run_is_a_table_of_what_would_go(ctl: Ctl, fake: FakeDaemon) -> No
     head, row, total = answer.out.splitlines()
     assert head.split() == ["LEDGER", "ENTRIES", "COUNT", "SIZE", "METHOD", "BY", "ITSELF"]
     assert row.split() == ["3", "0..9", "10", "1.0", "MiB", "ledger-based", "yes"]
-    said = f"would offload {TOPIC} up to 3:9, 10 entries (1.0 MiB); not more, as what is left is in the open ledger"
+    said = f"would offload {TOPIC} up to 3:9, 10 entries (1.0 MiB); not more, as the rest is in the open ledger"
     assert total == said
     assert ctl("topics", "offload", "orders", "--dry-run", "--json").json["plan"] == [
         {

@@ -22,7 +22,7 @@ from offloaderd.daemon import topic_context as contexts
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.settings.sections import MemorySettings
 from offloaderd.daemon.stores import Ledgers
-from offloaderd.history.rewriting.rewrite import cut_of
+from offloaderd.history.rewrite import cut_of
 from offloaderd.ledgers.settings import LedgersSettings
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.objects.settings import ObjectsSettings

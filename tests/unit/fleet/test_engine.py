@@ -13,7 +13,7 @@ from offloaderd.core.model import EntryBatch, OfferResult, Position, RollReason,
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment import writer
-from offloaderd.segment.builders.builder import SegmentLayout
+from offloaderd.segment.builder import SegmentLayout
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import FaultyMetadata
 from tests.unit.rigs.rig import (

@@ -15,7 +15,7 @@ from offloaderd.core.errors import NotFound, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import LedgerInfo, Position
 from offloaderd.history.boundaries import Splitter, segment_bytes_for
-from offloaderd.segment.builders.builder import LEDGERS_MAX, SegmentLayout
+from offloaderd.segment.builder import LEDGERS_MAX, SegmentLayout
 from tests.unit.rigs.rig import TOPIC
 
 if TYPE_CHECKING:

@@ -179,7 +179,7 @@ async def test_large_history_is_left_to_a_job_and_live_segments_wait() -> None:
     rig = await rig_with(200, order=HistoryOrder.HISTORY_FIRST, daemon_bytes_max=17_999)
     async with rig.engine() as engine:
         topic = await enabled(engine)
-        await until(lambda: topic.tailer is not None and topic.tailer.looked_s is not None)
+        await until(lambda: topic.tailer is not None and topic.tailer.refreshed_s is not None)
         await asyncio.sleep(0.05)  # noqa: TID251 - nothing may happen in it
         assert waits(topic.map, topic.policy)
         assert (topic.progress, topic.offloaded, topic.buffer.used_bytes) == (None, None, 0)
@@ -436,7 +436,7 @@ async def test_a_segment_that_was_sealed_with_all_the_ledgers_it_can_have_keeps_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its next owner reads the rest of the last ledger: that it is full ends nothing that is decided already."""
-    monkeypatch.setattr("offloaderd.segment.builders.builder.LEDGERS_MAX", 3)
+    monkeypatch.setattr("offloaderd.segment.builder.LEDGERS_MAX", 3)
     rig = Rig(
         policy=RollPolicy(segment_bytes_max=1 << 20, segment_age_max_s=3600, history_order=HistoryOrder.ALONGSIDE)
     )

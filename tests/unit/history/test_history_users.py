@@ -376,7 +376,7 @@ async def history_of(rig: Rig) -> tuple[Owned, HistoryRecord, AttemptLog]:
     found = HistoryRecord(record, record.map.history, attempts, None, holder="one")
     source = rig.ledgers
     assert source is not None
-    infos = await found.look(lambda: source.ledgers(TOPIC))
+    infos = await found.refresh(lambda: source.ledgers(TOPIC))
     ranges = [
         HistoryRange(begin=Position(one.ledger_id, 0), end=Position(one.ledger_id, 29), entries=30, payload_bytes=3000)
         for one in infos

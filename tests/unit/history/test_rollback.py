@@ -15,10 +15,10 @@ from offloaderd.core.errors import Denied, NotFound, OffloaderError, Transient
 from offloaderd.core.limits import ByteBudget
 from offloaderd.core.model import OffloadMethod, Position
 from offloaderd.format import manifest_bytes, v1
-from offloaderd.history.rewriting.stored_feed import BucketReader
+from offloaderd.history.rewrite import BucketReader
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
-from offloaderd.segment.builders.builder import SegmentBuilder
+from offloaderd.segment.builder import SegmentBuilder
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.ledgers import MemoryLedgers
@@ -30,7 +30,7 @@ from tests.unit.rigs.rolling import map_of, read_all, rolling, shape, streamed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.history.rewriting.stored_feed import Volume
+    from offloaderd.history.rewrite import Volume
     from offloaderd.metadata.committed import LedgerSlice
     from offloaderd.segment.feed import EntryHash
     from tests.unit.rigs.rolling import Rolling

@@ -26,7 +26,7 @@ from offloaderd.policy.cost import (
 )
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.policy.settings import Prices
-from offloaderd.segment.builders.builder import SegmentLayout
+from offloaderd.segment.builder import SegmentLayout
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.upkeep.flaws import Level

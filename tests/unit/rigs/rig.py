@@ -24,8 +24,7 @@ from offloaderd.objects.places import Place, Places
 from offloaderd.policy.policies import Level, OffloadPolicies, Origin
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.policy.resolver import PolicyResolver
-from offloaderd.segment.builders.builder import SegmentLayout
-from offloaderd.segment.builders.ledger_builder import WholeLedgers
+from offloaderd.segment.builder import SegmentLayout, WholeLedgers
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.segment.upload import UploadContext, UploadLimits
 from offloaderd.testing.memory.ledgers import MemoryLedgers

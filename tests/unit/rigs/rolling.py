@@ -22,7 +22,7 @@ from tests.unit.segment.test_faults import QuickClock
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from offloaderd.history.rewriting.rollback import Progress, Rollback
+    from offloaderd.history.rollback import Progress, Rollback
     from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.topic.offloader import TopicOffloader

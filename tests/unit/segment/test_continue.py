@@ -16,7 +16,7 @@ from offloaderd.metadata.port import Check
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
-from offloaderd.segment.builders.builder import SegmentLayout
+from offloaderd.segment.builder import SegmentLayout
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.testing.memory.ledgers import MemoryLedgers
@@ -134,7 +134,7 @@ async def test_a_death_at_any_write_costs_no_part_twice(at: int, lives: int) -> 
             while not killer.dead.is_set():
                 await asyncio.sleep(0)  # noqa: TID251 - gives up the turn, measures no time
                 topic = one.engine.find(TOPIC)
-                if topic is not None and topic.tailer is not None and topic.tailer.looked_s is not None:
+                if topic is not None and topic.tailer is not None and topic.tailer.refreshed_s is not None:
                     await topic.request_roll()
                     if topic.offloaded == LAST:
                         break

@@ -14,7 +14,7 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.records import deletion
 from offloaderd.metadata.records.ownership import DaemonNode
 from offloaderd.metadata.topic_map import removal
-from offloaderd.segment.builders.builder import LEDGERS_MAX
+from offloaderd.segment.builder import LEDGERS_MAX
 from offloaderd.segment.feed import Entries
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.clock import FakeClock

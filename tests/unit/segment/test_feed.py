@@ -12,7 +12,7 @@ from offloaderd.core.errors import NotFound, Transient
 from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import START, LedgerInfo, Loss, Position
-from offloaderd.history.ledger_feed import LedgerReading, ledger_batches
+from offloaderd.history.segment import LedgerReading, ledger_batches
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.segment.feed import Empty, End, Entries, EntryHash, HashingFeed, ReadAheadFeed, Reservation
 from offloaderd.testing.clock import FakeClock

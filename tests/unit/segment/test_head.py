@@ -458,7 +458,7 @@ async def test_nothing_is_recorded_as_lost_before_the_head_was_read() -> None:
     async with rig.engine("two") as engine:
         tailer = (await offloader_of(engine)).tailer
         assert tailer is not None
-        await until(lambda: tailer.looked_s is not None)
+        await until(lambda: tailer.refreshed_s is not None)
         for _ in range(300):
             await turn()
         assert (await catalog.load(backup.connect(), TOPIC)).losses == ()

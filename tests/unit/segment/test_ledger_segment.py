@@ -17,11 +17,11 @@ from offloaderd.format import v1
 from offloaderd.format.v1 import LedgerLayout
 from offloaderd.format.verify import decode_verified_block
 from offloaderd.metadata.records.attempt import stored_part
-from offloaderd.segment.builders.ledger_builder import LedgerBuilder
+from offloaderd.segment.builder import LedgerBuilder
 from offloaderd.testing import ledger_blocks
 
 if TYPE_CHECKING:
-    from offloaderd.segment.builders.builder import CutPart
+    from offloaderd.segment.builder import CutPart
 
 UUID_1 = UUID(int=1)
 ledgers = st.lists(st.binary(max_size=60), min_size=1, max_size=60)

@@ -19,7 +19,7 @@ from offloaderd.format.pulsar.broker_entry import encode_head
 from offloaderd.format.pulsar.entry_time import Survey
 from offloaderd.metadata.records.attempt import stored_part
 from offloaderd.objects.checks import md5
-from offloaderd.segment.builders.builder import CutPart, SegmentBuilder, SegmentLayout
+from offloaderd.segment.builder import CutPart, SegmentBuilder, SegmentLayout
 
 if TYPE_CHECKING:
     from offloaderd.metadata.records.attempt import StoredPart

@@ -64,7 +64,7 @@ async def test_what_failed_an_inspection_in_passing_is_over_with_its_answer() ->
 
     async with rig.engine() as engine:
         topic = await enabled(engine)
-        await until(lambda: topic.tailer is not None and topic.tailer.looked_s is not None)
+        await until(lambda: topic.tailer is not None and topic.tailer.refreshed_s is not None)
         assert await topic.failure_tracker.until_answered(ask, "source") == 1
         assert topic.failure_tracker.error is None
 

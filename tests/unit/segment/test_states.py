@@ -104,8 +104,8 @@ def test_a_state_is_assigned_by_the_table_alone() -> None:
     package, assigned = Path(__file__).parents[3] / "offloaderd", []
     for path in package.rglob("*.py"):
         text = path.read_text()
-        if "SegmentState" not in text or path.name == "states.py":
-            continue
+        if "SegmentState" not in text or path.name == "states.py" or path.is_relative_to(package / "api"):
+            continue  # the messages of the API have states of topics
         for node in ast.walk(ast.parse(text)):
             targets = node.targets if isinstance(node, ast.Assign) else []
             if any(isinstance(one, ast.Attribute) and one.attr == "state" for one in targets):

@@ -10,9 +10,7 @@ import pytest
 
 from offloaderd.core.model import START, LedgerInfo, OffloadMethod, Position
 from offloaderd.ledgers.chain import LedgerChain
-from offloaderd.segment.roll import RollPolicy
-from offloaderd.segment.stop import LiveStop
-from offloaderd.segment.view import Requested, TopicView
+from offloaderd.segment.roll import LiveStop, Requested, RollPolicy, TopicView
 
 POLICY = RollPolicy(segment_bytes_max=1000, segment_age_max_s=60, segment_age_min_s=5)
 NONE = replace(POLICY, method=OffloadMethod.NONE)

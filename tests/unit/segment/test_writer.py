@@ -12,10 +12,9 @@ from offloaderd.core.model import Loss, Position
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.segment.committer import Assignment, Surroundings
 from offloaderd.segment.feed import Empty, End, Entries, Gap, Lost, Reservation
+from offloaderd.segment.roll import NO_VIEW, ExactStop, OnGap, RangeStop, Requested, TopicView
 from offloaderd.segment.states import SegmentState
-from offloaderd.segment.stop import ExactStop, OnGap, RangeStop
 from offloaderd.segment.upload import SegmentFailed
-from offloaderd.segment.view import NO_VIEW, Requested, TopicView
 from offloaderd.segment.writer import SegmentWriter
 from tests.unit.rigs.feed_cases import batch
 from tests.unit.rigs.lives import recorded
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.segment.committer import FindManifest, VerifiedSegment
     from offloaderd.segment.feed import Answer
-    from offloaderd.segment.stop import SegmentProgress, StopRule
-    from offloaderd.segment.view import Views
+    from offloaderd.segment.roll import SegmentProgress, StopRule, Views
     from tests.unit.rigs.rig import Rig
 
 LOSS = Loss(Position(5, 9), Position(7, 0), 3)
@@ -130,7 +128,7 @@ class Desk:
         """Have a segment written."""
         topic = self.owned.offloader
         self.writer = SegmentWriter(
-            self.owned.context, topic._log, self, failure_tracker=topic.failure_tracker, views=self.views
+            self.owned.context, topic.record._attempts, self, failure_tracker=topic.failure_tracker, views=self.views
         )
         work = Assignment(
             attempt=resumed or self.attempt(), after=Position(0, 9), resumed=resumed is not None, opened_s=0.0
@@ -146,7 +144,7 @@ class Desk:
     async def begin(self, attempt: Attempt) -> None:
         """See Committer."""
         self.note("begin")
-        await self.owned.offloader._log.begin(attempt)
+        await self.owned.offloader.record.begin(attempt)
 
     async def record_loss(self, gap: Gap) -> None:
         """See Committer."""
@@ -255,7 +253,7 @@ async def test_a_sealed_segment_is_brought_to_its_end_and_not_further(monkeypatc
     """The rule is not asked, nor whether it is full: that is decided already."""
     desk = await Desk.made()
     left = await desk.left(ScriptedFeed([entries(5, 0, 10), entries(6, 0, 10), End()]))
-    monkeypatch.setattr("offloaderd.segment.builders.builder.LEDGERS_MAX", 1)
+    monkeypatch.setattr("offloaderd.segment.builder.LEDGERS_MAX", 1)
     feed = ScriptedFeed([Entries((batch(5, 0, 10), batch(6, 0, 40)))])
     written = await desk.write(feed, replace(STOP, payload_bytes=1), resumed=left)
     assert written is not None
@@ -265,7 +263,7 @@ async def test_a_sealed_segment_is_brought_to_its_end_and_not_further(monkeypatc
 
 async def test_what_is_full_ends_there_unless_it_replaces_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A range goes on with another segment; what replaces others holds all of them or is given up."""
-    monkeypatch.setattr("offloaderd.segment.builders.builder.LEDGERS_MAX", 2)
+    monkeypatch.setattr("offloaderd.segment.builder.LEDGERS_MAX", 2)
     answers: list[Answer] = [entries(5, 0, 10), entries(6, 0, 10), entries(7, 0, 2), End()]
     for stop, end in ((STOP, Position(6, 9)), (ExactStop(end=Position(7, 1), entries=22), Position(7, 1))):
         written = await (await Desk.made()).write(ScriptedFeed(list(answers)), stop)

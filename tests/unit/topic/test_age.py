@@ -42,7 +42,7 @@ async def looked(topic: TopicOffloader) -> TopicOffloader:
     """Wait until the source was looked at and what there is to read there was read."""
     tailer = topic.tailer
     assert tailer is not None
-    await until(lambda: tailer.looked_s is not None and topic.oldest.undated is None)
+    await until(lambda: tailer.refreshed_s is not None and topic.oldest.undated is None)
     return topic
 
 

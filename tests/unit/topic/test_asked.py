@@ -71,7 +71,7 @@ def test_it_is_done_when_its_target_is_offloaded(end: tuple[int, int], outcome: 
 def test_it_fails_for_now_while_nothing_takes_the_topic() -> None:
     """A method that takes nothing, and a topic that is disabled; neither matters once it is done."""
     behind, done = offloaded(Position(2, 8)), offloaded(Position(2, 9))
-    assert fate_of(REQUEST, behind, none=True) == Fate(Outcome.FAILED, f"{Why.NONE}; it goes on under another method")
+    assert fate_of(REQUEST, behind, none=True) == Fate(Outcome.FAILED, f"{Why.NONE}; it continues under another method")
     assert fate_of(REQUEST, behind, active=False).outcome is Outcome.FAILED
     for fate in (fate_of(REQUEST, done, none=True), fate_of(REQUEST, done, active=False)):
         assert fate.outcome is Outcome.DONE
@@ -145,6 +145,6 @@ async def test_two_that_ask_at_once(store: MemoryMetadata, monkeypatch: pytest.M
         return await replace_node(path, value, version)
 
     monkeypatch.setattr(store, "replace", replace_late)
-    with pytest.raises(Conflict, match="all the time"):
+    with pytest.raises(Conflict, match="changes faster"):
         await asked.record(store, TOPIC, TopicMap(TOPIC), replace(REQUEST, target=Position(4, 4)))
     assert (await store.get(path)).value == orders.encode_asked(others[1])

@@ -11,10 +11,9 @@ import pytest
 
 from offloaderd.core.model import START, LedgerInfo, OffloadMethod, Position
 from offloaderd.ledgers.chain import LedgerChain
-from offloaderd.segment.roll import RollPolicy
-from offloaderd.segment.view import Requested, TopicView
+from offloaderd.segment.roll import Requested, RollPolicy, TopicView
 from offloaderd.topic.chooser import (
-    LOOK_S,
+    CHECK_S,
     Abandon,
     Adopt,
     Begin,
@@ -54,25 +53,25 @@ BEGUN, STORED, ALL_STORED, SEALED = left(), left(parts=1), left(parts=1, whole=T
         (IDLE, Wait()),
         (READY, Begin(FIRST, OffloadMethod.STREAMING)),
         (replace(READY, may_stop=True), Leave()),
-        (replace(READY, policy=NONE), Wait(LOOK_S)),
-        (replace(READY, history_waits=True), Wait(LOOK_S)),
-        (replace(READY, adoptable=[1]), Wait(LOOK_S)),
+        (replace(READY, policy=NONE), Wait(CHECK_S)),
+        (replace(READY, history_waits=True), Wait(CHECK_S)),
+        (replace(READY, adoptable=[1]), Wait(CHECK_S)),
         (replace(READY, adoptable=[1], to_adopt=INFO), Adopt(INFO)),
-        (replace(READY, adoptable=[1], to_adopt=INFO, policy=NONE), Wait(LOOK_S)),
+        (replace(READY, adoptable=[1], to_adopt=INFO, policy=NONE), Wait(CHECK_S)),
         (replace(READY, policy=WHOLE, whole_ledgers=True), Begin(FIRST, OffloadMethod.LEDGER_BASED)),
         (replace(READY, policy=WHOLE), Begin(FIRST, OffloadMethod.STREAMING)),
-        (replace(READY, policy=replace(WHOLE, threshold_bytes=5), whole_ledgers=True), Wait(LOOK_S)),
+        (replace(READY, policy=replace(WHOLE, threshold_bytes=5), whole_ledgers=True), Wait(CHECK_S)),
         (replace(IDLE, end_is_unrecorded=True), NoteEnd()),
         (replace(READY, end_is_unrecorded=True), Begin(FIRST, OffloadMethod.STREAMING)),
         (replace(READY, attempt=BEGUN, policy=NONE), Resume(BEGUN)),
         (replace(IDLE, attempt=BEGUN, may_stop=True), Leave()),
         (replace(IDLE, attempt=STORED, may_stop=True), Resume(STORED)),
-        (replace(IDLE, attempt=STORED, rereadable=False), Wait(LOOK_S)),
+        (replace(IDLE, attempt=STORED, rereadable=False), Wait(CHECK_S)),
         (replace(IDLE, attempt=ALL_STORED, rereadable=False), Resume(ALL_STORED)),
         (replace(IDLE, attempt=BEGUN, first=Position(2, 0)), Abandon(BEGUN)),
         (replace(IDLE, attempt=BEGUN, left_is_lost=True), Abandon(BEGUN)),
-        (replace(IDLE, attempt=BEGUN), Wait(LOOK_S)),
-        (replace(IDLE, attempt=SEALED), Wait(LOOK_S, starving=True)),
+        (replace(IDLE, attempt=BEGUN), Wait(CHECK_S)),
+        (replace(IDLE, attempt=SEALED), Wait(CHECK_S, starving=True)),
         (replace(READY, attempt=BEGUN, adoptable=[1], to_adopt=INFO), Resume(BEGUN)),
     ],
 )

@@ -20,8 +20,8 @@ from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment import resume
 from offloaderd.testing.faults import FaultyStore
 from offloaderd.topic import idle as sleep
-from offloaderd.topic.duties import Rest
 from offloaderd.topic.idle import IdleOptions
+from offloaderd.topic.offloader import Rest
 from offloaderd.topic.status import Reporter
 from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.retention import Retention
@@ -450,7 +450,7 @@ async def test_no_topic_is_suspended_where_none_is_to(rig: Rig) -> None:
         await offloaded(rig, engine)
         await suspended(engine)
         engine.idle_topics.options = IdleOptions(after_s=0.0)
-        engine.idle_topics.look()
+        engine.idle_topics.check()
         await offloader_of(engine)
         await stays_active(engine)
 

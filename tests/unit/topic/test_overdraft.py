@@ -14,7 +14,7 @@ from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.segment import writer
 from offloaderd.segment.roll import RollPolicy
-from offloaderd.topic import tailing_feed
+from offloaderd.topic import live_segment
 from offloaderd.topic.buffer import ENTRY_OVERHEAD_BYTES
 from tests.unit.rigs.lives import life, until_found
 from tests.unit.rigs.rig import LAYOUT, Rig, enabled, memory_ledgers, offloader_of, payloads, turn, until_offloaded
@@ -104,8 +104,8 @@ async def test_segments_that_cannot_end_do_not_wait_for_each_others_memory(push_
 
 async def test_a_segment_whose_entries_stay_away_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has taken more memory than there is, then its pusher goes away: after a while another may, and is finished."""
-    monkeypatch.setattr(tailing_feed, "OVERDRAW_S", 0.2)
-    monkeypatch.setattr(writer, "LOOK_S", 0.05)
+    monkeypatch.setattr(live_segment, "OVERDRAW_S", 0.2)
+    monkeypatch.setattr(writer, "CHECK_S", 0.05)
     rig = await sealed_everywhere(push_only=True)
     rig.buffer_bytes = BUFFER_BYTES
     async with rig.engine("two", push_only=True) as engine, asyncio.TaskGroup() as group:

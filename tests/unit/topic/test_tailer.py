@@ -17,7 +17,7 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Confirmed, Edge, EntryBatch, LedgerInfo, Loss, OfferResult, Position
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.segment.failures import FailureTracker
-from offloaderd.segment.view import Requested, TopicView
+from offloaderd.segment.roll import Requested, TopicView
 from offloaderd.topic.buffer import BufferPool, TailingBuffer
 from offloaderd.topic.lag import LagTracker
 from offloaderd.topic.tailer import EntriesMissing, SourceReader, Tailer
@@ -62,7 +62,7 @@ class Tailing:
         """See Gate."""
         await turn()
 
-    def looked(self) -> None:
+    def refreshed(self) -> None:
         """See TailedTopic."""
 
     async def record_loss(self, loss: Loss) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 from offloaderd.core.model import START, LedgerInfo, Position
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.segment.feed import Empty, Entries, Lost
 from offloaderd.testing.clock import FakeClock
 from offloaderd.topic.buffer import BufferPool, Missing, TailingBuffer
-from offloaderd.topic.tailing_feed import OVERDRAW_S, TailingFeed
+from offloaderd.topic.live_segment import OVERDRAW_S, TailingFeed
 from tests.unit.rigs.feed_cases import LAST, Cases, batch
+
+if TYPE_CHECKING:
+    from offloaderd.topic.tailer import Tailer
 
 TAKE_BYTES = 1 << 20
 
@@ -122,9 +126,9 @@ def test_what_no_ledger_holds_any_more_is_lost() -> None:
     chain = LedgerChain(START, end=None, begin=Position(1, 0))
     feed.restart(LAST)
     assert isinstance(feed.take(LAST, TAKE_BYTES, Position(3, 9)), Empty)
-    for looked_s, closed, answer in ((None, True, Empty), (1.0, False, Empty), (1.0, True, Lost)):
+    for refreshed_s, closed, answer in ((None, True, Empty), (1.0, False, Empty), (1.0, True, Lost)):
         chain.update([LedgerInfo(ledger_id=3, closed=closed, entries=5, size_bytes=5)])
-        feed.source = SimpleNamespace(chain=chain, looked_s=looked_s)
+        feed.source = cast("Tailer", SimpleNamespace(chain=chain, refreshed_s=refreshed_s))
         assert isinstance(feed.take(LAST, TAKE_BYTES, Position(3, 9)), answer)
 
 

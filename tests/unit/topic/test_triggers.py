@@ -49,7 +49,7 @@ async def settled(clock: FakeClock) -> None:
 
 async def ready(rig: Rig, clock: FakeClock, topic: TopicOffloader) -> None:
     """Wait until a topic has seen its source."""
-    while topic.tailer is None or topic.tailer.looked_s is None:
+    while topic.tailer is None or topic.tailer.refreshed_s is None:
         await settled(clock)
     await settled(clock)
 
@@ -188,7 +188,7 @@ async def test_a_request_goes_with_the_topic_to_its_next_owner() -> None:
             topic = await enabled(engine)
             _, plan = await topic.by_hand.ask(Wanted(to=everything[33][0]), "somewhere")
             assert (plan.target, plan.why) == (everything[29][0], Why.WHOLE)
-            assert topic.by_hand.left(everything[29][0]) == (30, 3000)
+            assert topic.by_hand.remaining(everything[29][0]) == (30, 3000)
             assert await fate(rig, topic) == (Outcome.RUNNING, str(Why.WHOLE), 0)
             await until(lambda: bool(gate.begun))
             raise ConnectionError
@@ -241,7 +241,7 @@ async def test_a_request_waits_for_a_method(monkeypatch: pytest.MonkeyPatch) -> 
         await until(lambda: bool(gate.begun))
         await engine.enable(TOPIC, TopicPolicy(enabled=True, method=OffloadMethod.NONE))
         await until(lambda: topic.policy.method is OffloadMethod.NONE)
-        assert await fate(rig, topic) == (Outcome.FAILED, f"{Why.NONE}; it goes on under another method", 0)
+        assert await fate(rig, topic) == (Outcome.FAILED, f"{Why.NONE}; it continues under another method", 0)
         gate.open.set()
         await until_offloaded(topic, everything[9][0])
         with pytest.raises(Conflict, match="method none"):
@@ -341,5 +341,5 @@ async def test_a_topic_that_is_only_pushed_has_no_sizes() -> None:
     async with rig.engine(push_only=True) as engine:
         topic = await enabled(engine)
         assert (await topic.by_hand.plan(Wanted())).why is Why.EMPTY
-        with pytest.raises(InvalidInput, match="only pushed"):
+        with pytest.raises(InvalidInput, match="sizes of its ledgers are unknown"):
             await topic.by_hand.plan(Wanted(keep_bytes=0))

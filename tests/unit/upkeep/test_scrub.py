@@ -21,7 +21,7 @@ from offloaderd.metadata.records import verified as verified_record
 from offloaderd.metadata.records.verified import Cursor, SegmentVerified, Verified
 from offloaderd.segment.claim.fence import Claim, Fence
 from offloaderd.testing.faults import Faults, FaultyStore
-from offloaderd.topic.duties import Rest
+from offloaderd.topic.offloader import Rest
 from offloaderd.upkeep.grants.revoke_on_damage import GrantRevoker
 from offloaderd.upkeep.settings import ScrubSettings
 from offloaderd.upkeep.stored import Site

@@ -12,7 +12,7 @@ import pytest
 from offloaderd.core.errors import CorruptData, Unsound
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.format import verify
-from offloaderd.history.rewriting.stored_feed import BucketReader
+from offloaderd.history.rewrite import BucketReader
 from offloaderd.objects import whole
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read.segments import SegmentOptions, SegmentReader
@@ -176,7 +176,7 @@ async def test_long_indexes_are_taken_apart_beside_other_work(monkeypatch: pytes
         sound(*arguments, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(whole, "APART_BYTES", 0)
-    for module in ("upkeep.verify.segment", "upkeep.grants.copy_check", "history.rewriting.stored_feed"):
+    for module in ("upkeep.verify.segment", "upkeep.grants.copy_check", "history.rewrite"):
         monkeypatch.setattr(f"offloaderd.{module}.check_index", check)
     await indexes_checked(owned, segment)
     assert len(threads) == 3

@@ -1,44 +1,181 @@
 """Rollback to a stock broker: on request the owner rewrites a topic's streaming segments as whole ledgers.
 
 By PIP-76's text, a team that rolls back gives up the data of its streaming segments. This rollback keeps it: from the
-oldest on, each closed ledger that is offloaded to its end gets an object as Pulsar's offloader writes it (`ledger.py`),
-which replaces its slices (`metadata/topic_map/conversion.py`). The order is recorded, so the next owner continues it. A
-daemon rewrites one ledger at a time, and the topic's offloading, retention and reads continue by the map of each
-moment. A ledger that cannot be read or stored stays as it is, is reported, and is tried again only under a new order.
+oldest on, each closed ledger that is offloaded to its end gets an object as Pulsar's offloader writes it, which
+replaces its slices (`rewrite.py`, `metadata/topic_map/conversion.py`). The order is recorded, so the next owner
+continues it. A daemon rewrites one ledger at a time, and the topic's offloading, retention and reads continue by the
+map of each moment. A ledger that cannot be read or stored stays as it is, is reported, and is tried again only under a
+new order.
 
 This module writes nothing below `/managed-ledgers`, which belongs to the brokers.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
 
-from offloaderd.core.aio import Group
-from offloaderd.core.errors import Fenced, NotFound, OffloaderError, Transient, first_of
+from offloaderd.core.aio import Group, Signal
+from offloaderd.core.errors import Conflict, Fenced, NotFound, OffloaderError, Transient, first_of
 from offloaderd.core.model import OffloadMethod, TopicName
 from offloaderd.core.retry import Backoff
 from offloaderd.history.owned_topic import OwnedTopic
-from offloaderd.history.rewriting.ledger import LedgerRewrite, Stopped
-from offloaderd.history.rewriting.orders import OrderDesk, extended, taken_back
-from offloaderd.history.rewriting.rewrite import cut_of
-from offloaderd.history.rewriting.stored_feed import PIECE_BYTES, Unreadable
-from offloaderd.metadata import paths
+from offloaderd.history.rewrite import PIECE_BYTES, LedgerRewrite, Stopped, Unreadable, cut_of
+from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.port import Create, Replace
+from offloaderd.metadata.records import orders
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.metadata.records.orders import RollbackOrder
 from offloaderd.metadata.topic_map import conversion
 from offloaderd.metadata.topic_map.conversion import LedgerState, Standing
 from offloaderd.metadata.topic_map.map import TopicMap
-from offloaderd.segment import resume as recovery
-from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.claim.attempt_log import attempt_log
+from offloaderd.segment.claim.fence import Fence
 from offloaderd.segment.context import OffloadContext
-from offloaderd.segment.resume import as_finished
+from offloaderd.segment.resume import abandon, as_finished, take_over
 from offloaderd.segment.upload import SegmentFailed
 
+Decide = Callable[[RollbackOrder | None], RollbackOrder]
+
 log = structlog.get_logger(__name__)
+
+
+def extended(to_ledger_id: int, now_ms: int) -> Decide:
+    """Return the change that orders ledgers up to that one; an active order never shrinks."""
+
+    def decide(known: RollbackOrder | None) -> RollbackOrder:
+        if known is not None and known.active:
+            return replace(known, to_ledger_id=max(known.to_ledger_id, to_ledger_id))
+        return RollbackOrder(to_ledger_id=to_ledger_id, ordered_ms=now_ms)
+
+    return decide
+
+
+def taken_back(now_ms: int) -> Decide:
+    """Return the change that withdraws the order; one that has ended stays."""
+
+    def decide(known: RollbackOrder | None) -> RollbackOrder:
+        if known is None:
+            raise NotFound("nothing of this topic was ordered to be rewritten", hint="offloadctl rollback convert")
+        return replace(known, ended_ms=max(1, now_ms), stopped=True) if known.active else known
+
+    return decide
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """A requested change, and the future of the changed order."""
+
+    decide: Decide
+    done: asyncio.Future[RollbackOrder]
+
+    def fail(self, error: OffloaderError) -> None:
+        """Answer with an error, unless the caller has left."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class OrderDesk:
+    """The recorded order under one claim. Requests are carried out even if their caller leaves."""
+
+    def __init__(self, topic: TopicName, fence: Fence) -> None:
+        self.order: RollbackOrder | None = None
+        self.changed = Signal()
+        self._topic = topic
+        self._fence = fence
+        self._version: int | None = None
+        self._known = False
+        self._writing = asyncio.Lock()  # a writer of the node has to know its version
+        self._requests: list[_Request] = []
+        self._asked = Signal()
+
+    @property
+    def active(self) -> bool:
+        """Whether there is an order that has not ended."""
+        return self.order is not None and self.order.active
+
+    async def load(self) -> None:
+        """Read the record. Raises CorruptData, Transient."""
+        async with self._writing:
+            await self._load()
+
+    async def _load(self) -> None:
+        path = paths.rollback_order(self._topic)
+        node = await nodes.node(self._fence.store, path)
+        self.order = orders.decode_rollback(node.value, path=path) if node is not None else None
+        self._version = node.version if node is not None else None
+        self._known = True
+
+    async def ask(self, decide: Decide) -> RollbackOrder:
+        """Request a change; returns the order. Raises what `decide` does, Transient, Fenced."""
+        request = _Request(decide, asyncio.get_running_loop().create_future())
+        self._requests.append(request)
+        self._asked.notify()
+        return await request.done
+
+    async def serve(self) -> None:
+        """Carry out requests until cancelled. Raises Fenced."""
+        while True:
+            while self._requests:
+                await self._carry_out(self._requests.pop(0))
+            await self._asked.wait()
+
+    async def _carry_out(self, request: _Request) -> None:
+        try:
+            order = await self.change(request.decide)
+        except OffloaderError as error:
+            request.fail(error)
+            if isinstance(error, Fenced):
+                raise
+        except BaseException:
+            request.fail(_released(self._topic))
+            raise
+        else:
+            if not request.done.done():
+                request.done.set_result(order)
+
+    def close(self) -> None:
+        """Refuse the requests that were not carried out."""
+        for request in self._requests:
+            request.fail(_released(self._topic))
+
+    async def change(self, decide: Decide) -> RollbackOrder:
+        """Record a change of the order, and return it. Raises what `decide` does, Fenced, Conflict, Transient."""
+        async with self._writing:
+            if not self._known:
+                await self._load()
+            after = decide(self.order)
+            if after != self.order:
+                await self._write(after)
+                self.order = after
+                self.changed.notify()
+        return after
+
+    async def _write(self, order: RollbackOrder) -> None:
+        path, value = paths.rollback_order(self._topic), orders.encode_rollback(order)
+        version = self._version
+
+        async def recorded() -> bool:
+            node = await nodes.node(self._fence.store, path)
+            return node is not None and node.value == value
+
+        self._known = False  # unknown until the outcome is read
+        if version is None:
+            try:
+                await self._fence.store.create(paths.rollback(self._topic), b"")
+            except Conflict:
+                log.debug("rollback.folder_exists", topic=str(self._topic))
+        step = Create(path, value) if version is None else Replace(path, value, version)
+        await self._fence.settle([step], recorded)
+        self._version, self._known = (0 if version is None else version + 1), True
+
+
+def _released(topic: TopicName) -> Transient:
+    return Transient(f"{topic} is being released", hint="ask its next owner; what was ordered stays ordered")
+
 
 LEDGERS_AT_A_TIME = 1
 """Of all topics of a daemon: live segments need memory and bandwidth as well."""
@@ -170,14 +307,7 @@ class _TopicRollback:
         self._tries = _Tries()
         self._current: LedgerRewrite | None = None
         self._error: OffloaderError | None = None
-        self._attempts = AttemptLog(
-            context.metadata,
-            offloader.claim,
-            clock=self._clock,
-            metrics=self._metrics,
-            path=paths.rollback_attempt(offloader.topic),
-            head=offloader.head,
-        )
+        self._attempts = attempt_log(context, offloader.claim, paths.rollback_attempt(offloader.topic), offloader.head)
 
     async def run(self) -> None:
         """Carry out orders until cancelled. Raises Fenced."""
@@ -195,15 +325,11 @@ class _TopicRollback:
             try:
                 if not known:
                     await self.desk.load()
-                    left = (await recovery.take_over(self._attempts, None, self._context)).attempt
+                    left = (await take_over(self._attempts, None, self._context)).attempt
                     if left is not None:
                         topic = self._offloader
                         left = await as_finished(
-                            self._context,
-                            self._topic,
-                            left,
-                            failure_tracker=topic.failure_tracker,
-                            identity=topic.identity,
+                            self._context, left, failure_tracker=topic.failure_tracker, identity=topic.identity
                         )
                     known = True
                 await self._turn(left)
@@ -223,7 +349,7 @@ class _TopicRollback:
         rows = self._left()
         self._metrics.rollback_remaining_ledgers.labels(topic=str(self._topic)).set(len(rows))
         if left is not None and (reason := self._unwanted(left, rows)):
-            await recovery.abandon(self._attempts, left, reason, self._metrics)
+            await abandon(self._attempts, left, reason, self._metrics)
             return
         if not self.desk.active:
             with self._offloader.resting():

@@ -1,1 +1,0 @@
-"""Stored segments, written anew in another format."""

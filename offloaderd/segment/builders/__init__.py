@@ -1,1 +1,0 @@
-"""Entries cut into blocks and parts, of segments and of whole ledgers."""
