@@ -14,7 +14,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError, OutcomeUnknown, Transient
-from offloaderd.metadata import rules
+from offloaderd.metadata import port
 from offloaderd.metadata.port import Create, Delete, Replace, Session, Versioned
 from offloaderd.testing.memory import metadata as memory
 from offloaderd.testing.memory.metadata import MemoryTree
@@ -82,7 +82,7 @@ class Tree(MemoryTree):
         """Put other nodes in place of all, which the model does not look at."""
         changed = {path for path in self._nodes.keys() | nodes.keys() if self._nodes.get(path) is not nodes.get(path)}
         self._nodes = nodes
-        told = changed | {rules.parent(path) for path in changed}
+        told = changed | {port.parent(path) for path in changed}
         self.history.append(_State(self._world.loop.time(), nodes, told))
         for client in self.clients:
             client.changed()
@@ -116,7 +116,7 @@ class Tree(MemoryTree):
         changed = sorted(path for path in before.keys() | nodes.keys() if before.get(path) is not nodes.get(path))
         if not changed:
             return
-        listed = {rules.parent(path) for path in changed if (path in before) is not (path in nodes)}
+        listed = {port.parent(path) for path in changed if (path in before) is not (path in nodes)}
         self.history.append(_State(self._world.loop.time(), nodes, {*changed, *listed}))
         for client in self.clients:
             client.changed()
@@ -171,7 +171,7 @@ class ZooKeeper:
 
     async def sync(self, path: str) -> None:
         """Have the server catch up."""
-        rules.checked_path(path)
+        port.checked_path(path)
 
         def act() -> None:
             self._seen = self._tree.number
@@ -181,7 +181,7 @@ class ZooKeeper:
     async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
         """See MetadataStore."""
         step = Create(path, value, ephemeral)
-        rules.checked_steps([step])
+        port.checked_steps([step])
 
         def act() -> None:
             parents = [Create(missing, b"") for missing in self._tree.missing_parents(path)]
@@ -192,19 +192,19 @@ class ZooKeeper:
     async def replace(self, path: str, value: bytes, version: int) -> int:
         """See MetadataStore."""
         step = Replace(path, value, version)
-        rules.checked_steps([step])
+        port.checked_steps([step])
         await self._call(f"replace {path} {version}", lambda: self._apply([step], alone=True), write=True)
         return version + 1
 
     async def delete(self, path: str, version: int | None = None) -> None:
         """See MetadataStore."""
         step = Delete(path, version)
-        rules.checked_steps([step])
+        port.checked_steps([step])
         await self._call(f"delete {path}", lambda: self._apply([step], alone=True), write=True)
 
     async def transact(self, steps: Sequence[Step]) -> None:
         """See MetadataStore."""
-        rules.checked_steps(steps)
+        port.checked_steps(steps)
         what = ", ".join(f"{type(step).__name__.lower()} {step.path.rpartition('/')[2]}" for step in steps)
         await self._call(f"transact {what}", lambda: self._apply(steps), write=True)
 
@@ -395,7 +395,7 @@ class ZooKeeper:
         except memory._StepFailed as failed:
             if alone:
                 raise failed.cause from None
-            raise rules.failed_step(failed.number, steps, str(failed.cause)) from None
+            raise port.failed_step(failed.number, steps, str(failed.cause)) from None
         self._seen = self._tree.number
 
     async def _call(self, what: str, act: Callable[[], T], *, write: bool) -> T:

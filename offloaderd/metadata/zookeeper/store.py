@@ -27,7 +27,7 @@ from offloaderd.core.errors import (
     Throttled,
     Transient,
 )
-from offloaderd.metadata import rules
+from offloaderd.metadata import port
 from offloaderd.metadata.port import Check, Create, Delete, Replace, Session, SessionObserver, Step, Versioned
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.metadata.zookeeper.client import Result, Transaction, WatchEvent, ZooKeeperClient, make_client
@@ -120,7 +120,7 @@ class ZooKeeperStore:
         """
         options = options or MetadataSettings()
         self._servers = servers
-        self._root = rules.checked_path(root).rstrip("/")
+        self._root = port.checked_path(root).rstrip("/")
         self._connect_timeout_s = options.connect_timeout_s
         self._call_timeout_s = call_timeout_s
         self._slots = asyncio.Semaphore(IN_FLIGHT_MAX)
@@ -162,13 +162,13 @@ class ZooKeeperStore:
 
     async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
         """Create a node and its missing parents. Raises Conflict if it exists or its parent is ephemeral."""
-        rules.checked_steps([Create(path, value, ephemeral)])
+        port.checked_steps([Create(path, value, ephemeral)])
         full = self._full(path)
         for _ in range(CREATE_TRIES):
             try:
                 await self._create(full, value, ephemeral=ephemeral)
             except NotFound:
-                await self._ensure(rules.parent(full))
+                await self._ensure(port.parent(full))
             else:
                 return
         raise Conflict(f"create {path}: the nodes above it vanish as soon as they are made")
@@ -176,21 +176,21 @@ class ZooKeeperStore:
     async def replace(self, path: str, value: bytes, version: int) -> int:
         """Set a node's value if its version is `version`; returns the new version. Raises Conflict, NotFound."""
         step = Replace(path, value, version)
-        rules.checked_steps([step])
+        port.checked_steps([step])
         full = self._full(path)
-        stat = await self._write(rules.described(step), lambda client: client.set_async(full, value, version))
+        stat = await self._write(port.described(step), lambda client: client.set_async(full, value, version))
         return stat.version
 
     async def delete(self, path: str, version: int | None = None) -> None:
         """Delete a node without children. Raises Conflict (version differs, or it has children), NotFound."""
         step = Delete(path, version)
-        rules.checked_steps([step])
+        port.checked_steps([step])
         full, expected = self._full(path), -1 if version is None else version
-        await self._write(rules.described(step), lambda client: client.delete_async(full, expected))
+        await self._write(port.described(step), lambda client: client.delete_async(full, expected))
 
     async def transact(self, steps: Sequence[Step]) -> None:
         """Carry out all steps or none. Raises Conflict naming the step that failed."""
-        rules.checked_steps(steps)
+        port.checked_steps(steps)
         if not steps:
             return
 
@@ -200,15 +200,15 @@ class ZooKeeperStore:
                 self._add(transaction, step)
             return transaction.commit_async()
 
-        size = rules.request_bytes(steps)
-        what = f"transaction of {len(steps)} steps and about {size} bytes, the first {rules.described(steps[0])}"
+        size = port.request_bytes(steps)
+        what = f"transaction of {len(steps)} steps and about {size} bytes, the first {port.described(steps[0])}"
         answers = await self._write(what, commit)
         for number, answer in enumerate(answers):
             # The steps before the one that failed are answered as rolled back, those after it as not tried.
             if isinstance(answer, Exception) and not isinstance(answer, zk.RolledBackError | zk.RuntimeInconsistency):
-                error = _translated(answer, rules.described(steps[number]), write=True)
+                error = _translated(answer, port.described(steps[number]), write=True)
                 if isinstance(error, Conflict | NotFound):
-                    raise rules.failed_step(number, steps, error.message)
+                    raise port.failed_step(number, steps, error.message)
                 raise error
 
     async def watch(self, path: str) -> AsyncGenerator[None, None]:
@@ -275,7 +275,7 @@ class ZooKeeperStore:
         self._wake_all()
 
     def _full(self, path: str) -> str:
-        return self._root + rules.checked_path(path) if path != "/" else self._root or "/"
+        return self._root + port.checked_path(path) if path != "/" else self._root or "/"
 
     def _add(self, transaction: Transaction, step: Step) -> None:
         full = self._full(step.path)
@@ -297,7 +297,7 @@ class ZooKeeperStore:
         try:
             await self._create(full, b"")
         except NotFound:
-            await self._ensure(rules.parent(full))
+            await self._ensure(port.parent(full))
             with suppress(Conflict):
                 await self._create(full, b"")
         except Conflict:

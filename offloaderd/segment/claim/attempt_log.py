@@ -14,7 +14,7 @@ from offloaderd.core.errors import Conflict, Fenced, NotFound
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod
 from offloaderd.core.retry import until_answered
-from offloaderd.metadata import nodes, paths, pieces, rules
+from offloaderd.metadata import nodes, paths, pieces, port
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.port import Create, Delete, MetadataStore, Replace, Step
 from offloaderd.metadata.records import attempt as attempt_record
@@ -212,7 +212,7 @@ class AttemptLog:
         Raises Fenced, Conflict, and what the edit raises.
         """
         steps, after = edit(topic_map)
-        if rules.request_bytes([*steps, *along]) > pieces.ROOM_BYTES:
+        if port.request_bytes([*steps, *along]) > pieces.ROOM_BYTES:
             written = {step.path for step in steps}
             touched = [one for one in topic_map.contexts if paths.ledger(self._claim.topic, one) in written]
             for ledger_id in touched:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from offloaderd.core.errors import Closed, Conflict, NotFound, OffloaderError
-from offloaderd.metadata import rules
+from offloaderd.metadata import port
 from offloaderd.metadata.port import Check, Create, Delete, Replace, Session, Step, Versioned
 
 
@@ -77,7 +77,7 @@ class MemoryTree:
     def missing_parents(self, path: str) -> list[str]:
         """Return the nodes above `path` that do not exist, highest first."""
         missing = []
-        while (path := rules.parent(path)) not in self._nodes:
+        while (path := port.parent(path)) not in self._nodes:
             missing.append(path)
         return missing[::-1]
 
@@ -112,7 +112,7 @@ class MemoryTree:
             del nodes[path]
         before, self._nodes = self._nodes, nodes
         changed = {path for path in before.keys() | nodes.keys() if before.get(path) is not nodes.get(path)}
-        listed = {rules.parent(path) for path in changed if (path in before) is not (path in nodes)}
+        listed = {port.parent(path) for path in changed if (path in before) is not (path in nodes)}
         for watcher in self._watchers.copy():
             if watcher.path in changed or watcher.path in listed:
                 watcher.told()
@@ -141,22 +141,22 @@ class MemoryMetadata:
     async def get(self, path: str) -> Versioned:
         """Return a node's value and version. Raises NotFound."""
         await self._turn()
-        return self._tree.node(rules.checked_path(path))
+        return self._tree.node(port.checked_path(path))
 
     async def children(self, path: str) -> Sequence[str]:
         """Return the sorted names below a node; a node that does not exist has none."""
         await self._turn()
-        return self._tree.children(rules.checked_path(path))
+        return self._tree.children(port.checked_path(path))
 
     async def sync(self, path: str) -> None:
         """Do nothing: all sessions see one tree."""
-        rules.checked_path(path)
+        port.checked_path(path)
         await self._turn()
 
     async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
         """Create a node, making its parents. Raises Conflict when it exists or its parent is ephemeral."""
         step = Create(path, value, ephemeral)
-        rules.checked_steps([step])
+        port.checked_steps([step])
         await self._turn()
         parents = [Create(missing, b"") for missing in self._tree.missing_parents(path)]
         self._apply_one([*parents, step])
@@ -164,7 +164,7 @@ class MemoryMetadata:
     async def replace(self, path: str, value: bytes, version: int) -> int:
         """Set a node's value if its version is `version`; returns the new version. Raises Conflict, NotFound."""
         step = Replace(path, value, version)
-        rules.checked_steps([step])
+        port.checked_steps([step])
         await self._turn()
         self._apply_one([step])
         return version + 1
@@ -172,22 +172,22 @@ class MemoryMetadata:
     async def delete(self, path: str, version: int | None = None) -> None:
         """Delete a node without children. Raises Conflict (version differs, or it has children), NotFound."""
         step = Delete(path, version)
-        rules.checked_steps([step])
+        port.checked_steps([step])
         await self._turn()
         self._apply_one([step])
 
     async def transact(self, steps: Sequence[Step]) -> None:
         """Carry out all steps or none. Raises Conflict naming the step that failed."""
-        rules.checked_steps(steps)
+        port.checked_steps(steps)
         await self._turn()
         try:
             self._tree.apply(steps, self._session.session_id)
         except _StepFailed as failed:
-            raise rules.failed_step(failed.number, steps, str(failed.cause)) from failed.cause
+            raise port.failed_step(failed.number, steps, str(failed.cause)) from failed.cause
 
     async def watch(self, path: str) -> AsyncGenerator[None, None]:
         """Yield at once, then whenever the node's value or its list of children may have changed."""
-        rules.checked_path(path)
+        port.checked_path(path)
         self._check_open()
         changed = asyncio.Event()
         watcher = self._tell(path, changed.set)
@@ -203,7 +203,7 @@ class MemoryMetadata:
 
     async def arm(self, path: str, fired: Callable[[], None]) -> None:
         """Call `fired` whenever the node may have changed after this returned; see `ports.Znodes`."""
-        rules.checked_path(path)
+        port.checked_path(path)
         await self._turn()
         if (path, fired) not in self._armed:
             self._armed[path, fired] = self._tell(path, fired)
@@ -268,9 +268,9 @@ def _carry_out(nodes: dict[str, _Node], step: Step, session_id: str) -> None:
     if isinstance(step, Create):
         if step.path in nodes:
             raise Conflict(f"{step.path} exists")
-        above = _found(nodes, rules.parent(step.path))
+        above = _found(nodes, port.parent(step.path))
         if above.owner:
-            raise Conflict(f"{rules.parent(step.path)} is ephemeral and cannot have children")
+            raise Conflict(f"{port.parent(step.path)} is ephemeral and cannot have children")
         nodes[step.path] = _Node(step.value, 0, session_id if step.ephemeral else "")
         return
     node = _found(nodes, step.path)

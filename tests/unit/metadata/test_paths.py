@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import TopicName
 from offloaderd.metadata import paths
-from offloaderd.metadata.rules import checked_path
+from offloaderd.metadata.port import checked_path
 from tests.unit.metadata.strategies import topic_names
 
 ORDERS = TopicName("acme", "shop", "orders/2024 ü")

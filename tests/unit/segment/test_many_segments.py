@@ -11,7 +11,7 @@ from offloaderd.core.errors import Conflict, NewerRecord, NoSpace
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import LedgerEnd
 from offloaderd.format.pb.storage.records_pb2 import GrantRecord
-from offloaderd.metadata import paths, pieces, rules
+from offloaderd.metadata import paths, pieces, port
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records import codec
 from offloaderd.metadata.records import grant as grant_record
@@ -58,7 +58,7 @@ async def test_a_ledger_that_was_full_takes_more() -> None:
     topic_map = await log.change(topic_map, lambda known: removal.mark_deleted(known, [LEDGER], now_ms=1))
     oldest = topic_map.segments[0]
     steps, topic_map = removal.without_oldest(topic_map, oldest, reason="r", now_ms=2)
-    assert rules.request_bytes(steps) < 4 * pieces.PIECE_BYTES
+    assert port.request_bytes(steps) < 4 * pieces.PIECE_BYTES
     await tree.connect().transact(steps)
     assert await catalog.load(tree.connect(), TOPIC) == topic_map
 
@@ -88,7 +88,7 @@ async def test_a_merge_makes_room_for_what_it_puts_on_the_trash_list() -> None:
     log, topic_map = await begun(tree.connect(), clock, as_one_node(8000))
     made = many_segments.merged(topic_map, 9000, 100, 100 + merging.SOURCES_MAX)
     steps, _ = merging.with_merged(topic_map, made, now_ms=1)
-    assert rules.request_bytes(steps) > rules.REQUEST_BYTES_MAX
+    assert port.request_bytes(steps) > port.REQUEST_BYTES_MAX
     await log.begin(many_segments.attempt(made))
     topic_map = await log.exchange(topic_map, made)
     assert len(topic_map.segments) == 8001 - merging.SOURCES_MAX
