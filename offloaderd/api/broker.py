@@ -217,12 +217,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
                     yield encoded_read_response(batch, tier)
 
     async def _of_broker(
-        self,
-        topic: TopicName,
-        theirs: CommittedSegment,
-        first: Position,
-        last: Position,
-        request: pb.ReadLedgerRequest,
+        self, topic: TopicName, theirs: CommittedSegment, first: Position, last: Position, request: pb.ReadLedgerRequest
     ) -> AsyncGenerator[Entries, None]:
         """Yield entries out of an object of Pulsar's own driver."""
         segments = self.reader.segments

@@ -131,10 +131,7 @@ _SERVICES: dict[str, dict[str, Need]] = {
         "ShowIdentity": Need(Role.READ, _topic_or_everything),
         "AcceptIdentity": Need(Role.ADMIN, _topic_or_everything),
     },
-    "offloaderd.v1.HistoryService": {
-        "PlanHistory": Need(Role.READ, _topic),
-        "GetHistory": Need(Role.READ, _topic),
-    },
+    "offloaderd.v1.HistoryService": {"PlanHistory": Need(Role.READ, _topic), "GetHistory": Need(Role.READ, _topic)},
     "offloaderd.v1.RollbackService": {
         "PlanRollback": Need(Role.READ, _target),
         "ConvertTopic": Need(Role.ADMIN, _topic),

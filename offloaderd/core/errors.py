@@ -97,10 +97,7 @@ class CorruptData(OffloaderError):
     """
 
     def __init__(self, *, key: str, offset: int, expected: object, found: object, hint: str = "") -> None:
-        super().__init__(
-            f"corrupt data in {key} at byte {offset}: expected {expected}, found {found}",
-            hint=hint,
-        )
+        super().__init__(f"corrupt data in {key} at byte {offset}: expected {expected}, found {found}", hint=hint)
         self.key = key
         self.offset = offset
         self.expected = expected

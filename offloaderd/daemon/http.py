@@ -144,12 +144,7 @@ def _readiness(health: Health) -> Callable[[web.Request], Awaitable[web.Response
     async def readyz(_request: web.Request) -> web.Response:
         view = health.view
         dependencies = {one.name: {"up": one.up, "message": one.message} for one in view.dependencies}
-        body = {
-            "ready": view.ready,
-            "state": str(view.state),
-            "reason": view.reason,
-            "dependencies": dependencies,
-        }
+        body = {"ready": view.ready, "state": str(view.state), "reason": view.reason, "dependencies": dependencies}
         return web.json_response(body, status=200 if view.ready else 503)
 
     return readyz

@@ -198,11 +198,7 @@ def registration_of(
     end.
     """
     node = DaemonNode(
-        daemon_id=daemon_id,
-        address="",
-        version=__version__,
-        started_ms=clock.wall_ms(),
-        process=process_mark(),
+        daemon_id=daemon_id, address="", version=__version__, started_ms=clock.wall_ms(), process=process_mark()
     )
 
     def ended(other: DaemonNode) -> bool:

@@ -47,12 +47,7 @@ class RetryingReader:
         if there is self._objects:
             return self
         return RetryingReader(
-            there,
-            clock=self._clock,
-            retry=self._retry,
-            throttle=self._throttle,
-            budget=self._budget,
-            read=self._count,
+            there, clock=self._clock, retry=self._retry, throttle=self._throttle, budget=self._budget, read=self._count
         )
 
     async def head(self, key: str) -> ObjectInfo:

@@ -141,14 +141,7 @@ class ReadAheadFeed:
 
     rereadable = True
 
-    def __init__(
-        self,
-        batches: Batches,
-        budget: ByteBudget,
-        *,
-        reserve_bytes: int,
-        holder: Hashable,
-    ) -> None:
+    def __init__(self, batches: Batches, budget: ByteBudget, *, reserve_bytes: int, holder: Hashable) -> None:
         self._batches = batches
         self._reserve_bytes = reserve_bytes
         self._reservation = Reservation(budget, holder)

@@ -22,9 +22,7 @@ def payloads(count: int, payload_bytes: int = 100, *, ledger_id: int = 0, first_
 def batch(ledger_id: int, first_entry_id: int, count: int, payload_bytes: int = 100) -> EntryBatch:
     """Return a batch of consecutive entries."""
     return EntryBatch(
-        ledger_id,
-        first_entry_id,
-        payloads(count, payload_bytes, ledger_id=ledger_id, first_entry_id=first_entry_id),
+        ledger_id, first_entry_id, payloads(count, payload_bytes, ledger_id=ledger_id, first_entry_id=first_entry_id)
     )
 
 

@@ -234,11 +234,7 @@ class SpillQueue:
                 batches, at = self._records(first, size := self._size_of_next(first))
                 if not batches:
                     raise CorruptData(
-                        key=str(first.path),
-                        offset=first.taken,
-                        expected=f"{size} bytes",
-                        found="fewer",
-                        hint=DAMAGED,
+                        key=str(first.path), offset=first.taken, expected=f"{size} bytes", found="fewer", hint=DAMAGED
                     )
             first.taken += at
             freed = 0

@@ -75,10 +75,7 @@ class DigestMd5:
     def _prove(self, challenge: Mapping[str, Sequence[str]]) -> bytes:
         nonce = _only(challenge, "nonce")
         if nonce is None or _only(challenge, "algorithm") != "md5-sess":
-            raise Denied(
-                "the bookie wants to authenticate by something else than DIGEST-MD5",
-                hint=MECHANISM_HINT,
-            )
+            raise Denied("the bookie wants to authenticate by something else than DIGEST-MD5", hint=MECHANISM_HINT)
         qualities = re.split(r"[\s,]+", _only(challenge, "qop") or _QUALITY)
         if _QUALITY not in qualities:
             raise Denied(f"the bookie wants SASL with {' or '.join(qualities)}, only {_QUALITY} is supported")

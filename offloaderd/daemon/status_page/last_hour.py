@@ -216,8 +216,7 @@ _SIZES = tuple(1024**power * step for power in range(6) for step in (1, 2, 5, 10
 BYTES_RATE = Scale(_SIZES, lambda value: f"{words.size(round(value))}/s")
 BYTES = Scale(_SIZES, lambda value: words.size(round(value)))
 SECONDS = Scale(
-    (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21_600, 43_200, 86_400, 172_800, 604_800),
-    words.age,
+    (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21_600, 43_200, 86_400, 172_800, 604_800), words.age
 )
 
 

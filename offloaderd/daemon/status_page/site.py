@@ -104,9 +104,7 @@ class StatusSite:
         await board.sampler.run()
 
     def _guarded(
-        self,
-        answer: Callable[[web.Request], Awaitable[web.Response]],
-        refuse: Callable[[OffloaderError], web.Response],
+        self, answer: Callable[[web.Request], Awaitable[web.Response]], refuse: Callable[[OffloaderError], web.Response]
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         """Return a handler that answers visitors who may call Status, and refuses others with the reason."""
 

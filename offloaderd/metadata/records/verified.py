@@ -131,12 +131,7 @@ def encode(value: Verified) -> bytes:
             for segment_id, one in sorted(value.segments.items(), key=lambda one: one[0])
         ],
         runs=[
-            filled(
-                verified_pb2.VerifiedRun,
-                one,
-                **halves("begin", one.range.begin),
-                **halves("end", one.range.end),
-            )
+            filled(verified_pb2.VerifiedRun, one, **halves("begin", one.range.begin), **halves("end", one.range.end))
             for one in value.runs
         ],
     )

@@ -165,9 +165,7 @@ def with_whole(topic_map: TopicMap, whole: CommittedSegment, *, now_ms: int) -> 
     steps += [to_trash(topic, segment, reason=REASON, now_ms=now_ms) for segment in gone[:TRASH_MAX]]
     contexts = {**topic_map.contexts, ledger_id: made}
     after = replace(
-        topic_map,
-        segments=tuple(sorted(kept, key=lambda one: one.begin)),
-        contexts=MappingProxyType(contexts),
+        topic_map, segments=tuple(sorted(kept, key=lambda one: one.begin)), contexts=MappingProxyType(contexts)
     )
     return steps, after
 

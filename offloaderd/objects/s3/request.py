@@ -261,9 +261,7 @@ def uploads_of(page: ListMultipartUploadsOutputTypeDef) -> list[UploadInfo]:
     """Return the open uploads of one page of their list."""
     return [
         UploadInfo(
-            key=found["Key"],
-            upload_id=found["UploadId"],
-            initiated_ms=int(found["Initiated"].timestamp() * 1000),
+            key=found["Key"], upload_id=found["UploadId"], initiated_ms=int(found["Initiated"].timestamp() * 1000)
         )
         for found in page.get("Uploads", [])
     ]

@@ -263,11 +263,7 @@ class S3Store:
         async with self._request("UploadPart", key, size_bytes=len(body), write=True) as (call, client):
             answer = call.note(
                 await client.upload_part(
-                    Bucket=self._options.bucket,
-                    Key=key,
-                    UploadId=upload_id,
-                    PartNumber=part_number,
-                    Body=body,
+                    Bucket=self._options.bucket, Key=key, UploadId=upload_id, PartNumber=part_number, Body=body
                 )
             )
             call.bytes_out = len(body)
@@ -283,11 +279,7 @@ class S3Store:
             async with self._request("ListParts", key) as (call, client):
                 page = call.note(
                     await client.list_parts(
-                        Bucket=self._options.bucket,
-                        Key=key,
-                        UploadId=upload_id,
-                        MaxParts=self._page_keys,
-                        **marker,
+                        Bucket=self._options.bucket, Key=key, UploadId=upload_id, MaxParts=self._page_keys, **marker
                     )
                 )
             found += page.get("Parts", [])

@@ -122,11 +122,7 @@ class AttemptLog:
         return attempt_record.decode(node.value, path=self._path)
 
     async def commit(
-        self,
-        topic_map: TopicMap,
-        segment: CommittedSegment,
-        ends: Mapping[int, LedgerEnd],
-        along: Sequence[Step] = (),
+        self, topic_map: TopicMap, segment: CommittedSegment, ends: Mapping[int, LedgerEnd], along: Sequence[Step] = ()
     ) -> TopicMap:
         """Add the segment to the contexts of its ledgers and delete the attempt, in one transaction; returns the map.
 

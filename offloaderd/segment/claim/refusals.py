@@ -57,11 +57,7 @@ class TopicIdentity:
         Raises Fenced, CorruptData.
         """
         refusal = Refusal(
-            kind=kind,
-            found=found,
-            evidence=evidence,
-            since_ms=self._clock.wall_ms(),
-            epoch=self._fence.claim.epoch,
+            kind=kind, found=found, evidence=evidence, since_ms=self._clock.wall_ms(), epoch=self._fence.claim.epoch
         )
 
         def change(record: TopicIdentityRecord) -> TopicIdentityRecord:
