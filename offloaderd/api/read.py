@@ -202,7 +202,7 @@ class Unpacking:
     @property
     def used_bytes(self) -> int:
         """Bytes held now."""
-        return self._unpacked.used_bytes + self._waiting.used_bytes
+        return self._unpacked.used + self._waiting.used
 
     @asynccontextmanager
     async def room(self, size_bytes: int, holder: str | None = None) -> AsyncIterator[None]:
@@ -223,7 +223,7 @@ class Unpacking:
                 del self._waiting_of[holder]
 
     def _take(self, more_bytes: int, holder: str | None) -> None:
-        limit_bytes = self._waiting.limit_bytes
+        limit_bytes = self._waiting.limit
         if holder is not None and self._waiting_of[holder] + more_bytes > limit_bytes // 2:
             whose, limit_bytes = "this caller may have", limit_bytes // 2
         elif self._waiting.take_now(more_bytes):

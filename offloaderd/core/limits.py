@@ -120,16 +120,6 @@ class Admission:
 class ByteBudget(Admission):
     """A limit on the bytes that all topics together hold at once."""
 
-    @property
-    def limit_bytes(self) -> int:
-        """The limit in bytes."""
-        return self.limit
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes held now."""
-        return self.used
-
 
 class Pace(Admission):
     """The slots for parts in flight to the store, of all topics: additive increase, multiplicative decrease.

@@ -168,7 +168,7 @@ class Daemon:
             state=view.state.value,
             started_ms=self._started_ms,
             dependencies=view.dependencies,
-            memory_used_bytes=self._pool.used_bytes + self._uploads.used_bytes + self._reading_bytes(),
+            memory_used_bytes=self._pool.used_bytes + self._uploads.used + self._reading_bytes(),
             memory_budget_bytes=self._settings.memory.budget_bytes,
         )
 

@@ -11,7 +11,7 @@ import hashlib
 import re
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from urllib.parse import unquote, urlsplit
@@ -144,13 +144,6 @@ class Counts:
     requests: Counter[str] = field(default_factory=Counter)
     faults: Counter[tuple[str, Fault]] = field(default_factory=Counter)
     part_bytes: int = 0
-
-    def by_kind(self) -> Mapping[Fault, int]:
-        """Return the number of faults of each kind that happened."""
-        kinds: Counter[Fault] = Counter()
-        for (_, fault), count in self.faults.items():
-            kinds[fault] += count
-        return kinds
 
 
 class S3Proxy(Listener):

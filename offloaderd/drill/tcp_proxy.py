@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from typing import Self
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-Turn = Callable[[int], Awaitable[None]]
 
 AHEAD_BYTES = 1 << 16
 """Bytes that are read ahead of a handler, and the longest text that it can read up to a separator."""
@@ -80,39 +79,23 @@ class Listener:
             writer.close()
 
 
-async def relay(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: str, turn: Turn | None = None
-) -> None:
-    """Connect to `target` (host:port, or an http URL) and relay bytes both ways, until either side ends.
-
-    `turn` is called with the number of bytes before any are relayed to the target.
-    """
-    host, _, port = target.removeprefix("http://").rpartition(":")
-    await between(reader, writer, *await asyncio.open_connection(host, int(port)), turn)
-
-
 async def between(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    there: asyncio.StreamReader,
-    back: asyncio.StreamWriter,
-    turn: Turn | None = None,
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, there: asyncio.StreamReader, back: asyncio.StreamWriter
 ) -> None:
     """Relay bytes between two connections, until either ends."""
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(_copy(reader, back, turn))
-            group.create_task(_copy(there, writer, None))
+            group.create_task(copy(reader, back))
+            group.create_task(copy(there, writer))
     except asyncio.CancelledError:
         back.transport.abort()
         raise
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, turn: Turn | None) -> None:
+async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copy all bytes, then close."""
     with contextlib.suppress(OSError):
         while data := await reader.read(65536):
-            if turn is not None:
-                await turn(len(data))
             writer.write(data)
             await writer.drain()
     writer.close()

@@ -315,7 +315,7 @@ class Reporter:
         metrics.buffer_bytes.set(self._context.pool.used_bytes)
         metrics.buffer_overdrawn_bytes.set(self._context.pool.overdrawn_bytes)
         metrics.memory_used_bytes.labels(pool="buffer").set(self._context.pool.used_bytes)
-        metrics.memory_used_bytes.labels(pool="upload").set(self._context.upload_context.budget.used_bytes)
+        metrics.memory_used_bytes.labels(pool="upload").set(self._context.upload_context.budget.used)
         metrics.pipeline_bytes.labels(stage="assembly").set(sum(status.open_segment_bytes for status in statuses))
         metrics.oldest_open_segment_seconds.set(max((status.open_segment_age_s for status in statuses), default=0.0))
         for state in RangeState:

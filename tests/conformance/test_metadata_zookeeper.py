@@ -15,7 +15,7 @@ from kazoo.security import make_digest_acl
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Denied, InvalidConfig, NotFound, OutcomeUnknown, Transient
-from offloaderd.drill.tcp_proxy import Listener, relay
+from offloaderd.drill.tcp_proxy import Listener
 from offloaderd.metadata.port import Create, SessionState, Versioned
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.metadata.zookeeper import client as zookeeper_client
@@ -27,6 +27,7 @@ from tests.conformance.metadata_stores import Changes, eventually, expire_sessio
 from tests.conformance.test_armed_nodes import Armed
 from tests.patience import PATIENCE_S
 from tests.real.freezing import freeze
+from tests.real.relay import relay
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

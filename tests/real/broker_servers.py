@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.core.clock import SystemClock
-from offloaderd.drill.tcp_proxy import Listener, relay
+from offloaderd.drill.tcp_proxy import Listener
 from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
 from tests.integration.processes import DaemonProcess, Site
 from tests.real.bookies import ClusterOptions, bookkeeper_cluster
 from tests.real.broker import BrokerOptions, offloaders, pulsar_broker
 from tests.real.driven import Driven
+from tests.real.relay import relay
 from tests.servers import S3Server, bucket_at
 
 if TYPE_CHECKING:

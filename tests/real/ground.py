@@ -71,7 +71,7 @@ class Tally:
 
     def spoilt(self, proxy: S3Proxy) -> None:
         """Take in the faults that a proxy did."""
-        for fault, count in proxy.counts.by_kind().items():
+        for (_, fault), count in proxy.counts.faults.items():
             self.faults[fault.value] += count
 
     @property

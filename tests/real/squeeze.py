@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any, cast
 from grpc import aio
 
 from offloaderd.core.model import OutagePolicy, TopicName
-from offloaderd.drill.tcp_proxy import Listener, relay
+from offloaderd.drill.tcp_proxy import Listener
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.protocol.v1 import common_pb2, offload_pb2, offload_pb2_grpc
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.real.ground import ground
+from tests.real.relay import relay
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable

@@ -42,7 +42,7 @@ async def test_the_budget_is_never_exceeded_and_waits_in_order() -> None:
     async def work(name: str, size: int) -> None:
         await budget.acquire(size)
         order.append(name)
-        assert budget.used_bytes <= 100
+        assert budget.used <= 100
 
     await budget.acquire(60)
     async with asyncio.TaskGroup() as group:
@@ -53,20 +53,20 @@ async def test_the_budget_is_never_exceeded_and_waits_in_order() -> None:
         assert order == []
         budget.release(60)
     assert order == ["large", "small"]
-    assert budget.used_bytes == 100
+    assert budget.used == 100
 
 
 async def test_more_than_all_is_granted_alone() -> None:
     """A part larger than the budget passes when nothing else is on its way."""
     budget = ByteBudget(10)
     await budget.acquire(50)
-    assert budget.used_bytes == 50
+    assert budget.used == 50
     waiting = asyncio.ensure_future(budget.acquire(1))  # noqa: TID251 - to look at it while it waits
     await turn()
     assert not waiting.done()
     budget.release(50)
     await waiting
-    assert budget.used_bytes == 1
+    assert budget.used == 1
 
 
 async def test_one_holder_never_takes_all() -> None:
@@ -83,7 +83,7 @@ async def test_one_holder_never_takes_all() -> None:
     assert not third.done()
     budget.release(17, "stuck")
     await third
-    assert budget.used_bytes == 51
+    assert budget.used == 51
 
 
 async def test_a_holder_with_nothing_may_have_all() -> None:
@@ -92,9 +92,9 @@ async def test_a_holder_with_nothing_may_have_all() -> None:
     await budget.acquire(9, "large")
     budget.release(9, "large")
     await budget.acquire(90, "large")
-    assert budget.used_bytes == 90
+    assert budget.used == 90
     budget.release(90, "large")
-    assert budget.used_bytes == 0
+    assert budget.used == 0
 
 
 @pytest.mark.parametrize("granted_first", [False, True])
@@ -114,7 +114,7 @@ async def test_a_cancelled_request_keeps_nothing(granted_first: bool) -> None:
     await behind
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert budget.used_bytes == 7
+    assert budget.used == 7
 
 
 @pytest.mark.parametrize(

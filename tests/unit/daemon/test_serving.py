@@ -136,7 +136,7 @@ class Site:
             "log.level": levels[0].level,
             "log.levels": levels[1:],
             "memory.buffer_bytes": context.pool.limit_bytes,
-            "memory.upload_bytes": context.upload_context.budget.limit_bytes,
+            "memory.upload_bytes": context.upload_context.budget.limit,
             "offload.parts_in_flight_max": context.upload_context.limits.parts_in_flight_max,
             "offload.suspend_after_s": components.engine.idle_topics.options.after_s,
             "offload.verify": context.upload_context.limits.readback,

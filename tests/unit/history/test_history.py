@@ -408,11 +408,11 @@ async def test_a_writer_that_ends_while_it_waits_for_memory_has_taken_none() -> 
         supervisor = engine._assignment.supervised[TOPIC]
         supervisor.abandon()
         await supervisor.ended.wait()
-        assert budget.used_bytes == rig.upload_bytes
+        assert budget.used == rig.upload_bytes
         budget.release(rig.upload_bytes)
     async with rig.engine("two") as engine:
         await until_done(await offloader_of(engine))
-        assert engine.context.upload_context.budget.used_bytes == 0
+        assert engine.context.upload_context.budget.used == 0
     await checked(rig, 200)
 
 

@@ -450,7 +450,7 @@ async def test_memory_stays_within_the_budget_of_uploads(monkeypatch: pytest.Mon
 
     def granted(self: ByteBudget) -> None:
         grant(self)
-        peaks.append(self.used_bytes)
+        peaks.append(self.used)
 
     monkeypatch.setattr(ByteBudget, "_grant", granted)
     async with rolling(rig) as work:

@@ -101,7 +101,7 @@ class TestReadAhead(LossCases):
         async with closing(feed), asyncio.TaskGroup() as group:
             reading = group.create_task(drained(feed, START))
             await self.clock.settle()
-            assert self.budget.used_bytes == 0
+            assert self.budget.used == 0
             assert [str(one) for one in self.failing] == ["away"]
             await self.clock.advance(60)
             seen, _ = await reading
@@ -143,7 +143,7 @@ class TestReadAhead(LossCases):
             await waiting
         await feed.close()
         self.budget.release(1000)
-        assert self.budget.used_bytes == 0
+        assert self.budget.used == 0
 
     async def test_a_part_takes_over_what_was_reserved_to_read_it(self) -> None:
         """One reservation for one part, whether it is smaller or larger: two at once would lock a small budget."""
@@ -156,12 +156,12 @@ class TestReadAhead(LossCases):
                 assert isinstance(found, Entries)
                 assert found.reservation is not None
                 part = await found.reservation.moved(part_bytes)
-                assert self.budget.used_bytes == part.size_bytes == part_bytes
+                assert self.budget.used == part.size_bytes == part_bytes
                 part.release()
-                assert self.budget.used_bytes == 0
+                assert self.budget.used == 0
                 feed.restart(START)
                 assert isinstance(feed.take(START, 1), Empty)
-        assert self.budget.used_bytes == 0
+        assert self.budget.used == 0
 
     async def test_the_last_part_takes_over_what_was_reserved_to_read_more(self) -> None:
         """A budget of one part is enough, although the feed had reserved for entries that there are not."""
@@ -175,7 +175,7 @@ class TestReadAhead(LossCases):
             (await found.reservation.moved(600)).release()
             assert isinstance(await answer(feed, Position(1, 3)), End)
             (await found.reservation.moved(100)).release()
-        assert self.budget.used_bytes == 0
+        assert self.budget.used == 0
 
     async def test_entries_are_hashed_once_however_often_they_are_answered(self) -> None:
         """From the begin to the last one that was answered; who begins behind the begin has no hash of all."""
@@ -219,7 +219,7 @@ async def test_nothing_is_held_while_more_is_asked_for() -> None:
 
         group.create_task(sent(first))
         group.create_task(sent(second))
-    assert budget.used_bytes == 0
+    assert budget.used == 0
 
 
 def info(ledger_id: int, entries: int) -> LedgerInfo:

@@ -157,7 +157,7 @@ class Desk:
     async def before_manifest(self, described: SegmentManifest) -> None:
         """See Committer."""
         self.note("before_manifest")
-        assert self.owned.context.upload_context.budget.used_bytes == 0
+        assert self.owned.context.upload_context.budget.used == 0
 
     async def commit(self, segment: VerifiedSegment) -> None:
         """See Committer."""
@@ -205,7 +205,7 @@ async def test_a_segment_goes_through_its_states_in_order() -> None:
     assert desk.writer.progress.state is SegmentState.COMMITTED
     assert (feed.restarts, feed.closed, feed.waits) == ([Position(0, 9)], 1, 1)
     assert feed.parts[-1] == Position(6, 1)
-    assert desk.owned.context.upload_context.budget.used_bytes == 0
+    assert desk.owned.context.upload_context.budget.used == 0
 
 
 async def test_a_limit_cuts_a_batch_and_ends_the_segment() -> None:
@@ -246,7 +246,7 @@ async def test_what_cannot_become_a_segment_is_given_up(answers: list[Answer], g
     assert desk.states[-1] is SegmentState.FAILED
     assert desk.why.startswith(why)
     assert feed.closed == 1
-    assert desk.owned.context.upload_context.budget.used_bytes == 0
+    assert desk.owned.context.upload_context.budget.used == 0
 
 
 async def test_a_sealed_segment_is_brought_to_its_end_and_not_further(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,4 +343,4 @@ async def test_who_is_cancelled_holds_nothing() -> None:
     with pytest.raises(asyncio.CancelledError):
         await writing
     held.release()
-    assert (budget.used_bytes, feed.closed) == (0, 1)
+    assert (budget.used, feed.closed) == (0, 1)

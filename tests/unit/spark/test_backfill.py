@@ -452,7 +452,7 @@ async def test_an_executor_holds_a_few_parts_whatever_the_size_of_its_segment() 
         def _grant(self) -> None:
             nonlocal most
             super()._grant()
-            most = max(most, self.used_bytes)
+            most = max(most, self.used)
 
     context_of = rig.context
 

@@ -300,7 +300,7 @@ async def test_what_is_in_memory_is_in_the_budget(ground: Ground) -> None:
         budget.release(900)
         await ground.clock.advance(60)
         assert len(store.pieces) == 3
-        assert budget.used_bytes == 0
+        assert budget.used == 0
 
 
 async def test_the_rate_is_kept(ground: Ground) -> None:
