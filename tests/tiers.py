@@ -51,7 +51,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what the tier does not have."""
+    """Leave out what the tier does not have; refuse a name that differs from worker to worker."""
+    if unsteady := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"the names of these tests hold an address, give their parameters ids: {unsteady[:3]}")
     tier = config.getoption("--tier")
     if tier == "all":
         return
