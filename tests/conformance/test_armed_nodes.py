@@ -1,4 +1,4 @@
-"""Watches of nodes without a task each (`ledgers.bookkeeper.ports.Znodes`), in memory and on a real ZooKeeper."""
+"""Watches of nodes without a task each (`bookkeeper.ports.Znodes`), in memory, on real and on simulated servers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from offloaderd.core.errors import Closed
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.testing.memory.metadata import MemoryMetadata
 from tests.patience import PATIENCE_S
+from tests.simulation.zookeeper import ZooKeeper
 
 if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore
@@ -23,7 +24,7 @@ class Armed:
     """One who is told of a node of a store."""
 
     def __init__(self, store: MetadataStore, path: str = "/a") -> None:
-        assert isinstance(store, ZooKeeperStore | MemoryMetadata)
+        assert isinstance(store, ZooKeeperStore | MemoryMetadata | ZooKeeper)
         self._store = store
         self._path = path
         self._fired = asyncio.Event()

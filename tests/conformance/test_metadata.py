@@ -1,4 +1,4 @@
-"""The MetadataStore port, against the memory store and a real ZooKeeper: nodes and transactions."""
+"""The MetadataStore port, against the memory store, a real and a simulated ZooKeeper: nodes and transactions."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from offloaderd.core.errors import Conflict, InvalidInput, NoSpace, NotFound
 from offloaderd.metadata.port import Check, Create, Delete, Replace, Versioned
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.testing.memory.metadata import MemoryMetadata
+from tests.simulation.zookeeper import ZooKeeper
 
 if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore, Step
@@ -29,7 +30,7 @@ async def test_versions_count_replaces_from_zero(store: MetadataStore) -> None:
 async def test_after_a_sync_a_session_sees_what_another_one_wrote(tree: Tree, store: MetadataStore) -> None:
     """Absence can be believed after a sync; a node that does not exist can be synced as well."""
     other = await tree.connect()
-    assert isinstance(other, MemoryMetadata | ZooKeeperStore)
+    assert isinstance(other, MemoryMetadata | ZooKeeperStore | ZooKeeper)
     await other.sync("/a/b")
     for number in range(20):
         await store.create(f"/a/{number}", b"")

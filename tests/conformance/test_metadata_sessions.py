@@ -1,4 +1,4 @@
-"""The MetadataStore port, against the memory store and a real ZooKeeper: sessions and watches."""
+"""The MetadataStore port, against the memory store, a real and a simulated ZooKeeper: sessions and watches."""
 
 from __future__ import annotations
 

@@ -86,8 +86,8 @@ class ServerClock:
 class World:
     """All that exists in one run."""
 
-    def __init__(self, seed: int, metrics: Metrics, *, verbose: bool = False) -> None:
-        self.loop = VirtualLoop()
+    def __init__(self, seed: int, metrics: Metrics, *, verbose: bool = False, loop: VirtualLoop | None = None) -> None:
+        self.loop = loop or VirtualLoop()
         self.chance = Chance(seed)
         self.faults = Faults(self.chance)
         self.options = Options.draw(self.chance.stream("options"), readback=self.faults.rotten)

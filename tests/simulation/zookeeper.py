@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from offloaderd.core.errors import Conflict, NotFound, OffloaderError, OutcomeUnknown, Transient
+from offloaderd.core.errors import Closed, Conflict, NotFound, OffloaderError, OutcomeUnknown, Transient
 from offloaderd.metadata import port
 from offloaderd.metadata.port import Create, Delete, Replace, Session, Versioned
 from offloaderd.testing.memory import metadata as memory
@@ -33,6 +33,7 @@ SESSION_TIMEOUT_S = 4.0
 CALL_TIMEOUT_S = 3.0
 LATENCY_S = 0.008
 LAG_S = 0.4
+REARM_PAUSE_S = 0.2
 
 
 class _State(NamedTuple):
@@ -105,9 +106,16 @@ class Tree(MemoryTree):
             number -= 1
         return number
 
-    def changed_after(self, number: int, path: str) -> bool:
-        """Say whether a node, or what is below it, is another than in that state."""
-        return any(path in state.told for state in self.history[number + 1 :])
+    def changed_after(self, number: int, watch: _Watch) -> bool:
+        """Say whether what a watch is of is another than in that state."""
+        return any(self.reports(at, watch) for at in range(number + 1, len(self.history)))
+
+    def reports(self, number: int, watch: _Watch) -> bool:
+        """Say whether a watch is told of one change."""
+        path = watch.path
+        if watch.children:
+            return path in self.history[number].told
+        return self.history[number].nodes.get(path) is not self.history[number - 1].nodes.get(path)
 
     def _commit(self, nodes: Nodes, gone: Sequence[str]) -> None:
         for path in gone:
@@ -129,11 +137,16 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 class _Watch:
-    """One watch of a client; `event` wakes it."""
+    """One watch of a client, of a node and its list of children or of the node alone.
 
-    def __init__(self, path: str) -> None:
+    `since`: number of the state at which it was set, None if it is not. Once told of a change it has to be set again.
+    """
+
+    def __init__(self, path: str, wake: Callable[[], None], *, children: bool) -> None:
         self.path = path
-        self.event = asyncio.Event()
+        self.wake = wake
+        self.children = children
+        self.since: int | None = None
 
 
 class ZooKeeper:
@@ -155,6 +168,9 @@ class ZooKeeper:
         self._waiting: dict[int, _Request] = {}
         self._requests = 0
         self._watches: dict[_Watch, None] = {}
+        self._armed: dict[tuple[str, Callable[[], None]], _Watch] = {}
+        self._closed = False
+        self._doubting: asyncio.TimerHandle | None = None
         self._unheard_since: float | None = None
         self._swallowed = False
         self._server_session: Session | None = None
@@ -163,10 +179,12 @@ class ZooKeeper:
 
     async def get(self, path: str) -> Versioned:
         """See MetadataStore."""
+        port.checked_path(path)
         return await self._read(f"get {path}", lambda nodes: _versioned(nodes, path))
 
     async def children(self, path: str) -> Sequence[str]:
         """See MetadataStore."""
+        port.checked_path(path)
         return await self._read(f"children {path}", lambda nodes: sorted(memory._below(nodes, path)))
 
     async def sync(self, path: str) -> None:
@@ -210,22 +228,51 @@ class ZooKeeper:
 
     async def watch(self, path: str) -> AsyncGenerator[None, None]:
         """See MetadataStore."""
-        watch = _Watch(path)
+        port.checked_path(path)
+        event = asyncio.Event()
+        watch = _Watch(path, event.set, children=True)
         self._watches[watch] = None
-        self._set([watch])
         try:
             while True:
+                self._check_open()
+                self._set([watch])
                 yield
-                await watch.event.wait()
-                watch.event.clear()
+                await event.wait()
+                event.clear()
         finally:
             self._watches.pop(watch, None)
 
+    async def arm(self, path: str, fired: Callable[[], None]) -> None:
+        """See Znodes."""
+        port.checked_path(path)
+        watch = self._armed.setdefault((path, fired), _Watch(path, fired, children=False))
+        self._watches[watch] = None
+        while True:
+            try:
+                await self._call(f"arm {path}", lambda: self._set([watch]), write=False)
+            except Transient:
+                await asyncio.sleep(REARM_PAUSE_S)  # noqa: TID251 - the loop's own time
+            else:
+                return
+
+    def disarm(self, path: str, fired: Callable[[], None]) -> None:
+        """See Znodes."""
+        watch = self._armed.pop((path, fired), None)
+        if watch is not None:
+            watch.since = None
+            del self._watches[watch]
+
     async def session(self) -> Session:
         """See MetadataStore."""
+        self._check_open()
         while self._session is None:
             await self._connected.wait()
+            self._check_open()
         return self._session
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the metadata store is closed")
 
     # What happens to the connection; all of it is the world's doing.
 
@@ -241,7 +288,8 @@ class ZooKeeper:
             if request.arrives <= cut and not request.arrived:
                 self._loop.in_world(max(0.0, request.arrives - self._loop.time()), request.arrive, True)
             self._loop.in_world(self._rng.random() * LATENCY_S, request.tell, request.silence())
-        self._loop.call_later(SESSION_TIMEOUT_S, self._doubt, self._session, context=self._process.context)
+        if self._doubting is None:
+            self._doubting = self._loop.call_later(SESSION_TIMEOUT_S, self._doubt, context=self._process.context)
         self._reconnect_later(reconnect_s)
 
     def cut(self) -> None:
@@ -272,15 +320,23 @@ class ZooKeeper:
         """Have the servers end the session."""
         if self._server_session is not None:
             self._end(self._server_session)
-            self._loop.in_world(self._rng.random() * 0.3, self.disconnect, self._rng.random() * 0.3)
+            self._loop.in_world(self._rng.random() * 0.3, self._broken, self._connection, self._rng.random() * 0.3)
 
     def close(self) -> None:
-        """End the session as the process wants it, or as its end does."""
-        self._connection += 1
-        if self in self._tree.clients:
-            self._tree.clients.remove(self)
-        if self._process.alive and self._server_session is not None:
+        """End the session as the process wants it: at once where the servers hear of it, else they end it later."""
+        self._closed = True
+        reached = self._connected.is_set() and not self._swallowed
+        waiting = self._waiting
+        self.gone()
+        for request in waiting.values():
+            request.tell(request.silence())
+        if self._session is not None:
+            self._session.lost.set()
+            self._session = None
+        if reached and self._server_session is not None:
             self._end(self._server_session)
+        self._connected.set()
+        self._wake(self._watches)
 
     def gone(self) -> None:
         """The process died: nobody closes the session, the servers notice after a while."""
@@ -295,15 +351,20 @@ class ZooKeeper:
 
     def changed(self) -> None:
         """Tell the watches of the last change, when the server that this client is connected to shows it."""
-        told = [watch for watch in self._watches if watch.path in self._tree.history[-1].told]
+        number = self._tree.number
+        told = [watch for watch in self._watches if watch.since is not None and self._tree.reports(number, watch)]
         if told:
             delay = self._lag_s + LATENCY_S * (0.2 + self._rng.random())
-            self._loop.in_world(delay, self._fire, told, self._tree.number, self._connection)
+            self._loop.in_world(delay, self._fire, told, number, self._connection)
 
     def _set(self, watches: Iterable[_Watch]) -> None:
         """Set watches at what the server shows now, and tell them of all else when it shows that."""
+        if not self._connected.is_set() or self._swallowed:
+            return  # they are told when there is a connection again
         self._seen = self._tree.seen(self._lag_s, self._seen)
-        told = [watch for watch in watches if self._tree.changed_after(self._seen, watch.path)]
+        for watch in watches:
+            watch.since = self._seen
+        told = [watch for watch in watches if self._tree.changed_after(self._seen, watch)]
         if told:
             delay = self._lag_s + LATENCY_S
             self._loop.in_world(delay, self._fire, told, self._tree.number, self._connection)
@@ -311,8 +372,13 @@ class ZooKeeper:
     def _fire(self, watches: list[_Watch], number: int, connection: int) -> None:
         if self.last_answer(connection) and self._connected.is_set():
             self._seen = max(self._seen, number)
-            for watch in watches:
-                watch.event.set()
+            self._wake([watch for watch in watches if watch.since is not None and watch.since < number])
+
+    def _wake(self, watches: Iterable[_Watch]) -> None:
+        """Tell the process of changes that its watches are of; they have to be set again."""
+        for watch in watches:
+            watch.since = None
+            self._loop.call_soon(watch.wake, context=self._process.context)
 
     def _reconnect_later(self, seconds: float | None = None) -> None:
         pause = seconds if seconds is not None else 0.02 + self._rng.random() * 1.5
@@ -320,7 +386,7 @@ class ZooKeeper:
 
     def _reconnect(self, connection: int) -> None:
         """Reach a server again, with the session if it still lives."""
-        if connection != self._connection or not self._process.alive:
+        if connection != self._connection or self._closed or not self._process.alive:
             return
         if (
             (self._process.name[0], "zk") in self._world.cuts
@@ -346,10 +412,11 @@ class ZooKeeper:
             self._server_session = self._tree.new_session()
             self._session = Session(self._server_session.session_id)
             self._world.trace(self._process.name, f"session {self._session.session_id}")
+        if self._doubting is not None:
+            self._doubting.cancel()
+            self._doubting = None
         self._connected.set()
-        for watch in self._watches:
-            watch.event.set()
-        self._set(self._watches)
+        self._wake(self._watches)
 
     def _server_gives_up(self, session: Session | None, connection: int) -> None:
         """End a session of which nothing was heard for its time-out."""
@@ -361,11 +428,12 @@ class ZooKeeper:
         ):
             self._end(session)
 
-    def _doubt(self, session: Session | None) -> None:
+    def _doubt(self) -> None:
         """Give up a session that the servers may have ended (runs in the process)."""
-        if session is not None and session is self._session and not self._connected.is_set():
+        self._doubting = None
+        if self._session is not None:
             self._doubted = True
-            session.lost.set()
+            self._session.lost.set()
             self._session = None
 
     def _end(self, session: Session) -> None:
@@ -408,6 +476,7 @@ class ZooKeeper:
                         await self._connected.wait()
             except TimeoutError:
                 raise Transient(f"{what}: no connection") from None
+        self._check_open()
         now, rng = self._loop.time(), self._rng
         fault = self._world.faults.draw("zk", rng, times=2.0 if write else 1.0)
         if fault and fault != "stale":
@@ -432,9 +501,9 @@ class ZooKeeper:
         finally:
             self._waiting.pop(number, None)
 
-    def _broken(self, connection: int) -> None:
+    def _broken(self, connection: int, reconnect_s: float | None = None) -> None:
         if connection == self._connection and self._process.alive:
-            self.disconnect()
+            self.disconnect(reconnect_s)
 
     def last_answer(self, connection: int) -> bool:
         """Say whether an answer on that connection reaches the process."""
