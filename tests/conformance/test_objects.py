@@ -1,4 +1,4 @@
-"""The contract of an object store, run against every adapter: memory, a directory, and S3 over a real server."""
+"""The contract of an object store, run against every adapter: memory, a directory, real S3, simulated S3."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from offloaderd.objects.port import PART_BYTES_MIN, PartInfo
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.testing.memory.objects import MemoryStore
+from tests.conformance.simulated import SIMULATED, simulated_world
 from tests.real import stores
+from tests.simulation.bucket import BucketClient
+from tests.simulation.loop import Process
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -28,34 +31,51 @@ if TYPE_CHECKING:
 
 KEY = "prefix/0c1f4bd1-6e4f-4a0e-8c7d-2f8f2a1b3c4d"
 METADATA = {"s3managedledgeroffloaderformatversion": "1", "PulsarClusterName": "a b/c"}
+Opened = MemoryStore | FilesystemStore | S3Store | BucketClient
 PART = hashlib.shake_128(b"part").digest(PART_BYTES_MIN)
 
 
-@pytest.fixture(params=["memory", "filesystem", "s3"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryStore | FilesystemStore | S3Store:
-    """An adapter over an empty bucket; S3 answers in pages of two."""
-    if request.param == "memory":
-        return MemoryStore(SystemClock())
-    if request.param == "filesystem":
-        return FilesystemStore(tmp_path)
+@pytest.fixture(params=["memory", "filesystem", "s3", SIMULATED])
+def adapter(request: pytest.FixtureRequest) -> str:
+    """The adapter under test."""
+    return str(request.param)
+
+
+@pytest.fixture
+def options(adapter: str, request: pytest.FixtureRequest) -> ObjectsSettings | None:
+    """Where the real server is, None for stores without one."""
+    if adapter != "s3":
+        return None
     bucket, server = request.getfixturevalue("s3_bucket"), request.getfixturevalue("s3_server")
-    options = ObjectsSettings(
+    return ObjectsSettings(
         bucket=bucket,
         endpoint=server.endpoint,
         access_key=server.access_key,
         secret_key=server.secret_key,
     )
-    return S3Store(options, page_keys=1000 if stores.wanted() == "versitygw" else 2)  # it refuses its own marker
 
 
 @pytest.fixture
-async def store(opened: MemoryStore | FilesystemStore | S3Store) -> AsyncIterator[SegmentStore]:
-    """The same, ready to be used."""
-    if isinstance(opened, MemoryStore):
-        yield opened
+async def opened(adapter: str, options: ObjectsSettings | None, tmp_path: Path) -> AsyncIterator[Opened]:
+    """An adapter over an empty bucket; S3 answers in pages of two."""
+    if options is not None:
+        page_keys = 1000 if stores.wanted() == "versitygw" else 2  # it refuses its own marker
+        async with S3Store(options, page_keys=page_keys) as s3:
+            yield s3
+    elif adapter == "filesystem":
+        async with FilesystemStore(tmp_path) as directory:
+            yield directory
+    elif adapter == SIMULATED:
+        with simulated_world() as world:
+            yield BucketClient(world, Process(world.loop, "P"))
     else:
-        async with opened as ready:
-            yield ready
+        yield MemoryStore(SystemClock())
+
+
+@pytest.fixture
+def store(opened: Opened) -> SegmentStore:
+    """The same, as its users see it."""
+    return opened
 
 
 async def listed(store: SegmentStore, prefix: str = "") -> list[ObjectInfo]:
@@ -301,7 +321,7 @@ async def test_parts_at_once(store: SegmentStore) -> None:
     assert await store.get(KEY) == b"".join(bytes([n]) + PART for n in (1, 2, 3))
 
 
-async def test_part_again(opened: MemoryStore | FilesystemStore | S3Store, store: SegmentStore) -> None:
+async def test_part_again(opened: Opened, store: SegmentStore) -> None:
     """A part that is uploaded again replaces the first; the first's ETag no longer completes the upload.
 
     The S3 server of the tests keeps both until then and takes either: there only the object can be right.
@@ -443,8 +463,10 @@ async def test_bad_metadata(store: SegmentStore, metadata: dict[str, str]) -> No
         await store.create_upload(KEY, metadata=metadata)
 
 
-async def test_check(opened: MemoryStore | FilesystemStore | S3Store, store: SegmentStore) -> None:
+@pytest.mark.parametrize("adapter", ["memory", "filesystem", "s3"], indirect=True)
+async def test_check(opened: Opened, store: SegmentStore) -> None:
     """The start-up probe is content with a bucket that is there, as is making it again; neither leaves an object."""
+    assert not isinstance(opened, BucketClient)
     await opened.create_bucket()
     await opened.check()
     assert await listed(store) == []
