@@ -23,7 +23,7 @@ PROPERTIES = {Kind.CERTIFICATE: "x509_common_name", Kind.URI: "peer_uri", Kind.D
 
 
 def of_certificate(found: Mapping[str, Any]) -> tuple[Identity, ...]:
-    """Return all names in a certificate, that for display first. Raises Unauthenticated if there is none.
+    """Return all names in a certificate, the one for display first. Raises Unauthenticated if there is none.
 
     A common name counts only if there is exactly one, and only printable names count.
     """

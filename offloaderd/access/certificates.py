@@ -1,7 +1,7 @@
 """Certificates and keys: read from PEM files, checked together, and read again when the files change.
 
-The files may be written at this moment. Files that do not fit each other are refused together, so that a half finished
-rotation leaves the last good pair in use.
+A file may be read while another program writes it. Files that do not fit each other are refused together, so the last
+valid pair stays in use until a rotation is complete.
 """
 
 import ssl

@@ -81,7 +81,7 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         """Revoke a grant, or forbid it beforehand.
 
         Raises InvalidInput, NotFound for an unknown ledger, Conflict once the source deletes, OutcomeUnknown,
-        Transient. While the source does not answer, a ledger that it may have is taken for known.
+        Transient. While the source does not answer, a ledger that it may have counts as known.
         """
         topic, ledger_id = TopicName.parse(request.topic), checked_ledger(request.ledger_id)
         source, failure = await self._listed(topic, ANSWERS_S)

@@ -1,14 +1,14 @@
 """The process of the daemon: its memory, and notifications for systemd (sd_notify(3)).
 
-glibc's allocator: by default every thread may get an arena of its own, up to eight for each core. Payloads are made in
-one thread (gRPC's, the ledger store's) and freed in another, so each arena keeps what others cannot use: 30 to 45 MiB
-beyond the budgets under load. Two arenas cost nothing that could be measured, as Python's own lock lets one thread at a
-time through.
+glibc's allocator: by default every thread may get an arena of its own, up to eight for each core. Payloads are
+allocated in one thread (gRPC's, the ledger store's) and freed in another, so each arena has free memory that others
+cannot use: 30 to 45 MiB beyond the budgets under load. Two arenas had no measurable cost, since Python's own lock lets
+one thread at a time run.
 
-Python's collector of cycles: by default it runs after every 700 new objects, which a daemon of many quiet topics makes
-in milliseconds without making cycles; that was nearly a fifth of its processor time with 550 topics. Now and then it
-goes over all there is, while everything else waits: 95 % of that time went to what was there when the daemon began to
-serve, some 150,000 objects of its libraries that are never freed.
+Python's collector of cycles: by default it runs after every 700 new objects, which a daemon of many idle topics makes
+in milliseconds without making cycles; that was nearly a fifth of its processor time with 550 topics. A full collection
+visits all objects while everything else waits: 95 % of that time went to the objects that were there when the daemon
+began to serve, some 150,000 of its libraries that are never freed.
 
 systemd: each notification is a datagram to the socket in NOTIFY_SOCKET; without that variable nothing is sent. The
 event loop notifies the watchdog, so a blocked loop leads to a restart, as with a liveness probe. A daemon counts as

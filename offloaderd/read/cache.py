@@ -8,7 +8,7 @@ Rules:
   the one block that it needs next.
 - A load without claims is cancelled; a failed one is forgotten, so that the next claim tries again.
 
-Tables change without awaiting; loads run as tasks of an owner that outlives all readers.
+Methods that change the tables do not await; loads run as tasks of an owner that outlives all readers.
 """
 
 import asyncio

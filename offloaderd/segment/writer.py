@@ -186,10 +186,10 @@ class _OneSegment:
         return done
 
     async def _open(self) -> None:
-        """Create the upload, or resume the recorded one. Raises SegmentFailed when that cannot be trusted.
+        """Create the upload, or resume the recorded one. Raises SegmentFailed if the recorded one cannot be resumed.
 
-        Recorded parts count as sent if their entries can be read again; else their entries are taken again from the
-        begin of the segment, cut and compared.
+        Recorded parts count as sent if the feed could read their entries again. Otherwise the segment is taken from its
+        begin: its entries are cut into parts again, and compared with the recorded ones.
         """
         attempt = self._attempt
         if not attempt.upload_id and not attempt.proven:

@@ -445,7 +445,7 @@ async def status(store: MetadataStore, topic: TopicName) -> Status:
 async def cancel(context: OffloadContext, topic: TopicName) -> int:
     """Depose the driver of a topic's conversion; return the number of its attempts, which go to the trash.
 
-    Raises ConversionFailed during a backfill, whose attempts these would be.
+    Raises ConversionFailed while the history is not all offloaded: the attempts would be those of a backfill.
     """
     clock = context.upload_context.clock
     if (await catalog.load(context.metadata, topic)).unfinished is not None:

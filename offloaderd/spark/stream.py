@@ -3,11 +3,11 @@
 An offset is, for each topic, the position of the last entry that was read; so a restart from a checkpoint continues at
 the next one. A topic that is not in it, such as a new partition, begins at its oldest entry. A step from one offset to
 another has the same entries each time, whichever segments have them by then. The stream waits for history that is still
-being offloaded. Entries that were deleted before the stream has read them end the query, or are counted. Exports make
-the same steps.
+being offloaded. Entries that were deleted before the stream has read them end the query, or are left out and counted
+(options `mode` and `skip`). Exports make the same steps.
 
-A step has about a given number of bytes, over all topics in turn, and may end inside a segment. If that is too few for
-a part of every topic that is worth a task, a step begins behind the topic that was served last.
+A step has about a given number of bytes, which the topics share, and may end inside a segment. If each topic's share
+would be too small for a task, a step takes fewer topics, and the next step begins with the topic after them.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ def encode_ledger(
 ) -> Iterator[Block]:
     """Yield the blocks of a whole ledger as they fill up, holding one block's payloads at a time.
 
-    `entry_count` and `payload_bytes` are those of the ledger's metadata. Raises InvalidInput as soon as, or at the end
-    when, the entries prove to be others: the blocks yielded until then are no complete object.
+    `entry_count` and `payload_bytes` are those of the ledger's metadata. Raises InvalidInput at the first payload too
+    many, or at the end if there were too few; the blocks yielded until then are no complete object.
     """
     entries_left, bytes_left = entry_count, payload_bytes
     first_entry_id, offset, part_id = 0, 0, 1

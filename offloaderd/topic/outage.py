@@ -5,7 +5,7 @@ arrived before the store recovered are committed. Under `block` no entries are t
 default, entries beyond the memory stay in the ledger source, and pushers to a topic without one wait once memory is
 full. Under `spill` entries pushed to a topic without a source overflow to disk.
 
-Only requests that are retried close the gate of `block`, since only these end by themselves.
+`block` refuses entries only while a failed request is retried, since other failures do not end by themselves.
 """
 
 from collections.abc import Awaitable, Callable

@@ -274,9 +274,9 @@ def make_plan(
 
 
 async def check_target(metadata: MetadataStore, topics: Collection[TopicName]) -> None:
-    """Raise Conflict if the metadata has any topic, or one of the named ones, or if daemons are running.
+    """Raise Conflict if the metadata has one of the named topics; if none is named, has any topic or running daemons.
 
-    An interrupted rebuild may have written topics, and continues. Running daemons would claim half written topics.
+    Topics that an interrupted rebuild has written do not count. Running daemons would claim half written topics.
     """
     begun = await nodes.node(metadata, paths.REBUILD) is not None
     for topic in () if begun else topics:

@@ -45,7 +45,7 @@ class DigestMd5:
     """One SASL exchange (RFC 2831) from the client's side: authentication, no encryption. Pure.
 
     `cnonce` must be new for each, and random. `uri` is part of the digest: BookKeeper's own name on both sides, for any
-    bookie. The mechanism is an old one, and MD5 a weak hash: across networks that others use, TLS belongs round it.
+    bookie. The mechanism is old, and MD5 is a weak hash: use it within TLS on networks that others use.
     """
 
     def __init__(self, username: str, password: str, cnonce: str, *, uri: str = "bookkeeper/bookkeeper") -> None:

@@ -1,7 +1,7 @@
 """`set-`, `get-` and `remove-offload-policies`, as in pulsar-admin, and `import-broker-conf`.
 
-Each value has our option, in which a bare number is bytes or seconds, and that of pulsar-admin, in which it has the
-unit in the name of the option. All mistakes of a command line are reported at once.
+Each value has two options: ours, where a bare number is bytes or seconds, and pulsar-admin's, whose name has the unit.
+All mistakes of a command line are reported at once.
 """
 
 import re

@@ -4,14 +4,14 @@ Rules: Pulsar's list has the order and the sizes of closed ledgers; BookKeeper h
 does not show as closed. A ledger that is not closed ends the list, whatever follows it. A deleted ledger is left out
 for good, since ids are not reused.
 
-The topic's list and the open ledger's node are watched, and the open ledger's end is polled, often while it moves, ever
-more rarely while it does not. A quiet ledger has long polls (`long_poll`) instead: the next poll comes when one has a
-newer LAC, when a node changed, or when the long polls have ended. Without an open ledger there are no polls. There is a
-task only while there are polls: `_wake` begins another one.
+The topic's list and the open ledger's node are watched. The open ledger's end is polled, often while it moves, ever
+more rarely while it does not. A ledger whose end does not move has long polls (`long_poll`) instead; the next poll
+follows when a long poll returns a newer LAC, when a node has changed, or when the long polls have ended. Without an
+open ledger there are no polls. There is a task only while there are polls: `_wake` starts another one.
 
-Watchers are woken by changes, and every HEARTBEAT_S without any, to show how fresh their view is. During long polls
-their view is from the last poll and still valid: a heartbeat sends no request, since the bookie that holds the long
-poll answered something within the last twice `request_timeout_s`, or the long poll would have failed.
+Watchers are woken by changes, and after HEARTBEAT_S without a change, which shows them how fresh their view is. During
+long polls a heartbeat sends no request: the view of the last poll is still valid, since the bookie that holds the long
+poll has answered some request within twice `request_timeout_s`, or the long poll would have failed.
 """
 
 import asyncio

@@ -19,9 +19,10 @@ WORDS_MAX = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One request. `target` is the newest entry to offload, None if there was nothing to do.
+    """One manual request. `target` is the newest entry to offload, None if there was nothing to do.
 
-    `stood` is the offloaded position then. `reason` says why there was nothing to do, or less than was `wanted`.
+    `stood` is the offloaded position at the time of the request. `reason` says why less was to be done than `wanted`,
+    or nothing.
     """
 
     wanted: str

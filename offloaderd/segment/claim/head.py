@@ -116,9 +116,10 @@ class HeadKeeper:
         return self._known_epoch if self._epoch is None else self._epoch
 
     async def _replace(self, place: Place, value: TopicHead, before: TopicMap, committing: UUID) -> None:
-        """Replace the known head, so that a late put replaces no newer one; a head put in between is compared as well.
+        """Replace the head that was read last; a put that arrives late cannot replace a newer one.
 
-        Raises IdentityRefused, Fenced.
+        If the head has changed since it was read, it is compared, and the newer segments of both are put. Raises
+        IdentityRefused, Fenced.
         """
         store, key = self._context.upload_context.objects.at(place.bucket), self._key(place)
         labels = keys.segment_metadata(self._context.cluster, self._context.deployment_id)

@@ -150,7 +150,8 @@ class MarkStored:
 class TaskFacts:
     """The facts that an executor has: the ledgers of history, and no committed segments; see SealFacts.
 
-    So its manifest has no times from before the segment; the driver adds them at the commit.
+    So the manifest that an executor writes has no times of entries before the segment; the driver adds them at the
+    commit.
     """
 
     def __init__(self, context: OffloadContext, task: SegmentTask, begin: Position) -> None:

@@ -6,8 +6,8 @@ It is safe without a record of its own, because ids are never used twice and an 
 byte. An object that was listed before the references were read, and is not among them, will never be referred to,
 whatever runs beside. Deleting it late, twice, by two daemons or in part does no harm; the next collection finds the
 rest. A trash record is needed only for segments with references. Three more rules: objects younger than the grace age
-(by the store's clock) stay; objects of another cluster or program, and last copies of entries, stay (orphans.py); right
-before its deletion an object must still be the one that was classified.
+(by the store's clock) stay; objects of another cluster or program, and last copies of entries, stay (findings.py);
+right before its deletion an object must still be the one that was classified.
 
 An open upload has no metadata that names its cluster. Where others write under the same prefix, uploads without objects
 are reported and not aborted. If another cluster's upload were aborted all the same, it would begin its segment again.
