@@ -30,6 +30,8 @@ GROUPS = frozenset({"bookies", "broker", "deploy", "documents", "pulsar", "spark
 """Folders of tests/integration whose tests share servers."""
 SEEDS_OF_TIERS = {"quick": 0, "test": 500, "all": 10_000}
 SEEDS_AT_ONCE = 50
+SEEDS_OF_KILL_POINTS = {"quick": 0, "test": 1, "all": 20}
+"""Simulated histories of each kill point."""
 FIRST_DRAWN_SEED = 10_000
 """Seeds from here on are drawn by the commit; those below are the same for all commits."""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 from unittest import mock
 
@@ -23,6 +22,7 @@ from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects import opening
 from offloaderd.objects.s3.store import S3Store
 from tests.real import labels
+from tests.real.points import KillPoint
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
@@ -33,51 +33,33 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 VARIABLE = "KILL_AT"
-MOMENTS = ("before", "midway", "after")
 MIDWAY_S = 0.002
 
 
-@dataclass(slots=True)
-class Trap:
-    """Where the process ends."""
-
-    label: str
-    moment: str
-    number: int = 1
-    seen: dict[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, text: str) -> Trap:
-        """Read `LABEL:MOMENT[:NUMBER]`."""
-        label, moment, *number = text.split(":")
-        if moment not in MOMENTS:
-            raise ValueError(f"{VARIABLE}={text}: {moment!r} is none of {MOMENTS}")
-        return cls(label, moment, int(number[0]) if number else 1)
-
-    async def around(self, label: str, request: Coroutine[Any, Any, T]) -> T:
-        """Send a request, unless its process is to end before; end it on the way or afterwards if it is to."""
-        if label != self.label:
-            return await request
-        number = self.seen[label] = self.seen.get(label, 0) + 1
-        if number != self.number:
-            return await request
-        if self.moment == "before":
-            die()
-        if self.moment == "midway":
-            return await self._on_its_way(request)
-        result = await request
+async def around(label: str, request: Coroutine[Any, Any, T]) -> T:
+    """Send a request, unless this process is to end before; end it on the way or afterwards if it is to."""
+    if not point.is_reached(label):
+        return await request
+    if point.moment == "before":
         die()
-        return result
+    if point.moment == "midway":
+        return await on_its_way(request)
+    result = await request
+    die()
+    return result
 
-    async def _on_its_way(self, request: Coroutine[Any, Any, T]) -> T:
-        async def end() -> None:
-            await SystemClock().sleep(MIDWAY_S)
-            die()
 
-        async with asyncio.TaskGroup() as group:
-            sent = group.create_task(request)
-            group.create_task(end())
-        return sent.result()
+async def on_its_way(request: Coroutine[Any, Any, T]) -> T:
+    """Send a request and end this process a moment later."""
+
+    async def end() -> None:
+        await SystemClock().sleep(MIDWAY_S)
+        die()
+
+    async with asyncio.TaskGroup() as group:
+        sent = group.create_task(request)
+        group.create_task(end())
+    return sent.result()
 
 
 def die() -> None:
@@ -90,51 +72,49 @@ class KillableObjects(S3Store):
 
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
         """See ObjectReader."""
-        return await trap.around(labels.of_object("get", key), super().get(key, first, length))
+        return await around(labels.of_object("get", key), super().get(key, first, length))
 
     async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
         """See ObjectReader."""
-        return await trap.around(labels.of_object("get", key), super().get_pieces(key, first, lengths))
+        return await around(labels.of_object("get", key), super().get_pieces(key, first, lengths))
 
     async def head(self, key: str) -> ObjectInfo:
         """See ObjectReader."""
-        return await trap.around(labels.of_object("head", key), super().head(key))
+        return await around(labels.of_object("head", key), super().head(key))
 
     async def put(
         self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
     ) -> ObjectInfo:
         """See ObjectStore."""
-        return await trap.around(
-            labels.of_object("put", key), super().put(key, data, metadata=metadata, if_etag=if_etag)
-        )
+        return await around(labels.of_object("put", key), super().put(key, data, metadata=metadata, if_etag=if_etag))
 
     async def delete(self, keys: Sequence[str]) -> None:
         """See ObjectStore."""
-        await trap.around("delete", super().delete(keys))
+        await around("delete", super().delete(keys))
 
     async def create_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         """See MultipartStore."""
-        return await trap.around("create_upload", super().create_upload(key, metadata=metadata))
+        return await around("create_upload", super().create_upload(key, metadata=metadata))
 
     async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """See MultipartStore."""
-        return await trap.around("upload_part", super().upload_part(key, upload_id, part_number, pieces))
+        return await around("upload_part", super().upload_part(key, upload_id, part_number, pieces))
 
     async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
         """See MultipartStore."""
-        return await trap.around("list_parts", super().list_parts(key, upload_id))
+        return await around("list_parts", super().list_parts(key, upload_id))
 
     async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         """See MultipartStore."""
-        return await trap.around("complete_upload", super().complete_upload(key, upload_id, parts))
+        return await around("complete_upload", super().complete_upload(key, upload_id, parts))
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
         """See MultipartStore."""
-        await trap.around("abort_upload", super().abort_upload(key, upload_id))
+        await around("abort_upload", super().abort_upload(key, upload_id))
 
     async def list_uploads(self, prefix: str = "") -> AsyncGenerator[UploadInfo, None]:
         """See MultipartStore."""
-        await trap.around("list_uploads", nothing())
+        await around("list_uploads", nothing())
         async for upload in super().list_uploads(prefix):
             yield upload
 
@@ -144,19 +124,19 @@ class KillableMetadata(ZooKeeperStore):
 
     async def create(self, path: str, value: bytes, *, ephemeral: bool = False) -> None:
         """See MetadataStore."""
-        await trap.around(labels.of_change("create", path), super().create(path, value, ephemeral=ephemeral))
+        await around(labels.of_change("create", path), super().create(path, value, ephemeral=ephemeral))
 
     async def replace(self, path: str, value: bytes, version: int) -> int:
         """See MetadataStore."""
-        return await trap.around(labels.of_change("replace", path), super().replace(path, value, version))
+        return await around(labels.of_change("replace", path), super().replace(path, value, version))
 
     async def delete(self, path: str, version: int | None = None) -> None:
         """See MetadataStore."""
-        await trap.around(labels.of_change("delete", path), super().delete(path, version))
+        await around(labels.of_change("delete", path), super().delete(path, version))
 
     async def transact(self, steps: Sequence[Step]) -> None:
         """See MetadataStore."""
-        await trap.around(labels.of_steps(steps), super().transact(steps))
+        await around(labels.of_steps(steps), super().transact(steps))
 
 
 class KillableLedgers(EmbeddedLedgers):
@@ -164,17 +144,17 @@ class KillableLedgers(EmbeddedLedgers):
 
     async def delete(self, topic: TopicName, ledger_id: int) -> None:
         """See LedgerSource."""
-        await trap.around("delete source", super().delete(topic, ledger_id))
+        await around("delete source", super().delete(topic, ledger_id))
 
 
 async def nothing() -> None:
     """Stand in for a request that has no single moment."""
 
 
-trap = Trap("", "before")
+point = KillPoint("", "before")
 
 if __name__ == "__main__":
-    trap = Trap.parse(os.environ[VARIABLE])
+    point = KillPoint.parse(os.environ[VARIABLE])
     with (
         mock.patch.object(opening, "S3Store", KillableObjects),
         mock.patch.object(stores, "ZooKeeperStore", KillableMetadata),

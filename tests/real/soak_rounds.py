@@ -16,8 +16,8 @@ from offloaderd.drill.s3_proxy import S3Proxy, Shaking
 from offloaderd.objects.port import PART_BYTES_MIN
 from tests.integration.processes import CLOCK, DaemonProcess, Proxy
 from tests.real.ground import Tally
-from tests.real.killable import MOMENTS
 from tests.real.mortal import killed_at
+from tests.real.points import MOMENTS
 from tests.real.proof import check, ends_well
 from tests.real.pusher import Pusher
 from tests.real.workload import Workload

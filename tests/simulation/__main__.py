@@ -12,7 +12,9 @@ import structlog
 
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.metrics.service import WAKE_CAUSES
-from tests.simulation.run import simulate
+from tests.simulation.kill_points import KillWorld
+from tests.simulation.run import again, simulate
+from tests.simulation.world import World
 
 
 def main() -> int:
@@ -21,6 +23,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="run this seed alone")
+    parser.add_argument("--point", metavar="HISTORY/POINT", help="run worlds whose daemon dies there (kill_points.py)")
     parser.add_argument("--verbose", action="store_true", help="print the trace")
     parser.add_argument("--hashes", action="store_true", help="print each seed's trace hash")
     parser.add_argument("--tail", type=int, default=60, help="how many lines of a failed run's trace to print")
@@ -30,7 +33,7 @@ def main() -> int:
         wrapper_class=structlog.make_filtering_bound_logger(50 if not given.verbose else 0),
         cache_logger_on_first_use=True,
     )
-    metrics = Metrics()
+    metrics, make = Metrics(), KillWorld.at(*given.point.split("/")) if given.point else World
     fired: Counter[str] = Counter()
     failed: list[int] = []
     commits = entries = reads = steps = kept = granted = removed = history = 0
@@ -38,7 +41,7 @@ def main() -> int:
     started = time.process_time()  # how long it takes on the machine
     gc.disable()
     for number, seed in enumerate(seeds):
-        report = simulate(seed, metrics, verbose=given.verbose)
+        report = simulate(seed, metrics, verbose=given.verbose, make=make)
         fired += report.fired
         commits, entries = commits + report.commits, entries + report.entries
         reads, steps, kept = reads + report.reads, steps + report.steps, kept + report.kept
@@ -50,7 +53,7 @@ def main() -> int:
             failed.append(seed)
             print(f"seed {seed} FAILED: {report.failure}")
             print("\n".join(report.tail[-given.tail :] if given.tail else []))
-            print(f"again: python -m tests.simulation --seed {seed} --verbose", flush=True)
+            print(f"again: {again(seed, given.point)}", flush=True)
             if given.stop:
                 break
         if number % 10 == 9:

@@ -30,6 +30,11 @@ that does not say which it is."""
 OTHER_IDS = {ANOTHER: "another", NOWHERE: "another", NAMELESS: None}
 
 
+def label(what: str) -> str:
+    """Name a request as kill points do."""
+    return "delete source" if what.startswith("delete ") else what.partition(" ")[0]
+
+
 @dataclass(slots=True)
 class Ledger:
     """One ledger with all it ever held. `hidden` newest entries of an open one are not yet known to be confirmed.
@@ -180,7 +185,7 @@ class Source:
         self._world = world
         self._process = process
         self._ledgers = world.ledgers
-        self._wire = Wire(world, process, "bk")
+        self._wire = Wire(world, process, "bk", label)
         self._rng = world.chance.stream(f"source of {process.name}")
         self._watches: dict[asyncio.Event, TopicName] = {}
         self._listed: dict[TopicName, list[LedgerInfo]] = {}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from offloaderd.objects import keys
 from offloaderd.objects.checks import cut, md5
 from offloaderd.testing.memory.objects import MemoryStore
+from tests.real import labels
 from tests.simulation.wire import Wire, drained, instantly
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ PAGE = 7
 BUCKET = "b"
 PREFIXES = ("seg/", "far/seg/")
 """Where daemons store: the first is their own, and a topic's policy may name either."""
+
+
+def label(what: str) -> str:
+    """Name a request as kill points do."""
+    operation, key = what.split(" ")[:2]
+    return labels.of_object(operation, key, next((one for one in PREFIXES if key.startswith(one)), ""))
 
 
 def parsed(name: str) -> ObjectName | None:
@@ -88,7 +95,7 @@ class BucketClient:
     def __init__(self, world: World, process: Process) -> None:
         self._world = world
         self._bucket = world.bucket
-        self._wire = Wire(world, process, "s3")
+        self._wire = Wire(world, process, "s3", label)
         self._rng = world.chance.stream(f"rot of {process.name}")
         self._listed: dict[str, set[tuple[int, str]]] = {}
         self._begun: set[str] = set()

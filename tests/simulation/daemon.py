@@ -103,6 +103,8 @@ class SimDaemon:
         self.misled = ""
         """What its source reads instead of the topics' own ledgers, from its next start on."""
         self._dead: list[Process] = []
+        self.finds: list[str] = []
+        """What was found by the collections that it was asked for."""
 
     @property
     def up(self) -> bool:
@@ -313,6 +315,7 @@ class SimDaemon:
                     self._world.oracle.fail("P1", f"the collector finds {_told(find)}")
                 else:
                     self._world.trace(self.name, f"found {_told(find)}")
+                    self.finds.append(_told(find))
 
     async def collects_nothing(self) -> None:
         """See that it collects nothing, and says whose the place is: it is another deployment's."""

@@ -36,9 +36,14 @@ class Report:
     tail: list[str] = field(default_factory=list)
 
 
-def simulate(seed: int, metrics: Metrics, *, verbose: bool = False) -> Report:
-    """Run one seed and say what became of it."""
-    world = World(seed, metrics, verbose=verbose)
+def again(seed: int, point: str | None = None) -> str:
+    """Return the command that repeats a seed, and prints all that happens in it."""
+    return f"python -m tests.simulation --seed {seed}{f' --point {point!r}' if point else ''} --verbose"
+
+
+def simulate(seed: int, metrics: Metrics, *, verbose: bool = False, make: type[World] | None = None) -> Report:
+    """Run one seed, in another world than the usual one if it is given, and say what became of it."""
+    world = (make or World)(seed, metrics, verbose=verbose)
     report = Report(seed)
     loop = world.loop
     asyncio.set_event_loop(loop)

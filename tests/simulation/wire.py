@@ -7,6 +7,7 @@ arrive twice. What the sender hears is a matter of its own.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from offloaderd.core.errors import (
@@ -34,9 +35,10 @@ LATE_S = 12.0
 
 
 class Wire:
-    """What one process has of one service (`s3` or `bk`)."""
+    """What one process has of one service (`s3` or `bk`). `label` names a request as kill points do."""
 
-    def __init__(self, world: World, process: Process, service: str) -> None:
+    def __init__(self, world: World, process: Process, service: str, label: Callable[[str], str]) -> None:
+        self._label = label
         self._world = world
         self._loop = world.loop
         self._process = process
@@ -48,6 +50,14 @@ class Wire:
 
         `spoilt` is done instead when nothing else goes wrong.
         """
+        trap = self._world.trap
+        if trap is None:
+            return await self._ask(what, act, write=write, spoilt=spoilt)
+        send = partial(self._ask, what, write=write, spoilt=spoilt)
+        return await trap.around(self._process, self._label(what), act, send)
+
+    async def _ask(self, what: str, act: Callable[[], T], *, write: bool, spoilt: Callable[[], T] | None = None) -> T:
+        """Send a request and wait for its answer; see `call`."""
         world, rng = self._world, self._rng
         if not self._process.alive:
             raise asyncio.CancelledError

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from offloaderd.core.metrics.metrics import Metrics
     from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.objects.port import UploadInfo
+    from tests.simulation.kill_points import Trap
 
 START_MS = 1_800_000_000_000
 HEALED_S = 400.0
@@ -90,7 +91,9 @@ class World:
         self.loop = loop or VirtualLoop()
         self.chance = Chance(seed)
         self.faults = Faults(self.chance)
-        self.options = Options.draw(self.chance.stream("options"), readback=self.faults.rotten)
+        self.options = self.draw_options()
+        self.trap: Trap | None = None
+        """Where a daemon dies, if it does at a certain request."""
         self.metrics = metrics
         self.cuts: set[tuple[str, str]] = set()
         self.condition = ""
@@ -114,6 +117,10 @@ class World:
         self.writing = True
         self.marked: set[tuple[TopicName, int]] = set()
         self.revoked: set[tuple[TopicName, int]] = set()
+
+    def draw_options(self) -> Options:
+        """Draw what daemons and users are set to."""
+        return Options.draw(self.chance.stream("options"), readback=self.faults.rotten)
 
     def wall_ms(self) -> int:
         """The right time."""
@@ -146,16 +153,33 @@ class World:
         """Live through the whole run."""
         for topic in self.topics:
             self.ledgers.create(topic)
+        pushing = self.loop.create_task(self._push())
+        pushing.add_done_callback(self._ended)
+        nemesis = Nemesis(self)
+        await self.work(nemesis)
+        self.trace("world", "heals")
+        await nemesis.heal()
+        await self._until_offloaded()
+        pushing.cancel()
+        await asyncio.sleep(1.0)  # noqa: TID251 - the loop's own time; servers that lag behind have caught up
+        await self._read_all()
+        await self.collect()
+        self._check_leftovers()
+        for daemon in self.daemons:
+            await daemon.drain()
+        waiting = [one for one in self.oracle.maps.values() if one.unfinished is not None]  # a gap stops a rebuild
+        if not waiting and not self._unfinished():  # what a retention was just about to delete would come back
+            await rebuilding.check(self, self.operator.bucket, SITES)
+
+    async def work(self, nemesis: Nemesis) -> None:
+        """Write, offload and read, while things go wrong."""
         for daemon in self.daemons:
             daemon.start()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._enable())
+            group.create_task(self.enable_all())
             for topic in self.topics:
                 group.create_task(self._write(topic))
             reading = group.create_task(self._read_now_and_then())
-            pushing = self.loop.create_task(self._push())
-            pushing.add_done_callback(self._ended)
-            nemesis = Nemesis(self)
             failure_tracker = group.create_task(nemesis.run())
             await asyncio.sleep(self.options.busy_s)  # noqa: TID251 - the loop's own time
             while nemesis.waiting and self.loop.time() < self.options.busy_s + LONGER_S:
@@ -163,19 +187,6 @@ class World:
             self.writing = False
             failure_tracker.cancel()
             reading.cancel()
-        self.trace("world", "heals")
-        await nemesis.heal()
-        await self._until_offloaded()
-        pushing.cancel()
-        await asyncio.sleep(1.0)  # noqa: TID251 - the loop's own time; servers that lag behind have caught up
-        await self._read_all()
-        await self._collect()
-        self._check_leftovers()
-        for daemon in self.daemons:
-            await daemon.drain()
-        waiting = [one for one in self.oracle.maps.values() if one.unfinished is not None]  # a gap stops a rebuild
-        if not waiting and not self._unfinished():  # what a retention was just about to delete would come back
-            await rebuilding.check(self, self.operator.bucket, SITES)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Take note of something of the world that was not to end."""
@@ -190,7 +201,8 @@ class World:
             for topic in self.topics:
                 group.create_task(Pusher(self, topic).run())
 
-    async def _enable(self) -> None:
+    async def enable_all(self) -> None:
+        """Enable all topics, after a while."""
         await asyncio.sleep(self.options.late_s)  # noqa: TID251 - the loop's own time; until then it becomes history
         for topic in self.topics:
             while True:
@@ -397,7 +409,7 @@ class World:
         self.oracle.fail("P1", f"{topic} cannot be read from {at}: {error!r}")
         return None
 
-    async def _collect(self) -> None:
+    async def collect(self) -> None:
         """Collect once: after that, nothing is left that nobody refers to."""
         daemon = self.daemons[self.chance.seed % len(self.daemons)]
         if not await self.within(daemon, partial(self._collected, daemon), limit_s=200.0):

@@ -11,6 +11,7 @@ ago it came about.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from offloaderd.core.errors import Closed, Conflict, NotFound, OffloaderError, OutcomeUnknown, Transient
@@ -18,6 +19,7 @@ from offloaderd.metadata import port
 from offloaderd.metadata.port import Create, Delete, Replace, Session, Versioned
 from offloaderd.testing.memory import metadata as memory
 from offloaderd.testing.memory.metadata import MemoryTree
+from tests.real import labels
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
@@ -205,26 +207,29 @@ class ZooKeeper:
             parents = [Create(missing, b"") for missing in self._tree.missing_parents(path)]
             self._apply([*parents, step], alone=True)
 
-        await self._call(f"create {path}", act, write=True)
+        await self._call(f"create {path}", act, write=True, label=partial(labels.of_change, "create", path))
 
     async def replace(self, path: str, value: bytes, version: int) -> int:
         """See MetadataStore."""
         step = Replace(path, value, version)
         port.checked_steps([step])
-        await self._call(f"replace {path} {version}", lambda: self._apply([step], alone=True), write=True)
+        label = partial(labels.of_change, "replace", path)
+        await self._call(f"replace {path} {version}", lambda: self._apply([step], alone=True), write=True, label=label)
         return version + 1
 
     async def delete(self, path: str, version: int | None = None) -> None:
         """See MetadataStore."""
         step = Delete(path, version)
         port.checked_steps([step])
-        await self._call(f"delete {path}", lambda: self._apply([step], alone=True), write=True)
+        label = partial(labels.of_change, "delete", path)
+        await self._call(f"delete {path}", lambda: self._apply([step], alone=True), write=True, label=label)
 
     async def transact(self, steps: Sequence[Step]) -> None:
         """See MetadataStore."""
         port.checked_steps(steps)
         what = ", ".join(f"{type(step).__name__.lower()} {step.path.rpartition('/')[2]}" for step in steps)
-        await self._call(f"transact {what}", lambda: self._apply(steps), write=True)
+        label = partial(labels.of_steps, steps)
+        await self._call(f"transact {what}", lambda: self._apply(steps), write=True, label=label)
 
     async def watch(self, path: str) -> AsyncGenerator[None, None]:
         """See MetadataStore."""
@@ -466,7 +471,14 @@ class ZooKeeper:
             raise port.failed_step(failed.number, steps, str(failed.cause)) from None
         self._seen = self._tree.number
 
-    async def _call(self, what: str, act: Callable[[], T], *, write: bool) -> T:
+    async def _call(self, what: str, act: Callable[[], T], *, write: bool, label: Callable[[], str] | None = None) -> T:
+        """Ask the server; `label` is what kill points call the request, None: none is there."""
+        trap = self._world.trap
+        if trap is None or label is None:
+            return await self._ask(what, act, write=write)
+        return await trap.around(self._process, label(), act, partial(self._ask, what, write=write))
+
+    async def _ask(self, what: str, act: Callable[[], T], *, write: bool) -> T:
         if not self._process.alive:
             raise asyncio.CancelledError
         if not self._connected.is_set():

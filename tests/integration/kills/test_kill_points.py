@@ -2,7 +2,7 @@
 
 Each test is one history: a client appends, asks for everything to be offloaded and reads, over one daemon that dies at
 its kill point (some over two that do) and one that does not. At the end the history is checked, and the bucket is
-compared with the metadata. Labels are those of `tests/real/labels.py`.
+compared with the metadata. The points are those of `tests/real/points.py`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from offloaderd.core.model import TopicName
 from offloaderd.drill.s3_proxy import S3Proxy
 from offloaderd.objects.port import PART_BYTES_MIN
 from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.real import points
 from tests.real.audit import bucket_of, parts_stored
 from tests.real.mortal import dies, killed_at
 from tests.real.proof import ends_well
 from tests.real.workload import Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from _pytest.mark import ParameterSet
@@ -40,116 +42,6 @@ ENTRIES, ENTRY_BYTES = 400, 40_000
 """Enough for one segment that is full, of three parts, and one that is not."""
 TWO_PARTS = 280
 """Enough for two parts of a segment that is not full."""
-
-FIRST_LIFE = [
-    "register:before",
-    "register:after",
-    "claim:midway",
-    "claim:after",
-    "begin:before",
-    "begin:midway",
-    "begin:after",
-    "create_upload:before",
-    "create_upload:midway",
-    "create_upload:after",
-    "note upload:before",
-    "note upload:after",
-    "upload_part:before",
-    "upload_part:midway",
-    "upload_part:after",
-    "upload_part:midway:2",
-    "upload_part:after:2",
-    "upload_part:before:3",
-    "seal:before",
-    "seal:midway",
-    "seal:after",
-    "complete_upload:before",
-    "complete_upload:midway",
-    "complete_upload:after",
-    "put index:midway",
-    "put index:after",
-    "put manifest:midway",
-    "put manifest:after",
-    "head data:before",
-    "get index:after",
-    "get manifest:after",
-    "commit:before",
-    "commit:midway",
-    "commit:after",
-    "begin:after:2",
-    "upload_part:after:4",
-    "commit:after:2",
-    "note ledger:before",
-    "note ledger:after",
-]
-"""Steps of a daemon that finds a new topic."""
-
-AT_THE_END = [
-    "complete_upload:after",
-    "commit:midway",
-    "commit:after",
-    "release:before",
-    "release:midway",
-    "release:after",
-]
-"""Steps of a daemon that was told to stop, with one segment open."""
-
-WHILE_OPEN = ["note progress:before", "note progress:midway", "note progress:after"]
-"""Steps of a daemon whose segment grows too slowly to be sealed at once."""
-
-CONTINUED = [
-    "claim:after",
-    "list_parts:before",
-    "list_parts:after",
-    "upload_part:midway",
-    "upload_part:after",
-    "seal:after",
-    "complete_upload:midway",
-    "commit:midway",
-]
-"""Steps of a daemon that goes on with a segment of which two parts are in the bucket."""
-
-AFTER_A_FAILURE = [
-    "give up:before",
-    "give up:midway",
-    "give up:after",
-    "abort_upload:before",
-    "abort_upload:after",
-    "delete:before",
-    "delete:midway",
-    "delete:after",
-    "delete trash:before",
-    "delete trash:after",
-    "begin:after",
-    "upload_part:after",
-    "commit:after",
-]
-"""Steps of a daemon that takes over a segment whose upload has vanished from the bucket meanwhile."""
-
-
-GRANTED = [
-    "grant:before",
-    "grant:midway",
-    "grant:after",
-    "decide:before",
-    "decide:after",
-    "delete source:before",
-    "delete source:after",
-]
-"""Steps by which a ledger's copy is verified and the ledger deleted at its source."""
-
-RETIRED = [
-    "remove:before",
-    "remove:midway",
-    "remove:after",
-    "delete:before",
-    "delete:midway",
-    "delete:after",
-    "delete trash:before",
-    "delete trash:after",
-    "forget grant:after",
-]
-"""Steps by which a segment that retention does not keep leaves the map and the bucket."""
 
 
 @pytest.fixture
@@ -171,13 +63,13 @@ WITNESSES = {"commit:midway", "complete_upload:midway"}
 """Points that `make test` has on real servers: an answer that nobody hears, of each of the two."""
 
 
-def points(names: list[str]) -> list[ParameterSet]:
+def params(names: Sequence[str]) -> list[ParameterSet]:
     """Return points as parameters of a test, the witnesses marked."""
     mark = pytest.mark.witness("zookeeper", "s3")
     return [pytest.param(name, marks=[mark] if name in WITNESSES else []) for name in names]
 
 
-@pytest.mark.parametrize("point", points(FIRST_LIFE))
+@pytest.mark.parametrize("point", params(points.FIRST_LIFE))
 async def test_a_daemon_that_dies_loses_and_leaves_nothing(site: Site, point: str) -> None:
     """Killed at this step of a topic's first segments, it is followed by one that completes them."""
     workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
@@ -185,7 +77,7 @@ async def test_a_daemon_that_dies_loses_and_leaves_nothing(site: Site, point: st
     assert not (await ends_well(site, workload)).collected
 
 
-@pytest.mark.parametrize("point", AT_THE_END)
+@pytest.mark.parametrize("point", points.AT_THE_END)
 async def test_a_daemon_that_dies_while_it_drains_loses_and_leaves_nothing(site: Site, point: str) -> None:
     """Told to stop with a segment open, it is killed at this step of completing it."""
     workload = Workload(TOPIC)
@@ -199,7 +91,7 @@ async def test_a_daemon_that_dies_while_it_drains_loses_and_leaves_nothing(site:
     assert not (await ends_well(site, workload)).collected
 
 
-@pytest.mark.parametrize("point", WHILE_OPEN)
+@pytest.mark.parametrize("point", points.WHILE_OPEN)
 async def test_a_daemon_that_dies_with_a_segment_open_loses_and_leaves_nothing(site: Site, point: str) -> None:
     """Two parts are in the bucket, nobody asks for more, and it is killed when it notes that."""
     workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
@@ -232,20 +124,20 @@ async def test_a_part_that_is_stored_is_never_sent_again(site: Site, s3_server: 
     assert proxy.counts.part_bytes - sent_bytes == found.object_bytes - stored_bytes
 
 
-@pytest.mark.parametrize("point", CONTINUED)
+@pytest.mark.parametrize("point", points.CONTINUED)
 async def test_a_daemon_that_dies_while_it_continues_loses_and_leaves_nothing(site: Site, point: str) -> None:
     """The first owner dies in the middle of a segment, the next one goes on with it and is killed at this step."""
     workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
-    await dies(killed_at(site, "upload_part:after:2"), workload, entries=ENTRIES)
+    await dies(killed_at(site, points.TWO_PARTS_STORED), workload, entries=ENTRIES)
     await dies(killed_at(site, point), workload, entries=60)
     assert not (await ends_well(site, workload)).collected
 
 
-@pytest.mark.parametrize("point", AFTER_A_FAILURE)
+@pytest.mark.parametrize("point", points.AFTER_A_FAILURE)
 async def test_a_daemon_that_dies_while_it_gives_up_loses_and_leaves_nothing(site: Site, point: str) -> None:
     """The first owner dies in the middle of a segment, its upload vanishes, the next one is killed at this step."""
     workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
-    await dies(killed_at(site, "upload_part:after:2"), workload, entries=ENTRIES)
+    await dies(killed_at(site, points.TWO_PARTS_STORED), workload, entries=ENTRIES)
     async with bucket_of(site) as bucket:
         async for upload in bucket.list_uploads():
             await bucket.abort_upload(upload.key, upload.upload_id)
@@ -253,7 +145,7 @@ async def test_a_daemon_that_dies_while_it_gives_up_loses_and_leaves_nothing(sit
     assert not (await ends_well(site, workload)).collected
 
 
-@pytest.mark.parametrize("point", GRANTED)
+@pytest.mark.parametrize("point", points.GRANTED)
 async def test_a_daemon_that_dies_while_the_source_is_deleted_loses_nothing(site: Site, point: str) -> None:
     """Ledgers go from their source as soon as their copies are verified; every entry is still there for readers."""
     workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
@@ -262,7 +154,7 @@ async def test_a_daemon_that_dies_while_the_source_is_deleted_loses_nothing(site
     assert not (await ends_well(eager, workload)).collected
 
 
-@pytest.mark.parametrize("point", RETIRED)
+@pytest.mark.parametrize("point", points.RETIRED)
 async def test_a_daemon_that_dies_while_segments_are_retired_leaves_nothing(site: Site, point: str) -> None:
     """Only the newest segment is to be kept; what is above the floor is all there, what is below leaves no object."""
     workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
