@@ -1,5 +1,7 @@
 """The record of a proof: a line for each test that ended, written as it ends; a pytest plugin (tools/prove.py).
 
+A file that cannot be collected, or is left out as a whole, has a line as well.
+
 `--proof FOLDER` names the folder of one proof. `items.jsonl` there gets a line a test; tests that `done.txt` names are
 left out; `collected.txt` gets the names of all that this run has before it.
 """
@@ -71,6 +73,12 @@ class Record:
     def _collected(self, ids: Sequence[str]) -> None:
         (self._folder / COLLECTED).write_text("".join(f"{one}\n" for one in ids))
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a file whose tests nobody sees: it cannot be imported, or leaves itself out."""
+        if report.passed or self._worker:
+            return
+        self._write(Ended(id=report.nodeid, outcome=report.outcome, seconds=0.0, reason=_reason(report), worker=""))
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add up a test's phases; a worker that crashed ends its test without a teardown."""
         if self._worker:
@@ -83,8 +91,18 @@ class Record:
             ended["outcome"] = "failed"
         elif report.skipped and ended["outcome"] == "passed":
             ended["outcome"] = "skipped"
-            ended["reason"] = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            ended["reason"] = _reason(report)
         if report.when not in {"setup", "call"}:
             del self._running[report.nodeid]
-            with (self._folder / ITEMS).open("a") as file:
-                file.write(json.dumps(ended) + "\n")
+            self._write(ended)
+
+    def _write(self, ended: Ended) -> None:
+        with (self._folder / ITEMS).open("a") as file:
+            file.write(json.dumps(ended) + "\n")
+
+
+def _reason(report: pytest.CollectReport | pytest.TestReport) -> str:
+    """Return why something was skipped; for what failed, nothing: pytest's output says it."""
+    if not report.skipped:
+        return ""
+    return str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)

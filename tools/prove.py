@@ -4,7 +4,8 @@ The parts together are all tests there are, with nothing kept from before and 10
 `build/prove/`, by the state of the work tree: the same command again runs what failed and what is missing; a changed
 tree begins anew. `report.md` and `report.json` there say what ran, how long, and what was left out and why.
 
-Exit code: 0 whole and green; 1 something failed, or was left out for another reason than a missing tool; 2 unfinished.
+Exit code: 0 green; 1 something failed, or was left out for another reason than a missing tool; 2 unfinished. What runs
+while the tree is changed does not count.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -44,6 +46,9 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 MAY_BE_MISSING = ("needs Maven", "no promtool", "out of reach", "authorities where we do not look", "make test-cluster")
 """Words of reasons to leave a test out: a tool or a service that the machine has not. Any other skip is a failure."""
 OK, FAILED, UNFINISHED = 0, 1, 2
+INTERRUPTED = 2
+ENDED = frozenset({0, 1, 5})
+"""Exit codes of pytest when it ran to its end: all passed, some failed, there was nothing to run."""
 OUTCOMES = ("passed", "failed", "skipped", "missing")
 CLOCK = SystemClock()
 SLOWEST = 10
@@ -86,19 +91,24 @@ def git(*words: str, index: Path | None = None) -> str:
     return done.stdout.strip()
 
 
-def ended(folder: Path) -> dict[str, Ended]:
-    """Return the last end of each test; a line that a crash cut short does not count."""
-    found: dict[str, Ended] = {}
-    if (folder / ITEMS).exists():
-        for line in (folder / ITEMS).read_text().splitlines():
-            if line.endswith("}"):
-                one: Ended = json.loads(line)
-                found[one["id"]] = one
+def lines(folder: Path) -> list[Ended]:
+    """Return all that was recorded, in its order; a line that a crash cut short does not count."""
+    found: list[Ended] = []
+    for line in (folder / ITEMS).read_text().splitlines() if (folder / ITEMS).exists() else ():
+        with suppress(ValueError):
+            found.append(json.loads(line))
     return found
+
+
+def ended(folder: Path) -> dict[str, Ended]:
+    """Return the last end of each test, and of each file that could not be collected."""
+    return {one["id"]: one for one in lines(folder)}
 
 
 def prove(folder: Path, parts: Sequence[str], workers: str) -> int:
     """Run what is missing of some parts; returns pytest's exit code."""
+    before = [one for one in lines(folder) if "::" in one["id"]]  # whole files are collected anew
+    write(folder, before)
     done = [one["id"] for one in ended(folder).values() if one["outcome"] != "failed"]
     (folder / DONE).write_text("".join(f"{one}\n" for one in done))
     (folder / COLLECTED).unlink(missing_ok=True)
@@ -116,7 +126,17 @@ def prove(folder: Path, parts: Sequence[str], workers: str) -> int:
     )
     for number in (signal.SIGINT, signal.SIGTERM):  # pytest ends its tests, and the report is written
         signal.signal(number, lambda *_: run.send_signal(signal.SIGINT))
-    return run.wait()
+    code = run.wait()
+    if (now := state()) != folder.name:
+        write(folder, before)
+        sys.stdout.write(f"the tree was changed meanwhile, to {now}: what ran does not count\n")
+        return INTERRUPTED
+    return code
+
+
+def write(folder: Path, found: Iterable[Ended]) -> None:
+    """Replace the record."""
+    (folder / ITEMS).write_text("".join(f"{json.dumps(one)}\n" for one in found))
 
 
 def figures(found: Iterable[Ended], missing: Iterable[str]) -> dict[str, Figures]:
@@ -141,8 +161,11 @@ def is_allowed(reason: str) -> bool:
     return any(words in reason for words in MAY_BE_MISSING)
 
 
-def report(folder: Path, begun: float, *, whole: bool) -> int:
-    """Write the report of all that ended in this tree; returns the exit code."""
+def report(folder: Path, begun: float, parts: Sequence[str], code: int) -> int:
+    """Write the report of all that ended in this tree; returns the exit code.
+
+    `parts` and `code` are those of the last run. It is green only if pytest says so as well, and each part has tests.
+    """
     found = ended(folder)
     collected = (folder / COLLECTED).read_text().splitlines() if (folder / COLLECTED).exists() else []
     missing = [test for test in collected if test not in found]
@@ -150,8 +173,12 @@ def report(folder: Path, begun: float, *, whole: bool) -> int:
     failed = sorted(one["id"] for one in found.values() if one["outcome"] == "failed")
     skipped = Counter(one["reason"].removeprefix("Skipped: ") for one in found.values() if one["outcome"] == "skipped")
     refused = [reason for reason in skipped if not is_allowed(reason)]
+    again = sorted({one["id"] for one in lines(folder) if one["outcome"] == "failed"} - set(failed))
+    empty = [part for part in parts if part not in table]
+    unfinished = bool(missing or empty) or code not in ENDED
+    unsaid = code == 1 and not failed
     slowest = sorted(found.values(), key=lambda one: -one["seconds"])[:SLOWEST]
-    complete = whole and not missing and bool(found)
+    complete = set(parts) == PARTS.keys() and not unfinished
     document = {
         "commit": git("rev-parse", "HEAD"),
         "state": folder.name,
@@ -161,12 +188,15 @@ def report(folder: Path, begun: float, *, whole: bool) -> int:
         "load": round(os.getloadavg()[0], 1),
         "whole": complete,
         "parts": {part: one._asdict() for part, one in table.items()},
+        "exit code of pytest": code,
+        "parts without tests": empty,
         "failed": failed,
+        "failed before": again,
         "skipped": dict(skipped),
         "slowest": {one["id"]: one["seconds"] for one in slowest},
     }
     (folder / "report.json").write_text(json.dumps(document, indent=1) + "\n")
-    lines = [
+    page = [
         f"# Proof of {folder.name}",
         "",
         f"Commit {document['commit']}, {document['ended']}, {document['minutes']} minutes, {document['cores']} cores.",
@@ -176,15 +206,18 @@ def report(folder: Path, begun: float, *, whole: bool) -> int:
         "|---|---:|---:|---:|---:|---:|",
         *(f"| {part} | {' | '.join(f'{value:,}' for value in values)} |" for part, values in table.items()),
         f"| all | {' | '.join(f'{round(sum(column), 1):,}' for column in zip(*table.values(), strict=True))} |",
+        *(["", f"**pytest ended with {code}; its output says why.**"] if code not in ENDED or unsaid else []),
+        *(["", f"**No tests: {', '.join(empty)}.**"] if empty else []),
         *(["", "## Failed", "", *(f"- `{one}`" for one in failed)] if failed else []),
+        *(["", "## Failed, and passed when run again", "", *(f"- `{one}`" for one in again)] if again else []),
         *(["", "## Skipped", "", *(f"- {count}: {reason}" for reason, count in skipped.items())] if skipped else []),
         *["", "## Slowest", "", *(f"- {one['seconds']:.1f} s `{one['id']}`" for one in slowest)],
     ]
-    (folder / "report.md").write_text("\n".join(lines) + "\n")
-    sys.stdout.write("\n".join([*lines, "", f"report: {(folder / 'report.md').relative_to(ROOT)}", ""]))
-    if failed or refused:
+    (folder / "report.md").write_text("\n".join(page) + "\n")
+    sys.stdout.write("\n".join([*page, "", f"report: {(folder / 'report.md').relative_to(ROOT)}", ""]))
+    if failed or refused or unsaid or code not in {*ENDED, INTERRUPTED}:
         return FAILED
-    return UNFINISHED if missing or not found else OK
+    return UNFINISHED if unfinished else OK
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -206,9 +239,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.fresh:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    code = prove(folder, chosen.parts or list(PARTS), chosen.workers)
-    outcome = report(folder, begun, whole=not chosen.parts)
-    return outcome if code in {0, 1, 2, 5} or outcome else FAILED
+    parts = chosen.parts or list(PARTS)
+    return report(folder, begun, parts, prove(folder, parts, chosen.workers))
 
 
 if __name__ == "__main__":

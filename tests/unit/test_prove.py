@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -95,6 +97,32 @@ def test_what_has_ended_well_is_not_run_again(tmp_path: Path) -> None:
     assert left_out == [ONE]
 
 
+@pytest.mark.parametrize("outcome", ["failed", "skipped"])
+def test_a_file_whose_tests_nobody_sees_is_recorded(tmp_path: Path, outcome: str) -> None:
+    """One that cannot be imported has failed; one that leaves itself out is skipped, for its reason."""
+    record, why = Record(tmp_path, worker=False), ("test_a.py", 1, "Skipped: not today")
+    report = pytest.CollectReport("tests/golden/test_a.py", outcome, why, [])  # type: ignore[arg-type]
+    record.pytest_collectreport(report)
+    (one,) = prove.ended(tmp_path).values()
+    assert one["outcome"] == outcome
+    assert one["reason"] == ("Skipped: not today" if outcome == "skipped" else "")
+    Record(tmp_path, worker=True).pytest_collectreport(report)  # the other process writes it
+    assert len(prove.lines(tmp_path)) == 1
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a proof of some tree."""
+    monkeypatch.setattr(prove, "ROOT", tmp_path)
+    monkeypatch.setattr(prove, "git", lambda *_: "0123456789abcdef")
+    return tmp_path
+
+
+def end(test: str, outcome: str = "passed", reason: str = "") -> Ended:
+    """Return the record of a test."""
+    return Ended(id=test, outcome=outcome, seconds=60.0, reason=reason, worker="gw0")
+
+
 @pytest.mark.parametrize(
     ("outcome", "reason", "collected", "code"),
     [
@@ -106,19 +134,78 @@ def test_what_has_ended_well_is_not_run_again(tmp_path: Path) -> None:
     ],
 )
 def test_the_report_says_what_ran(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str, reason: str, collected: list[str], code: int
+    folder: Path, monkeypatch: pytest.MonkeyPatch, outcome: str, reason: str, collected: list[str], code: int
 ) -> None:
     """A proof is green when all that was collected passed, or lacked a tool; a page and a document say so."""
-    monkeypatch.setattr(prove, "ROOT", tmp_path)
-    monkeypatch.setattr(prove, "git", lambda *_: "0123456789abcdef")
-    one = Ended(id=ONE, outcome=outcome, seconds=60.0, reason=reason, worker="gw0")
-    (tmp_path / ITEMS).write_text(json.dumps(one) + "\n")
-    (tmp_path / COLLECTED).write_text("".join(f"{test}\n" for test in collected))
-    assert prove.report(tmp_path, 0.0, whole=True) == code
-    document = json.loads((tmp_path / "report.json").read_text())
+    monkeypatch.setattr(prove, "PARTS", {part: prove.PARTS[part] for part in ("unit", "golden")})
+    prove.write(folder, [end(TWO)] if TWO not in collected else [])
+    prove.write(folder, [*prove.lines(folder), end(ONE, outcome, reason)])
+    (folder / COLLECTED).write_text("".join(f"{test}\n" for test in collected))
+    assert prove.report(folder, 0.0, list(prove.PARTS), 0) == code
+    document = json.loads((folder / "report.json").read_text())
     assert document["parts"]["golden"][outcome] == 1
     assert document["whole"] is (collected == [ONE])
-    page = (tmp_path / "report.md").read_text()
+    page = (folder / "report.md").read_text()
     assert ("Not everything has run" in page) is (collected != [ONE])
     assert ONE in page
     assert reason.removeprefix("Skipped: ") in page
+
+
+@pytest.mark.parametrize(
+    ("code", "parts", "outcome"),
+    [
+        (0, ["golden"], prove.OK),
+        (5, ["golden"], prove.OK),
+        (1, ["golden"], prove.FAILED),
+        (2, ["golden"], prove.UNFINISHED),
+        (3, ["golden"], prove.FAILED),
+        (-9, ["golden"], prove.FAILED),
+        (0, ["golden", "unit"], prove.UNFINISHED),
+    ],
+    ids=["all", "nothing left", "no test failed", "interrupted", "internal error", "killed", "a part without tests"],
+)
+def test_it_is_not_green_where_pytest_is_not(folder: Path, code: int, parts: list[str], outcome: int) -> None:
+    """Nor where a part has no tests: though all that is on record has passed, and nothing was collected."""
+    prove.write(folder, [end(ONE)])
+    assert prove.report(folder, 0.0, parts, code) == outcome
+    assert json.loads((folder / "report.json").read_text())["whole"] is False
+
+
+def test_what_failed_before_it_passed_is_told(folder: Path) -> None:
+    """Running it again is no proof that it always passes."""
+    prove.write(folder, [end(ONE, "failed"), end(ONE)])
+    assert prove.report(folder, 0.0, ["golden"], 0) == prove.OK
+    assert json.loads((folder / "report.json").read_text())["failed before"] == [ONE]
+
+
+class NoTests:
+    """Stands for a run of pytest, in which a test passes."""
+
+    folder: Path
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def wait(self) -> int:
+        """Record a test."""
+        prove.write(self.folder, [*prove.lines(self.folder), end(TWO)])
+        return 0
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_what_ran_while_the_tree_was_changed_does_not_count(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, changed: bool
+) -> None:
+    """What ended before stays; a file that was not collected then is collected anew, and a line that was cut goes."""
+    proof = folder / "0123456789abcdef-3.11.2"
+    proof.mkdir()
+    prove.write(proof, [end(ONE), end("tests/unit/core/test_b.py", "failed")])
+    with (proof / ITEMS).open("a") as file:
+        file.write('{"id": "cut sh')
+    monkeypatch.setattr(NoTests, "folder", proof, raising=False)
+    monkeypatch.setattr(subprocess, "Popen", NoTests)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(prove, "state", lambda: "another" if changed else proof.name)
+    assert prove.prove(proof, ["unit", "golden"], "2") == (prove.INTERRUPTED if changed else 0)
+    assert prove.ended(proof).keys() == ({ONE} if changed else {ONE, TWO})
+    assert (proof / DONE).read_text() == f"{ONE}\n"
