@@ -9,12 +9,12 @@ import os
 import shutil
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from tools import fork_server, invariants, mutants
-from tools.fork_server import ForkServer
+from tools.fork_server import ForkServer, Run
 from tools.imports import Imports
 from tools.invariants import Guard, Prover, Verdict
 
@@ -196,6 +196,38 @@ def test_a_test_that_hangs_has_noticed_and_is_counted(server: ForkServer, small_
     assert run.hung
     assert invariants.classify(run)[0] is Verdict.CAUGHT
     assert server.run([guard.test], root=small_tree).sound
+
+
+class Answers:
+    """Stands for a server, and gives these answers."""
+
+    def __init__(self, *runs: Run) -> None:
+        self._runs = iter(runs)
+
+    def run(self, *_: object, **__: object) -> Run:
+        """Return the next answer."""
+        return next(self._runs)
+
+
+@pytest.mark.parametrize("late", [Run(hung=True), Run(code=1, failed=["x"], output="E   TimeoutError")])
+@pytest.mark.parametrize("sound", [True, False])
+def test_a_test_that_is_late_with_the_guard_as_well_has_not_noticed(
+    small_tree: Path, late: Run, *, sound: bool
+) -> None:
+    """A machine that stood still for a while proves nothing: such a test is run again, as patiently, on sound code."""
+    guard = guard_of("test_limited")
+    passed = Run(code=0, passed={guard.test: 0.1})
+    server = cast("ForkServer", Answers(passed, late, passed if sound else late))
+    assert Prover(server, small_tree).try_without(guard).verdict is (Verdict.CAUGHT if sound else Verdict.BROKEN)
+
+
+@pytest.mark.parametrize("again", [Run(code=1, failed=["x"]), Run(hung=True), Run()])
+def test_a_change_by_hand_is_noticed_only_by_a_test_that_passes_without_it(again: Run) -> None:
+    """Not by one that fails, hangs or ends its process then."""
+    failed = Run(code=1, failed=["x"])
+    assert not mutants.caught_by(cast("ForkServer", Answers(failed, again)), "x", ("file", "text"))
+    sound = Run(code=0, passed={"x": 0.1})
+    assert mutants.caught_by(cast("ForkServer", Answers(failed, sound)), "x", ("file", "text")) == "x fails"
 
 
 def test_a_process_with_threads_or_modules_of_ours_is_not_forked() -> None:

@@ -150,6 +150,12 @@ class Prover:
         change = (guard.file, text)
         run = self._server.run([guard.test], change, root=self._root, patience_s=patience_s, limit_s=limit_s)
         verdict, reason = classify(run)
+        if verdict is Verdict.CAUGHT and (run.hung or "TimeoutError" in run.output):
+            sound = self._server.run([guard.test], root=self._root, patience_s=patience_s, limit_s=limit_s)
+            if not sound.sound:  # the machine was busy, or the test is unsteady
+                return Outcome(
+                    guard, Verdict.BROKEN, f"{reason}, and so it does with every guard in place\n{run.output}"
+                )
         return Outcome(guard, verdict, f"{reason}\n{run.output}", run.hung)
 
 

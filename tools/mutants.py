@@ -41,7 +41,7 @@ def caught_by(server: ForkServer, tests: str, change: tuple[str, str], root: Pat
         return ""
     if run.failed:
         sound = server.run(run.failed, root=root)
-        return "" if sound.failed else f"{run.failed[0]} fails"
+        return f"{run.failed[0]} fails" if sound.sound else ""
     sound = server.run([tests], root=root, limit_s=LIMIT_S)
     if not sound.sound:
         return ""
