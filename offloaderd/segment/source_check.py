@@ -24,7 +24,7 @@ from offloaderd.ledgers.known_source import Finding, KnownSource
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import identity as stored_identity
 from offloaderd.metadata.records.attempt import Attempt
-from offloaderd.metadata.records.identity import hint
+from offloaderd.metadata.records.identity import SEPARATOR, hint
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.segment.claim.refusals import TopicIdentity
 from offloaderd.segment.claim.topic_record import TopicRecord
@@ -134,7 +134,7 @@ async def _listed(
 
 def _some(found: Sequence[str]) -> str:
     more = len(found) - NAMED_MAX
-    return "; ".join(found[:NAMED_MAX]) + (f"; and {more} more" if more > 0 else "")
+    return SEPARATOR.join([*found[:NAMED_MAX], *([f"and {more} more"] if more > 0 else [])])
 
 
 class SourceCheck:

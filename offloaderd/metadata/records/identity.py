@@ -17,6 +17,8 @@ from offloaderd.metadata.records import codec
 ACCEPTED_MAX = 50
 """Number of acceptances that are kept, the newest; the audit log has all."""
 TEXT_CHARS_MAX = 2000
+SEPARATOR = "; "
+"""Stands between the pieces of evidence on several ledgers."""
 
 
 OF_SOURCE = frozenset(
@@ -113,8 +115,9 @@ class TopicIdentityRecord:
     unknown: bytes = field(default=b"", repr=False, compare=False)
 
     def accepts(self, kind: str, evidence: str) -> bool:
-        """Whether an operator has accepted this piece of evidence."""
-        return any((one.kind, one.evidence) == (kind, evidence) for one in self.accepted)
+        """Whether an operator has accepted this piece of evidence; of one on several ledgers, that on each."""
+        accepted = {piece for one in self.accepted if one.kind == kind for piece in one.evidence.split(SEPARATOR)}
+        return accepted.issuperset(evidence.split(SEPARATOR))
 
     def refusing(self, refusal: Refusal) -> "TopicIdentityRecord":
         """Return the record with this refusal; it replaces an earlier one of its kind and keeps that one's time."""

@@ -93,3 +93,16 @@ def test_each_kind_names_a_way_out(kind: RefusalKind) -> None:
     """Each refusal has one hint of its own, and so has one that only a later release knows."""
     assert identity.hint(kind).endswith(identity.hint("of-a-later-release"))
     assert len(identity.hint(kind)) > len(identity.hint("of-a-later-release"))
+
+
+def test_what_was_accepted_of_several_ledgers_stays_accepted_of_some() -> None:
+    """The source deletes one of them, or one is offloaded: the others are no new finding, and any other one is."""
+    kind, one, two, three = (
+        RefusalKind.LEDGER_REPLACED,
+        *(f"ledger {number} was created at 1 ms" for number in (5, 6, 7)),
+    )
+    accepted = Acceptance(kind=kind, evidence=f"{one}; {two}", by="ann", at_ms=9)
+    record = TopicIdentityRecord().accepting(accepted)
+    assert all(record.accepts(kind, evidence) for evidence in (one, two, f"{one}; {two}"))
+    assert not any(record.accepts(kind, evidence) for evidence in ("", three, f"{one}; {three}", "ledger 5"))
+    assert not record.accepts(RefusalKind.LEDGER_SHORTER, one)

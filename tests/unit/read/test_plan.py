@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from offloaderd.core.errors import (
+    CorruptData,
     EntriesDeleted,
     EntriesLost,
     EntriesMissing,
@@ -16,10 +20,12 @@ from offloaderd.core.errors import (
     NotFound,
     OutOfRange,
 )
-from offloaderd.core.model import LedgerEnd, Loss, Position
+from offloaderd.core.model import EntryBatch, LedgerEnd, Loss, Position, TopicName
 from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.read.plan import Hop, ReadEnd, Run, SourceLedger, Step, Stop, TopicView, checked_range, next_step
+from offloaderd.read.stream import Stream
+from offloaderd.read.transactions import Known, KnownOutcomes
 
 BUCKET_FIRST, SOURCE_FIRST = ReadPriority.TIERED_STORAGE_FIRST, ReadPriority.BOOKKEEPER_FIRST
 
@@ -303,3 +309,25 @@ def test_what_the_source_has_deleted_behind_a_gap_is_not_skipped() -> None:
     left = SourceLedger(5, 9, True), SourceLedger(7, 9, True), SourceLedger(15, 5, False)
     assert step(replace(HISTORY, source=left), Position(7, 10)) == Hop(Position(12, 0))
     assert step(replace(HISTORY, source=left), Position(5, 10)) == Hop(Position(7, 0))
+
+
+@pytest.mark.parametrize(("first", "count", "sound"), [(2, 2, True), (2, 3, False), (3, 1, False), (1, 3, False)])
+def test_a_tier_that_gives_other_entries_than_the_next_ones_up_to_the_end_is_not_believed(
+    first: int, count: int, *, sound: bool
+) -> None:
+    """Neither what comes later or was given already, nor what is behind the end of the run."""
+    stream = cast("Stream", SimpleNamespace(_cursor=Position(3, 2)))
+    batch, run = EntryBatch(3, first, [b"x"] * count), Run(Tier.SOURCE, 3, 2, 3)
+    with nullcontext() if sound else pytest.raises(CorruptData, match="entries 3:2 to 3"):
+        Stream._expect(stream, batch, run)
+
+
+@pytest.mark.parametrize(("forgotten", "known"), [(None, True), (3, True), (4, False), (5, False)])
+def test_outcomes_of_a_read_that_forgot_some_serve_only_reads_that_begin_behind_these(
+    forgotten: int | None, *, known: bool
+) -> None:
+    """A message of a transaction whose outcome was forgotten would be held as open, or given although aborted."""
+    log: Any = SimpleNamespace(forgotten=None if forgotten is None else Position(3, forgotten), copy=lambda: log)
+    outcomes, topic = KnownOutcomes(), TopicName("public", "default", "orders")
+    outcomes._topics[topic] = Known(Position(3, 0), Position(3, 9), log)
+    assert (outcomes.find(topic, Position(3, 2), Position(3, 4)) is not None) is known

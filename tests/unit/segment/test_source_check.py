@@ -15,6 +15,7 @@ from offloaderd.metadata import identity, paths
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.identity import Acceptance
 from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.segment.source_check import differing
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.upkeep.grants.grants import Grants
@@ -488,3 +489,11 @@ async def test_what_is_unknown_is_no_difference() -> None:
         "ledger-replaced",
         "ledger-shorter",
     ]
+
+
+@pytest.mark.parametrize("entries", [9, 10])
+def test_a_ledger_that_was_closed_one_entry_below_what_is_taken_is_shorter(entries: int) -> None:
+    """Nothing of it is committed; its entry 9 is in the open segment."""
+    info = LedgerInfo(ledger_id=5, closed=True, entries=entries, size_bytes=1)
+    found = [one.kind for one in differing(TopicMap(TOPIC), Position(5, 9), [info])]
+    assert found == ([RefusalKind.LEDGER_SHORTER] if entries == 9 else [])

@@ -412,3 +412,11 @@ def test_what_is_larger_than_the_budget_is_let_in_alone() -> None:
     assert buffer.offer(entries(1, 1, 1)) is OfferResult.FULL
     buffer.release(Position(1, 0))
     assert buffer.offer(entries(1, 1, 1)) is OfferResult.ACCEPTED
+
+
+def test_what_is_pushed_of_a_later_ledger_waits_for_the_source_to_say_that_it_is_next() -> None:
+    """A broker may have left a ledger out, and only the source knows; without a source the push is all there is."""
+    for rereadable in (True, False):
+        _, buffer, _ = make(resume=Position(1, 4), rereadable=rereadable)
+        assert buffer.offer(entries(3, 0, 2)) is OfferResult.ACCEPTED
+        assert len(taken(buffer, Position(1, 4))) == (0 if rereadable else 2)

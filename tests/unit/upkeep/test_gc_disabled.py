@@ -10,9 +10,11 @@ import pytest
 from offloaderd.core.errors import Fenced, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Confirmed, RefusalKind, TopicName
+from offloaderd.format.manifest import LedgerPart
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import identity, ownership
+from offloaderd.metadata.records.attempt import Seal
 from offloaderd.metadata.records.identity import Refusal
 from offloaderd.metadata.records.ownership import Epoch
 from offloaderd.policy.records import TopicPolicy, encode_policy
@@ -187,3 +189,18 @@ async def test_who_changes_the_topic_meanwhile_wins(ground: Ground, path: str) -
     assert (find.verdict, "changed" in find.reason) == (Verdict.KEEP, True)
     assert (await ground.metadata.get(paths.attempt(TOPIC))).value
     assert await ground.metadata.children(paths.trash(TOPIC)) == []
+
+
+@pytest.mark.parametrize("last", [9, 10])
+async def test_entries_that_only_the_seal_names_are_missed_as_well(ground: Ground, last: int) -> None:
+    """The parts on record may lag behind it: an entry that the source has no more keeps the segment."""
+    await disabled(ground)
+    part = LedgerPart(
+        ledger_id=1, first_entry_id=0, last_entry_id=last, payload_bytes=9, closed=True,
+        ledger_entries=last + 1, ledger_bytes=9, closed_ms=1,
+    )  # fmt: skip
+    seal = Seal(sealed_ms=9, epoch=1, software_version="1", data_bytes=100, part_count=1, ledgers=(part,))
+    await change(ground, seal=seal)
+    (find,) = (await ground.collect(apply=False))[0]
+    assert find.verdict is (Verdict.DELETE if last == 9 else Verdict.KEEP)
+    assert ("may hold entries of ledger 1 that the source has no more" in find.reason) is (last == 10)

@@ -1,0 +1,36 @@
+"""Which segments may be replaced by one that holds all their entries."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+
+from offloaderd.core.model import Loss, Position, TopicName
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.metadata.topic_map.merging import obstacle
+from tests.unit.metadata.segments import made
+
+TOPIC = TopicName("public", "default", "orders")
+ONE, NEWEST = made(1, (3, 0, 9), (4, 0, 0)), made(2, (5, 0, 9))
+MAP = TopicMap(TOPIC, segments=(ONE, NEWEST))
+
+
+@pytest.mark.parametrize(
+    ("before", "why"),
+    [((3, 0), ""), ((3, 5), "lost inside"), ((4, 0), "lost inside"), ((5, 0), "")],
+    ids=["before its first entry", "inside", "before its last entry", "behind its last entry"],
+)
+def test_a_segment_with_a_loss_inside_is_not_replaced(before: tuple[int, int], why: str) -> None:
+    """Whichever of its entries the loss precedes; one before its first entry, or behind its last, is outside."""
+    loss = Loss(Position(2, 0), Position(*before), 0)
+    assert why in (found := obstacle(replace(MAP, losses=(loss,)), ONE, {"bucket"}))
+    assert bool(found) is bool(why)
+
+
+@pytest.mark.parametrize("ledger_id", [3, 4])
+def test_a_segment_with_one_ledger_that_is_marked_deleted_is_not_replaced(ledger_id: int) -> None:
+    """The others of it stay."""
+    marked = replace(MAP, deleted=MappingProxyType({ledger_id: 7}))
+    assert "marked deleted" in obstacle(marked, ONE, {"bucket"})
