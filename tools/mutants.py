@@ -40,9 +40,9 @@ def caught_by(server: ForkServer, tests: str, change: tuple[str, str], root: Pat
     if run.sound:
         return ""
     if run.failed:
-        sound = server.run(run.failed, root=root)
+        sound = server.run(run.failed, root=root, patience_s=PATIENCE_S, limit_s=LIMIT_S)
         return f"{run.failed[0]} fails" if sound.sound else ""
-    sound = server.run([tests], root=root, limit_s=LIMIT_S)
+    sound = server.run([tests], root=root, patience_s=PATIENCE_S, limit_s=LIMIT_S)
     if not sound.sound:
         return ""
     return f"{tests} {'hangs' if run.hung else 'cannot run: ' + (run.import_error or ', '.join(run.errors))}"
