@@ -38,8 +38,8 @@ from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.policy.rules import Surroundings
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.read.segments import SegmentOptions
-from offloaderd.topic.context import TopicContext
 from offloaderd.topic.idle import IdleOptions
+from offloaderd.topic.outage import TopicContext
 from offloaderd.upkeep.explain import Explainer
 from offloaderd.upkeep.gc import lost_metadata
 from offloaderd.upkeep.gc.collector import Collector

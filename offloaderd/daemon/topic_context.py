@@ -24,7 +24,7 @@ from offloaderd.segment.builder import LedgerCut, SegmentLayout, WholeLedgers
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.upload import UploadContext, UploadLimits
 from offloaderd.topic.buffer import BufferPool
-from offloaderd.topic.context import OutageRules, TopicContext
+from offloaderd.topic.outage import OutageRules, TopicContext
 from offloaderd.topic.spill import SpillArea
 
 Context = TypeVar("Context", bound=OffloadContext)

@@ -51,9 +51,9 @@ from offloaderd.policy.store import topic_policies
 from offloaderd.policy.updates import Levels, Selector
 from offloaderd.segment.context import OffloadContext
 from offloaderd.topic import requests
-from offloaderd.topic.context import TopicContext
 from offloaderd.topic.idle import IdleOptions, IdleTopics, KeptMap
 from offloaderd.topic.offloader import TopicOffloader
+from offloaderd.topic.outage import TopicContext
 from offloaderd.topic.spill import HINT
 from offloaderd.topic.status import Reporter, TopicStatus
 from offloaderd.upkeep import deletion

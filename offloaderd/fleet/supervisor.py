@@ -34,9 +34,9 @@ from offloaderd.segment.claim.refusals import TopicIdentity
 from offloaderd.segment.failures import Failure
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.segment.source_check import listing
-from offloaderd.topic.context import TopicContext
 from offloaderd.topic.idle import Cause, IdleTopic, KeptMap, State, state_of
 from offloaderd.topic.offloader import TopicOffloader
+from offloaderd.topic.outage import TopicContext
 from offloaderd.topic.status import TopicStatus, bare, idle
 
 log = structlog.get_logger(__name__)

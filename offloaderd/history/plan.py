@@ -21,7 +21,7 @@ from offloaderd.core.errors import Closed, Conflict, Fenced, NotFound, Offloader
 from offloaderd.core.model import HistoryOrder, LedgerInfo, OffloadMethod, Position
 from offloaderd.core.retry import Backoff, until_answered
 from offloaderd.history.boundaries import GUESSED_BYTES
-from offloaderd.history.owned_topic import OwnedTopic
+from offloaderd.history.segment import OwnedTopic
 from offloaderd.history.writer import HistoryWriter
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.history import load

@@ -25,7 +25,7 @@ from offloaderd.format import manifest_bytes
 from offloaderd.format.manifest import LedgerPart, Past, SegmentManifest
 from offloaderd.format.v1 import LedgerLayout
 from offloaderd.format.verify import BlockRun, check_index, runs
-from offloaderd.history.owned_topic import OwnedTopic
+from offloaderd.history.segment import OwnedTopic
 from offloaderd.ledgers.book import plain_metadata
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.records.attempt import Attempt

@@ -21,8 +21,8 @@ from offloaderd.core.aio import Group, Signal
 from offloaderd.core.errors import Conflict, Fenced, NotFound, OffloaderError, Transient, first_of
 from offloaderd.core.model import OffloadMethod, TopicName
 from offloaderd.core.retry import Backoff
-from offloaderd.history.owned_topic import OwnedTopic
 from offloaderd.history.rewrite import PIECE_BYTES, LedgerRewrite, Stopped, Unreadable, cut_of
+from offloaderd.history.segment import OwnedTopic
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.port import Create, Replace

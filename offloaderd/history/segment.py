@@ -5,12 +5,14 @@ here. A loss is yielded as a Gap; reading continues behind it once the chain has
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import structlog
 
+from offloaderd.core.aio import Signal
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import NotFound, OffloaderError, Transient
 from offloaderd.core.limits import ByteBudget
@@ -24,15 +26,60 @@ from offloaderd.history.record import HistoryRecord
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata.records.attempt import Attempt
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.segment.builder import ledger_layout
 from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.claim.fence import Claim
+from offloaderd.segment.claim.head import HeadKeeper
+from offloaderd.segment.claim.refusals import TopicIdentity
 from offloaderd.segment.claim.topic_record import TopicRecord
 from offloaderd.segment.committer import FindManifest, Surroundings, VerifiedSegment
 from offloaderd.segment.context import OffloadContext
+from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.feed import Empty, Gap, ReadAheadFeed, Reading
 from offloaderd.segment.prefix_totals import Pasts
+from offloaderd.segment.roll import RollPolicy
+from offloaderd.segment.source_check import SourceCheck
 from offloaderd.segment.states import state_of
+
+
+class OwnedTopic(Protocol):
+    """One topic under one claim; `changed` is notified of each change."""
+
+    topic: TopicName
+    claim: Claim
+    head: HeadKeeper | None
+    identity: TopicIdentity
+    record: TopicRecord
+    source_check: SourceCheck
+    failure_tracker: FailureTracker
+    changed: Signal
+    policy_changed: Signal
+
+    @property
+    def map(self) -> TopicMap:
+        """The committed segments, and what else is recorded of the topic."""
+        ...
+
+    @property
+    def policy(self) -> RollPolicy:
+        """The policy in force."""
+        ...
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The open segment's record."""
+        ...
+
+    def notify(self) -> None:
+        """Wake the loop, the tailer and all that wait for a change."""
+        ...
+
+    def resting(self) -> AbstractContextManager[object]:
+        """Return a context in which the duty that enters it rests."""
+        ...
+
 
 READ_BYTES = 1 << 20
 """Bytes of one read of the source; less if a part is smaller."""

@@ -15,13 +15,12 @@ from offloaderd.core.retry import Backoff, Turn, until_answered
 from offloaderd.format.v1 import LedgerLayout
 from offloaderd.format.v2 import SegmentLayout
 from offloaderd.history.boundaries import Splitter, segment_bytes_for
-from offloaderd.history.owned_topic import OwnedTopic
 from offloaderd.history.record import HistoryRecord
-from offloaderd.history.segment import LedgerReading, MapCommitter, MapFacts, layout_of, ledger_feed
+from offloaderd.history.segment import LedgerReading, MapCommitter, MapFacts, OwnedTopic, layout_of, ledger_feed
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import paths
 from offloaderd.metadata.records.attempt import Attempt
-from offloaderd.objects.places import Place
+from offloaderd.objects.settings import Place
 from offloaderd.segment.claim.attempt_log import attempt_log
 from offloaderd.segment.committer import Assignment
 from offloaderd.segment.context import OffloadContext

@@ -40,11 +40,10 @@ from offloaderd.topic.chooser import (
     frees_on_seal,
     reachable,
 )
-from offloaderd.topic.context import TopicContext
 from offloaderd.topic.handle import OffloadHandle, SegmentResult, check_ledger
 from offloaderd.topic.lag import LagTracker, OldestEntry
 from offloaderd.topic.live_segment import LiveAttempts, LiveCommitter, LiveFacts, TailingFeed
-from offloaderd.topic.outage import Outage
+from offloaderd.topic.outage import Outage, TopicContext
 from offloaderd.topic.requests import ByHand
 from offloaderd.topic.status import TopicStatus, describe
 from offloaderd.topic.tailer import SourceReader, Tailer

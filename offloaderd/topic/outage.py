@@ -9,17 +9,34 @@ full. Under `spill` entries pushed to a topic without a source overflow to disk.
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
 from offloaderd.core.aio import Signal
 from offloaderd.core.model import EntryBatch, OfferResult, OutagePolicy, Position, TopicName
+from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker, error_class
-from offloaderd.topic.buffer import TailingBuffer
+from offloaderd.topic.buffer import BufferPool, TailingBuffer
 from offloaderd.topic.chooser import Requests
-from offloaderd.topic.context import TopicContext
-from offloaderd.topic.spill import Spill
+from offloaderd.topic.spill import Spill, SpillArea
+
+
+@dataclass(frozen=True, slots=True)
+class OutageRules:
+    """The outage policy of topics without their own, and the spill area of push-only ones (None: no spill)."""
+
+    policy: OutagePolicy = OutagePolicy.SOURCE
+    area: SpillArea | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicContext(OffloadContext):
+    """The context of segments, with memory and outage rules."""
+
+    pool: BufferPool
+    outage: OutageRules = field(default_factory=OutageRules)
+
 
 WAIT_S = 2.0
 """Pause between calls of `meanwhile` during an outage."""

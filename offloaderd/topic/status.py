@@ -7,16 +7,15 @@ from typing import Protocol
 from offloaderd.core.errors import OffloaderError, Transient
 from offloaderd.core.model import Loss, OffloadMethod, Position, TopicName
 from offloaderd.history import plan as history
-from offloaderd.history.owned_topic import OwnedTopic
+from offloaderd.history.segment import OwnedTopic
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records.history import RangeState
 from offloaderd.metadata.records.identity import Refusal
 from offloaderd.segment.failures import Failure, StoreReach, error_class
 from offloaderd.segment.roll import SegmentProgress
 from offloaderd.topic.buffer import TailingBuffer
-from offloaderd.topic.context import TopicContext
 from offloaderd.topic.lag import OldestEntry
-from offloaderd.topic.outage import Outage
+from offloaderd.topic.outage import Outage, TopicContext
 from offloaderd.topic.tailer import Tailer
 
 OFFLOADING = "offloading"

@@ -36,6 +36,7 @@ from offloaderd.format import head, manifest_bytes
 from offloaderd.format.head import TopicHead
 from offloaderd.format.manifest import Broken, SegmentManifest
 from offloaderd.format.manifest_bytes import managed_ledger
+from offloaderd.history.adoption import verified_index
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.identity import ensure_deployment
@@ -45,7 +46,6 @@ from offloaderd.metadata.records import loss as loss_record
 from offloaderd.metadata.records import ownership
 from offloaderd.metadata.records.identity import Deployment
 from offloaderd.objects import keys
-from offloaderd.objects.broker_ledger import verified_index
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.whole import apart, whole

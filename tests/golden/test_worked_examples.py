@@ -19,7 +19,7 @@ from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataForma
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
 from offloaderd.format.pulsar import broker_entry
 from offloaderd.format.v1_and_v2 import IndexEntry
-from offloaderd.testing import ledger_blocks
+from offloaderd.testing.builders import decode_block, encode_ledger
 from tests.unit.format import builders
 
 SHA256 = {
@@ -45,7 +45,7 @@ def test_golden_files_are_what_pulsar_wrote(name: str) -> None:
 
 def test_v1_data_is_written_as_by_pulsar() -> None:
     """Five entries under a greatest block of 180 bytes give the two blocks that Pulsar gives."""
-    blocks = list(ledger_blocks.encode_ledger(V1_PAYLOADS, entry_count=5, payload_bytes=36, block_bytes_max=180))
+    blocks = list(encode_ledger(V1_PAYLOADS, entry_count=5, payload_bytes=36, block_bytes_max=180))
     assert [block.length for block in blocks] == [180, 173]
     assert b"".join(chunk for block in blocks for chunk in block.chunks) == golden("v1-data")
 
@@ -64,8 +64,8 @@ def test_v1_objects_of_pulsar_are_read() -> None:
     assert index.entries == ((0, 1, 0), (3, 2, 180))
     assert index.ledger().lastEntryId == 4
     assert index.ledger().state == LedgerMetadataFormat.CLOSED
-    assert ledger_blocks.decode_block(data[:180], ledger_id=12, key="d", at=0) == EntryBatch(12, 0, V1_PAYLOADS[:3])
-    assert ledger_blocks.decode_block(data[180:], ledger_id=12, key="d", at=180) == EntryBatch(12, 3, V1_PAYLOADS[3:])
+    assert decode_block(data[:180], ledger_id=12, key="d", at=0) == EntryBatch(12, 0, V1_PAYLOADS[:3])
+    assert decode_block(data[180:], ledger_id=12, key="d", at=180) == EntryBatch(12, 3, V1_PAYLOADS[3:])
 
 
 def test_v2_data_is_written_as_by_pulsar() -> None:

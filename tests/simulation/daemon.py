@@ -23,15 +23,15 @@ from offloaderd.metadata.identity import ensure_deployment
 from offloaderd.metadata.records.identity import Deployment
 from offloaderd.metadata.records.ownership import DaemonNode
 from offloaderd.objects import marker
-from offloaderd.objects.places import Place, Places
+from offloaderd.objects.settings import Place, Places
 from offloaderd.policy.policies import Level, Origin
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.segment.builder import WholeLedgers
 from offloaderd.segment.upload import UploadContext, UploadLimits
 from offloaderd.topic.buffer import BufferPool
-from offloaderd.topic.context import TopicContext
 from offloaderd.topic.idle import IdleOptions
+from offloaderd.topic.outage import TopicContext
 from offloaderd.upkeep.gc.collector import Collector
 from offloaderd.upkeep.gc.findings import Finding, Kind, Summary
 from offloaderd.upkeep.grants.grants import Grants

@@ -12,7 +12,7 @@ from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataForma
 from offloaderd.format.v1_and_v2 import IndexEntry
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.objects import keys
-from offloaderd.testing import ledger_blocks
+from offloaderd.testing.builders import Block, encode_ledger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,7 +103,7 @@ class BrokerLedger:
     def objects(self) -> tuple[bytes, bytes]:
         """Return data and index."""
         blocks = list(
-            ledger_blocks.encode_ledger(
+            encode_ledger(
                 self.payloads,
                 entry_count=len(self.payloads),
                 payload_bytes=sum(map(len, self.payloads)),
@@ -114,7 +114,7 @@ class BrokerLedger:
         entries = self._denser(blocks) if self.index_every else [block.index_entry for block in blocks]
         return data, v1.encode_index(len(data), metadata_of(self._name, self.payloads), entries)
 
-    def _denser(self, blocks: Sequence[ledger_blocks.Block]) -> list[IndexEntry]:
+    def _denser(self, blocks: Sequence[Block]) -> list[IndexEntry]:
         found, firsts = [], {block.index_entry.first_entry_id: block.index_entry for block in blocks}
         part, at = 0, 0
         for entry_id, payload in enumerate(self.payloads):

@@ -1,17 +1,138 @@
-"""The whole examination: all groups of checks in the order of their dependencies; or the connections alone."""
+"""The whole examination: all groups of checks in the order of their dependencies; or the connections alone.
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+Here are the checks of the settings and of this machine: memory for the budgets, free ports, writable directories, and
+its clock. Wall-clock times are subtracted only here, to compare clocks. The time of a server is known to lie between
+the times before and after its answer, and less exactly if it has full seconds.
+"""
+
+import asyncio
+import errno
+import os
+import shutil
+import socket
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing, suppress
+from pathlib import Path
 
 from offloaderd.core.clock import Clock
+from offloaderd.core.units import format_bytes
 from offloaderd.daemon.doctor.bucket import bucket_checks
 from offloaderd.daemon.doctor.cluster import admin_checks
-from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Verdict, ok, warn
-from offloaderd.daemon.doctor.machine import clock_checks, listen, machine_checks
+from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Reading, Verdict, fail, ok, skipped, warn
 from offloaderd.daemon.doctor.zookeeper import open_store, zookeeper_checks
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.settings.rules import doubtful
 from offloaderd.objects.opening import bucket_store, check_places
+
+MiB = 1024**2
+BASE_BYTES = 100 * MiB
+"""Memory of the daemon besides its budgets."""
+MEMORY_WARN_SHARE = 0.8
+SKEW_WARN_MS = 2_000
+SKEW_FAIL_MS = 300_000
+"""Well before the 15 minutes after which S3 refuses signatures."""
+CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+async def machine_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
+    """Check this machine."""
+    yield await case.check("memory", asyncio.to_thread(memory, case.settings))
+    if case.serving:
+        yield skipped("ports", "the daemon listens on them")
+    else:
+        yield await case.check("ports", asyncio.to_thread(ports, case.settings))
+    if case.settings.ledgers.kind == "embedded":
+        yield await case.check("ledgers directory", asyncio.to_thread(directory, case.settings, case.probe_name()))
+
+
+def memory(settings: Settings) -> Finding:
+    """Compare the budgets with the memory of this machine or container."""
+    budgets = settings.memory
+    needed = budgets.budget_bytes + BASE_BYTES
+    there = memory_bytes(map(Path, CGROUP_LIMITS))
+    if there is None:
+        return ok(f"{_mib(needed)} at most; this system does not tell how much there is")
+    found = f"{_mib(needed)} at most (the budgets and {_mib(BASE_BYTES)}) of {_mib(there)} here"
+    lower = "lower memory.buffer_bytes, memory.upload_bytes or memory.cache_bytes, or give the daemon more"
+    if needed > there:
+        return fail(found, f"{lower}: it would be killed under load")
+    return warn(found, f"{lower}: little is left for others") if needed > there * MEMORY_WARN_SHARE else ok(found)
+
+
+def memory_bytes(limits: Iterable[Path]) -> int | None:
+    """Return the memory of the machine, or the lowest limit of a container; None if neither is known."""
+    found = []
+    with suppress(OSError, ValueError):  # not every system has these names
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for path in limits:
+        try:
+            found.append(int(path.read_text(encoding="ascii")))
+        except (OSError, ValueError):
+            continue  # no such control group, or "max"
+    return min(found, default=None)
+
+
+def ports(settings: Settings) -> Finding:
+    """Check that the ports are free."""
+    told = []
+    for name, server in (("grpc", settings.grpc), ("http", settings.http)):
+        try:
+            listen(server.host, server.port)
+        except OSError as error:
+            return warn(
+                f"{name}.port {server.port} on {server.host}: {error.strerror or error}",
+                "if the daemon runs already, ask it: offloadctl doctor; else give it another port",
+            )
+        told.append(f"{name} {server.host}:{server.port}")
+    return ok(f"free: {', '.join(told)}")
+
+
+def listen(host: str, port: int) -> None:
+    """Bind a port and release it. Raises OSError if it is in use, also by the daemon itself."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host.strip("[]"), port))
+
+
+def directory(settings: Settings, probe_name: str) -> Finding:
+    """Write and delete a file in the directory of the embedded store; check its free space."""
+    wanted = Path(settings.ledgers.directory)
+    there = next((path for path in (wanted, *wanted.absolute().parents) if path.is_dir()), Path("/"))
+    probe = there / f".{probe_name}"
+    try:
+        probe.write_bytes(b"probe")
+        probe.unlink()
+    except OSError as error:
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        right = f"let the daemon's user write ledgers.directory = {settings.ledgers.directory}, or set another"
+        return fail(f"cannot write in {there}: {error.strerror}", "free some space on that disk" if full else right)
+    free = shutil.disk_usage(there).free
+    found = f"{wanted}: {_mib(free)} free" + ("" if there == wanted else ", will be made")
+    if free < settings.ledgers.ledger_bytes_max:
+        return warn(found, f"make room: one ledger may take {format_bytes(settings.ledgers.ledger_bytes_max)}")
+    return ok(found)
+
+
+def _mib(count: int) -> str:
+    return f"{count // MiB:,} MiB"
+
+
+async def clock_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
+    """Compare every clock that earlier checks have read."""
+    for name, reading in case.readings.items():
+        yield await case.check(f"clock of {name}", clock_finding(name, reading))
+
+
+async def clock_finding(name: str, reading: Reading) -> Finding:
+    """Return the finding for the clock of a server."""
+    skew_ms = reading.skew_ms
+    if abs(skew_ms) <= SKEW_WARN_MS:
+        return ok(f"agrees with ours to {max(1.0, abs(skew_ms) / 1000):.0f} s")
+    found = f"{abs(skew_ms) / 1000:.1f} s {'ahead of' if skew_ms > 0 else 'behind'} ours"
+    if abs(skew_ms) <= SKEW_FAIL_MS:
+        return warn(found, f"let NTP set this machine and {name}: ages and times in segments are off by as much")
+    return fail(found, f"let NTP set this machine and {name}: S3 refuses signatures that are 15 minutes off")
 
 
 def invalid(mistakes: Sequence[str]) -> list[CheckResult]:

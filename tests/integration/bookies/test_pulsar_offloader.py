@@ -21,7 +21,7 @@ from offloaderd.format.v1_and_v2 import IndexEntry
 from offloaderd.objects import keys
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
-from offloaderd.testing import ledger_blocks
+from offloaderd.testing.builders import Block, encode_ledger
 from tests.real.java_client import Ensemble
 from tests.real.pulsar_offloader import BLOCK_BYTES_MIN, CLUSTER, OffloadTo, refused
 from tests.real.pulsar_offloader import SOFTWARE_REVISION as REVISION
@@ -72,10 +72,10 @@ class Closed:
         """Its length."""
         return sum(map(len, self.payloads))
 
-    def objects(self, block_bytes_max: int) -> tuple[bytes, bytes, list[ledger_blocks.Block]]:
+    def objects(self, block_bytes_max: int) -> tuple[bytes, bytes, list[Block]]:
         """Return data and index as we write them, and the blocks."""
         blocks = list(
-            ledger_blocks.encode_ledger(
+            encode_ledger(
                 self.payloads,
                 entry_count=len(self.payloads),
                 payload_bytes=self.payload_bytes,
@@ -251,7 +251,7 @@ async def test_refuses_what_pulsar_refuses(
     assert any("version" in said for said in refused(error.value))
 
 
-async def put(store: S3Store, ledger: Closed, objects: tuple[bytes, bytes, list[ledger_blocks.Block]]) -> uuid.UUID:
+async def put(store: S3Store, ledger: Closed, objects: tuple[bytes, bytes, list[Block]]) -> uuid.UUID:
     """Store a ledger's objects as we do."""
     object_id = CLOCK.uuid()
     data, index, _ = objects
@@ -261,7 +261,7 @@ async def put(store: S3Store, ledger: Closed, objects: tuple[bytes, bytes, list[
     return object_id
 
 
-def denser(ledger: Closed, blocks: Sequence[ledger_blocks.Block], *, every: int) -> list[IndexEntry]:
+def denser(ledger: Closed, blocks: Sequence[Block], *, every: int) -> list[IndexEntry]:
     """Return an index with an entry more for every so many entries."""
     found = []
     firsts = {block.index_entry.first_entry_id: block.index_entry for block in blocks}

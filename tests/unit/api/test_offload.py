@@ -21,7 +21,7 @@ from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.topic import handle
-from offloaderd.topic.context import OutageRules
+from offloaderd.topic.outage import OutageRules
 from offloaderd.topic.spill import SpillArea
 from tests.unit.rigs.rig import Rig, enabled, memory_ledgers, payloads, until, until_offloaded
 

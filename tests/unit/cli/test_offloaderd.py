@@ -17,7 +17,7 @@ from offloaderd.cli.offloaderd.standalone import TerminalScreen, flow_line
 from offloaderd.cli.program import Program
 from offloaderd.core.model import TopicName
 from offloaderd.daemon import daemon
-from offloaderd.daemon.doctor.machine import listen
+from offloaderd.daemon.doctor.examination import listen
 from offloaderd.standalone.walkthrough import Comparison, Digest, Progress
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offloaderd.daemon.doctor.examination import clock_finding
 from offloaderd.daemon.doctor.finding import Reading, Verdict
-from offloaderd.daemon.doctor.machine import clock_finding
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from offloaderd.access.settings import AccessSettings, TlsSettings
 from offloaderd.api.settings import GrpcSettings
 from offloaderd.bookkeeper.settings import BookkeeperSettings
-from offloaderd.daemon.doctor import machine
+from offloaderd.daemon.doctor import examination
 from offloaderd.daemon.doctor.finding import Verdict
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.settings.rules import doubtful
@@ -37,8 +37,8 @@ class TestMemory:
     def test_bounds(self, there_mib: int | None, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
         """The defaults take 676 MiB: less fails, less than a fifth to spare warns."""
         there = None if there_mib is None else there_mib * MiB
-        monkeypatch.setattr(machine, "memory_bytes", lambda _: there)
-        finding = machine.memory(Settings(objects=FILES))
+        monkeypatch.setattr(examination, "memory_bytes", lambda _: there)
+        finding = examination.memory(Settings(objects=FILES))
         assert finding.verdict is verdict
         assert "676 MiB" in finding.found
 
@@ -47,13 +47,13 @@ class TestMemory:
         limits = [tmp_path / name for name in ("none", "max", "small")]
         (tmp_path / "max").write_text("max\n")
         (tmp_path / "small").write_text(f"{64 * MiB}\n")
-        assert machine.memory_bytes(limits) == 64 * MiB
-        assert machine.memory_bytes(limits[:2]) != 64 * MiB
+        assert examination.memory_bytes(limits) == 64 * MiB
+        assert examination.memory_bytes(limits[:2]) != 64 * MiB
 
     def test_what_does_not_fit_names_the_settings(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """So that somebody can change them."""
-        monkeypatch.setattr(machine, "memory_bytes", lambda _: 1024 * MiB)
-        finding = machine.memory(Settings(objects=FILES, memory=MemorySettings(buffer_bytes=2048 * MiB)))
+        monkeypatch.setattr(examination, "memory_bytes", lambda _: 1024 * MiB)
+        finding = examination.memory(Settings(objects=FILES, memory=MemorySettings(buffer_bytes=2048 * MiB)))
         assert finding.verdict is Verdict.FAIL
         assert "memory.buffer_bytes" in finding.what_to_do
 
@@ -66,7 +66,7 @@ class TestPorts:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
-            finding = machine.ports(Settings(objects=FILES, grpc=GrpcSettings(port=taken.getsockname()[1])))
+            finding = examination.ports(Settings(objects=FILES, grpc=GrpcSettings(port=taken.getsockname()[1])))
         assert finding.verdict is Verdict.WARN
         assert "offloadctl doctor" in finding.what_to_do
         assert finding.found.startswith("grpc.port")
@@ -83,7 +83,7 @@ class TestDirectory:
 
     def test_one_that_will_be_made_is_well(self, tmp_path: Path) -> None:
         """The first directory above that exists is tried, and nothing is left in it."""
-        finding = machine.directory(self.settings(tmp_path / "a" / "b"), "doctor-1")
+        finding = examination.directory(self.settings(tmp_path / "a" / "b"), "doctor-1")
         assert (finding.verdict, "will be made" in finding.found) == (Verdict.OK, True)
         assert list(tmp_path.iterdir()) == []
 
@@ -94,7 +94,7 @@ class TestDirectory:
             raise PermissionError(13, "Permission denied")
 
         monkeypatch.setattr(type(tmp_path), "write_bytes", refuse)
-        finding = machine.directory(self.settings(tmp_path), "doctor-1")
+        finding = examination.directory(self.settings(tmp_path), "doctor-1")
         assert finding.verdict is Verdict.FAIL
         assert f"ledgers.directory = {tmp_path}" in finding.what_to_do
 
@@ -105,13 +105,13 @@ class TestDirectory:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(type(tmp_path), "write_bytes", refuse)
-        finding = machine.directory(self.settings(tmp_path), "doctor-1")
+        finding = examination.directory(self.settings(tmp_path), "doctor-1")
         assert (finding.verdict, finding.what_to_do) == (Verdict.FAIL, "free some space on that disk")
 
     def test_a_disk_without_room_for_a_ledger_warns(self, tmp_path: Path) -> None:
         """A ledger of 2**60 bytes fits nowhere."""
         huge = LedgersSettings(kind="embedded", directory=str(tmp_path), ledger_bytes_max=2**60)
-        finding = machine.directory(Settings(objects=FILES, ledgers=huge), "doctor-1")
+        finding = examination.directory(Settings(objects=FILES, ledgers=huge), "doctor-1")
         assert (finding.verdict, "make room" in finding.what_to_do) == (Verdict.WARN, True)
 
 

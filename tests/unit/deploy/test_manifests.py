@@ -18,7 +18,7 @@ from compose_spec.models import ComposeSpecification
 from offloaderd import __version__
 from offloaderd.cli.program import USAGE
 from offloaderd.core.units import parse_bytes
-from offloaderd.daemon.doctor.machine import BASE_BYTES, MEMORY_WARN_SHARE
+from offloaderd.daemon.doctor.examination import BASE_BYTES, MEMORY_WARN_SHARE
 from offloaderd.daemon.settings import Settings, load
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataForma
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
 from offloaderd.format.pulsar.entry_time import block_times
 from offloaderd.format.v1_and_v2 import IndexEntry
-from offloaderd.testing import ledger_blocks
+from offloaderd.testing.builders import Block, encode_ledger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -170,13 +170,11 @@ def ledger_metadata(entry_count: int, payload_bytes: int) -> bytes:
     return message.SerializeToString(deterministic=True)
 
 
-def build_ledger(payloads: Sequence[bytes], *, block_bytes_max: int) -> tuple[list[ledger_blocks.Block], bytes, bytes]:
+def build_ledger(payloads: Sequence[bytes], *, block_bytes_max: int) -> tuple[list[Block], bytes, bytes]:
     """Write the V1 objects of a ledger: blocks, data and index."""
     size = sum(map(len, payloads))
     blocks = list(
-        ledger_blocks.encode_ledger(
-            payloads, entry_count=len(payloads), payload_bytes=size, block_bytes_max=block_bytes_max
-        )
+        encode_ledger(payloads, entry_count=len(payloads), payload_bytes=size, block_bytes_max=block_bytes_max)
     )
     data = b"".join(chunk for block in blocks for chunk in block.chunks)
     entries = [block.index_entry for block in blocks]

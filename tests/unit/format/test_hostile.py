@@ -17,7 +17,7 @@ from offloaderd.core import entries
 from offloaderd.core.errors import CorruptData
 from offloaderd.format import manifest_bytes, v1, v2
 from offloaderd.format.v2 import GROUP_HEAD
-from offloaderd.testing import ledger_blocks
+from offloaderd.testing.builders import decode_block, encode_block
 from tests.unit.format import builders
 from tests.unit.format.builders import KEY, sealed
 
@@ -39,8 +39,8 @@ def again_entries(data: bytes) -> bytes:
 
 def again_v1_block(data: bytes) -> bytes:
     """Read a V1 block and write it again."""
-    batch = ledger_blocks.decode_block(data, ledger_id=1, key=KEY, at=0)
-    return b"".join(ledger_blocks.encode_block(batch.first_entry_id, batch.payloads, block_bytes=len(data)))
+    batch = decode_block(data, ledger_id=1, key=KEY, at=0)
+    return b"".join(encode_block(batch.first_entry_id, batch.payloads, block_bytes=len(data)))
 
 
 def again_v2_block(data: bytes) -> bytes:

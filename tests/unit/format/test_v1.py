@@ -12,7 +12,7 @@ from offloaderd.core.entries import PAD
 from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.model import EntryBatch
 from offloaderd.format import v1
-from offloaderd.testing import ledger_blocks
+from offloaderd.testing.builders import decode_block, encode_block, encode_ledger
 from tests.unit.format.builders import KEY, build_ledger
 
 ledgers = st.lists(st.binary(max_size=60), min_size=1, max_size=40)
@@ -21,7 +21,7 @@ INT63 = st.integers(0, 2**63 - 1)
 
 def one_block(payloads: list[bytes], block_bytes: int) -> bytes:
     """Return a block from entry 0 on."""
-    return b"".join(ledger_blocks.encode_block(0, payloads, block_bytes=block_bytes))
+    return b"".join(encode_block(0, payloads, block_bytes=block_bytes))
 
 
 @given(ledgers, st.integers(180, 500))
@@ -33,7 +33,7 @@ def test_ledger_round_trip(payloads: list[bytes], block_bytes_max: int) -> None:
         entry = block.index_entry
         assert (entry.first_entry_id, entry.part_id) == (len(found), number)
         piece = data[entry.offset : entry.offset + block.length]
-        found += ledger_blocks.decode_block(piece, ledger_id=12, key=KEY, at=entry.offset).payloads
+        found += decode_block(piece, ledger_id=12, key=KEY, at=entry.offset).payloads
     assert found == payloads
 
 
@@ -63,7 +63,7 @@ def test_entry_larger_than_a_block_gets_its_own() -> None:
     payloads = [b"a", b"b" * 200, b"c"]
     blocks, data, _ = build_ledger(payloads, block_bytes_max=180)
     assert [block.length for block in blocks] == [180, 340, 141]
-    assert ledger_blocks.decode_block(data[180:520], ledger_id=1, key=KEY, at=180).payloads == [b"b" * 200]
+    assert decode_block(data[180:520], ledger_id=1, key=KEY, at=180).payloads == [b"b" * 200]
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,7 @@ def test_entry_larger_than_a_block_gets_its_own() -> None:
 def test_ledger_that_is_not_as_declared_is_refused(entry_count: int, payload_bytes: int, more: bool) -> None:
     """Entries or bytes other than the metadata says never end in a complete object."""
     payloads = [b"ab", b"cd", b"ef", b"ghi"]
-    blocks = ledger_blocks.encode_ledger(
-        payloads, entry_count=entry_count, payload_bytes=payload_bytes, block_bytes_max=160
-    )
+    blocks = encode_ledger(payloads, entry_count=entry_count, payload_bytes=payload_bytes, block_bytes_max=160)
     with pytest.raises(InvalidInput, match="ledger has more than" if more else "ledger has (more|less) than"):
         list(blocks)
 
@@ -98,7 +96,7 @@ def test_entry_that_just_fits_stays_in_the_block() -> None:
 
 def test_wrong_count_and_wrong_size_do_not_make_up_for_each_other() -> None:
     """An entry too many that is declared with 12 bytes too few, its head's length, is still noticed."""
-    blocks = ledger_blocks.encode_ledger([b"x" * 20] * 4, entry_count=5, payload_bytes=68, block_bytes_max=500)
+    blocks = encode_ledger([b"x" * 20] * 4, entry_count=5, payload_bytes=68, block_bytes_max=500)
     with pytest.raises(InvalidInput, match="ledger has more than its 5 entries or 68 bytes"):
         list(blocks)
 
@@ -106,7 +104,7 @@ def test_wrong_count_and_wrong_size_do_not_make_up_for_each_other() -> None:
 def test_empty_ledger_is_refused() -> None:
     """A ledger without entries has no object."""
     with pytest.raises(InvalidInput, match="0 entries"):
-        list(ledger_blocks.encode_ledger([], entry_count=0, payload_bytes=0, block_bytes_max=180))
+        list(encode_ledger([], entry_count=0, payload_bytes=0, block_bytes_max=180))
 
 
 def test_blocks_are_yielded_as_they_fill() -> None:
@@ -121,7 +119,7 @@ def test_blocks_are_yielded_as_they_fill() -> None:
             taken.append(number)
             yield payload
 
-    blocks = ledger_blocks.encode_ledger(watched(), entry_count=10, payload_bytes=300, block_bytes_max=220)  # type: ignore[arg-type]
+    blocks = encode_ledger(watched(), entry_count=10, payload_bytes=300, block_bytes_max=220)  # type: ignore[arg-type]
     next(blocks)
     assert taken == [0, 1, 2]
 
@@ -130,7 +128,7 @@ def test_blocks_are_yielded_as_they_fill() -> None:
 def test_entries_that_do_not_fit_are_refused(payloads: list[bytes], block_bytes: int) -> None:
     """A block of no entries, or too short for them, raises InvalidInput."""
     with pytest.raises(InvalidInput):
-        ledger_blocks.encode_block(0, payloads, block_bytes=block_bytes)
+        encode_block(0, payloads, block_bytes=block_bytes)
 
 
 @given(INT63, INT63)
@@ -166,21 +164,19 @@ def test_each_field_of_the_header_is_checked(offset: int, kind: str, value: int,
     data = bytearray(one_block([b"abc"], 143))
     struct.pack_into(kind, data, offset, value)
     with pytest.raises(CorruptData) as caught:
-        ledger_blocks.decode_block(bytes(data), ledger_id=1, key=KEY, at=5000)
+        decode_block(bytes(data), ledger_id=1, key=KEY, at=5000)
     assert (caught.value.offset, caught.value.expected) == (5000 + min(offset, 28), expected)
 
 
 def test_block_is_read_from_a_view() -> None:
     """A view gives the same entries."""
-    assert ledger_blocks.decode_block(memoryview(one_block([b"abc"], 180)), ledger_id=3, key=KEY, at=0) == EntryBatch(
-        3, 0, [b"abc"]
-    )
+    assert decode_block(memoryview(one_block([b"abc"], 180)), ledger_id=3, key=KEY, at=0) == EntryBatch(3, 0, [b"abc"])
 
 
 def test_empty_block_is_corrupt() -> None:
     """A block without entries, which Pulsar's writer leaves behind for an oversized entry, is corrupt."""
     with pytest.raises(CorruptData, match="at least one entry"):
-        ledger_blocks.decode_block(v1.encode_header(v1.BlockHeader(132, 0)) + PAD, ledger_id=1, key=KEY, at=0)
+        decode_block(v1.encode_header(v1.BlockHeader(132, 0)) + PAD, ledger_id=1, key=KEY, at=0)
 
 
 def test_short_header_is_corrupt() -> None:

@@ -13,7 +13,7 @@ from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.format import v1
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
 from offloaderd.format.v1_and_v2 import IndexEntry
-from offloaderd.testing import ledger_blocks
+from offloaderd.testing.builders import decode_block
 from tests.unit.format.builders import KEY, build_ledger, ledger_metadata
 
 METADATA = ledger_metadata(10, 100)
@@ -53,7 +53,7 @@ def test_denser_index_leads_to_every_entry(payloads: list[bytes], every: int) ->
     entries: list[IndexEntry] = []
     for block in blocks:
         position = block.index_entry.offset
-        batch = ledger_blocks.decode_block(data[position : position + block.length], ledger_id=1, key=KEY, at=position)
+        batch = decode_block(data[position : position + block.length], ledger_id=1, key=KEY, at=position)
         for number, payload in enumerate(batch.payloads):
             if number % every == 0:
                 entries.append(IndexEntry(batch.first_entry_id + number, block.index_entry.part_id, position))

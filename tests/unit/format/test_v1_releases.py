@@ -12,7 +12,7 @@ import pytest
 from offloaderd.core.errors import CorruptData
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
 from offloaderd.format.v1 import decode_index
-from offloaderd.testing.ledger_blocks import decode_block
+from offloaderd.testing.builders import decode_block
 
 DATA = (
     struct.pack(">Iqqq100x", 0xFBDBABCB, 128, 180, 0)

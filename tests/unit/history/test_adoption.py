@@ -10,10 +10,10 @@ import pytest
 from offloaderd.core.errors import CorruptData, NotFound, Unsound
 from offloaderd.core.model import HistoryOrder, OffloadMethod, Position
 from offloaderd.format.v1 import decode_index, encode_index
+from offloaderd.history.adoption import verified_index
 from offloaderd.history.plan import left_of
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
-from offloaderd.objects.broker_ledger import verified_index
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.memory.ledgers import MemoryLedgers

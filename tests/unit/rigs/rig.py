@@ -20,7 +20,7 @@ from offloaderd.ledgers.known_source import KnownSource
 from offloaderd.metadata.records.ownership import DaemonNode
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
-from offloaderd.objects.places import Place, Places
+from offloaderd.objects.settings import Place, Places
 from offloaderd.policy.policies import Level, OffloadPolicies, Origin
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.policy.resolver import PolicyResolver
@@ -31,8 +31,8 @@ from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.topic.buffer import BufferPool
-from offloaderd.topic.context import OutageRules, TopicContext
 from offloaderd.topic.idle import IdleOptions
+from offloaderd.topic.outage import OutageRules, TopicContext
 from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:

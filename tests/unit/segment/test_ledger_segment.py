@@ -18,7 +18,7 @@ from offloaderd.format.v1 import LedgerLayout
 from offloaderd.format.verify import decode_verified_block
 from offloaderd.metadata.records.attempt import stored_part
 from offloaderd.segment.builder import LedgerBuilder
-from offloaderd.testing import ledger_blocks
+from offloaderd.testing.builders import encode_ledger
 
 if TYPE_CHECKING:
     from offloaderd.segment.builder import CutPart
@@ -61,9 +61,7 @@ def cut(builder: LedgerBuilder, payloads: list[bytes], steps: list[int], *, firs
 def test_the_object_is_pulsars_however_it_is_cut(payloads: list[bytes], block: int, run: int, steps: list[int]) -> None:
     """Blocks, padding and index equal those of whole blocks written one after the other; runs decode to the entries."""
     blocks = list(
-        ledger_blocks.encode_ledger(
-            payloads, entry_count=len(payloads), payload_bytes=sum(map(len, payloads)), block_bytes_max=block
-        )
+        encode_ledger(payloads, entry_count=len(payloads), payload_bytes=sum(map(len, payloads)), block_bytes_max=block)
     )
     builder = LedgerBuilder(UUID_1, layout(payloads, block=block, run=run), assigned_ms=1)
     parts = cut(builder, payloads, steps)

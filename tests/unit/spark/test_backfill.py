@@ -33,7 +33,7 @@ from tests.unit.spark.backfill_rig import Died, LocalRunner, backfill, map_of, p
 if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerStore
     from offloaderd.metadata.port import MetadataStore
-    from offloaderd.topic.context import TopicContext
+    from offloaderd.topic.outage import TopicContext
     from tests.unit.rigs.rig import Rig
 
 

@@ -19,7 +19,7 @@ from offloaderd.segment import failures as reach_module
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
-from offloaderd.topic.context import OutageRules
+from offloaderd.topic.outage import OutageRules
 from offloaderd.topic.status import Reporter
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, until, until_offloaded
 from tests.unit.segment.test_faults import QuickClock

@@ -15,7 +15,7 @@ from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
-from offloaderd.topic.context import OutageRules
+from offloaderd.topic.outage import OutageRules
 from offloaderd.topic.spill import SpillArea
 from tests.unit.rigs.rig import Rig, enabled, offloader_of, payloads, turn, until, until_offloaded
 
