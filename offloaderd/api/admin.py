@@ -17,7 +17,6 @@ from offloaderd.core.model import Loss, TopicName
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.format.parsing import filled
 from offloaderd.metadata import nodes, paths
-from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.metadata.topic_map import map as catalog
@@ -158,7 +157,14 @@ class AdminService(ManualCalls):
         if not stored.segments and attempt is None:
             await self._known(topic)
         for segment in stored.segments:
-            yield _committed_segment(segment)
+            yield filled(
+                pb.Segment,
+                segment,
+                status="Offloaded",
+                data_key=segment.keys.data,
+                writer=segment.driver,
+                state=SegmentState.COMMITTED,
+            )
         if attempt is not None and (stored.offloaded is None or attempt.begin > stored.offloaded):
             offloader = self.engine.find(topic)
             status = offloader.status() if offloader is not None else None
@@ -278,17 +284,6 @@ def selection(pattern: str, found: Selection | CorruptData, topics: int) -> pb.S
         created_ms=found.created_ms,
         policies=policies_message(found.policy),
         damage=found.refused,
-    )
-
-
-def _committed_segment(segment: CommittedSegment) -> pb.Segment:
-    return filled(
-        pb.Segment,
-        segment,
-        status="Offloaded",
-        data_key=segment.keys.data,
-        writer=segment.driver,
-        state=SegmentState.COMMITTED,
     )
 
 

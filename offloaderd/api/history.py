@@ -19,7 +19,7 @@ from offloaderd.history.rollback import Progress, Rollback
 from offloaderd.metadata import history, nodes, paths
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import orders
-from offloaderd.metadata.records.history import HistoryPlan, RangeState, Worker
+from offloaderd.metadata.records.history import RangeState, Worker
 from offloaderd.metadata.records.orders import RollbackOrder
 from offloaderd.metadata.topic_map.conversion import LedgerState, Standing
 from offloaderd.metadata.topic_map.map import TopicMap
@@ -104,7 +104,13 @@ class HistoryService(history_pb2_grpc.HistoryServiceServicer):
         policy = offloader.policy if offloader is not None else RollPolicy.of(await self._engine.book.of(topic))
         some = ranges.ranges[request.ranges_from : request.ranges_from + request.ranges_max]
         return history_pb2.GetHistoryResponse(
-            plan=_plan_message(plan),
+            plan=filled(
+                history_pb2.HistoryPlan,
+                plan,
+                begin=Position(plan.first, 0),
+                boundary=plan.live_begin,
+                split_seconds=plan.split_ms / 1000,
+            ),
             ranges=[filled(history_pb2.HistoryRange, one) for one in some],
             ranges_planned=counts[RangeState.PLANNED],
             ranges_claimed=counts[RangeState.CLAIMED],
@@ -137,16 +143,6 @@ def first_left(topic_map: TopicMap, extent: Extent) -> Position | None:
     behind = Position(end.ledger_id, end.entry_id + 1)
     left = [info for info in extent.infos if behind < (info.ledger_id, info.entries)]
     return max(behind, Position(left[0].ledger_id, 0)) if left else None
-
-
-def _plan_message(plan: HistoryPlan) -> history_pb2.HistoryPlan:
-    return filled(
-        history_pb2.HistoryPlan,
-        plan,
-        begin=Position(plan.first, 0),
-        boundary=plan.live_begin,
-        split_seconds=plan.split_ms / 1000,
-    )
 
 
 FOLLOW_S = 1.0

@@ -13,13 +13,12 @@ from offloaderd.fleet.engine import Engine
 from offloaderd.format.parsing import filled
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.port import MetadataStore
-from offloaderd.metadata.records.ownership import Owner
 from offloaderd.metadata.records.verified import SegmentVerified
 from offloaderd.protocol.conversion import from_position, to_position
 from offloaderd.protocol.v1 import inspect_pb2 as pb
 from offloaderd.protocol.v1 import inspect_pb2_grpc
 from offloaderd.read.reader import TopicReader
-from offloaderd.upkeep.explain import Explainer, Explanation, Held, Place
+from offloaderd.upkeep.explain import Explainer, Held, Place
 from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.verify.cluster import Between, SegmentReport, TopicVerifier
 
@@ -60,7 +59,20 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
             raise needed(f"no answer within {EXPLAIN_S:g} s") from None
         if found.place is not None and found.place.flaw is not None and found.place.flaw.is_problem:
             self.damaged(topic, found.place.segment, str(found.place.flaw))
-        return _explanation_message(found, await self.engine.owner_of(topic))
+        owner = await self.engine.owner_of(topic)
+        return filled(
+            pb.ExplainResponse,
+            found,
+            in_buffer=found.held.buffer,
+            in_source=found.held.source,
+            in_objects=found.place is not None,
+            source_trouble=found.held.why,
+            place=_place(found.place, found.verified) if found.place is not None else None,
+            owner=owner.daemon_id if owner is not None else "",
+            owner_address=owner.address if owner is not None else "",
+            epoch=owner.epoch if owner is not None else 0,
+            ledger_entries=found.ledger_end.entries if found.ledger_end is not None else None,
+        )
 
     async def Verify(self, request: pb.VerifyRequest, context: Context) -> AsyncIterator[pb.VerifyEvent]:
         """Yield a report of each segment, then the flaws between them.
@@ -102,22 +114,6 @@ async def held(reader: TopicReader, topic: TopicName, position: Position) -> Hel
         ended=ledger.last_entry_id + 1 if ledger is not None and ledger.closed else None,
         newest=view.newest(),
         why=why,
-    )
-
-
-def _explanation_message(found: Explanation, owner: Owner | None) -> pb.ExplainResponse:
-    return filled(
-        pb.ExplainResponse,
-        found,
-        in_buffer=found.held.buffer,
-        in_source=found.held.source,
-        in_objects=found.place is not None,
-        source_trouble=found.held.why,
-        place=_place(found.place, found.verified) if found.place is not None else None,
-        owner=owner.daemon_id if owner is not None else "",
-        owner_address=owner.address if owner is not None else "",
-        epoch=owner.epoch if owner is not None else 0,
-        ledger_entries=found.ledger_end.entries if found.ledger_end is not None else None,
     )
 
 

@@ -53,7 +53,11 @@ class ManualCalls(admin_pb2_grpc.AdminServiceServicer):
         (not enabled), Conflict (owned by another daemon, or a method that offloads nothing), and the error that stopped
         the topic.
         """
-        topic, wanted = TopicName.parse(request.topic), _wanted_of(request)
+        topic = TopicName.parse(request.topic)
+        wanted = Wanted(
+            to=Position(request.to.ledger_id, request.to.entry_id) if request.HasField("to") else None,
+            keep_bytes=request.size_threshold if request.HasField("size_threshold") else None,
+        ).checked()
         offloader = await self._claimed(topic)
         await self.engine.refresh_policy(topic)
         if request.dry_run:
@@ -191,13 +195,6 @@ async def changed_or_heartbeat(changed: Signal, seconds: float | None = None) ->
             await changed.wait()
     except TimeoutError:
         return
-
-
-def _wanted_of(request: pb.OffloadRequest) -> Wanted:
-    return Wanted(
-        to=Position(request.to.ledger_id, request.to.entry_id) if request.HasField("to") else None,
-        keep_bytes=request.size_threshold if request.HasField("size_threshold") else None,
-    ).checked()
 
 
 def _planned(offloader: TopicOffloader, plan: Plan) -> pb.OffloadProgress:

@@ -24,7 +24,7 @@ from offloaderd.core.read_options import Goal, ReadPriority, SeekKind, Tier
 from offloaderd.format.parsing import filled
 from offloaderd.format.pulsar import broker_entry
 from offloaderd.format.pulsar.messages import Joiner, Message, MessageState, decode_entry, unpacked_bytes
-from offloaderd.format.pulsar.transactions import OpenTransaction, TransactionId, TransactionState
+from offloaderd.format.pulsar.transactions import TransactionId, TransactionState
 from offloaderd.protocol.conversion import TIERS, encoded_read_response, from_position, to_position
 from offloaderd.protocol.v1 import common_pb2, read_pb2_grpc
 from offloaderd.protocol.v1 import read_pb2 as pb
@@ -319,7 +319,9 @@ class MessageReader:
         """Yield the chunks whose messages end behind the range, and where an open transaction stops consumers."""
         yield from self._packed(self._joiner.rest(), tier)
         if (held := self._view.held) is not None:
-            yield pb.ReadMessagesResponse(held_back=_to_held_back(held))
+            transaction = _to_transaction(held.transaction, TransactionState.OPEN)
+            held_back = pb.HeldBack(position=to_position(held.position), transaction=transaction)
+            yield pb.ReadMessagesResponse(held_back=held_back)
 
     def _messages(self, entries: Iterable[tuple[Position, bytes]]) -> Iterator[Message]:
         for position, payload in entries:
@@ -393,9 +395,3 @@ class MessageReader:
 
 def _to_transaction(transaction: TransactionId, state: TransactionState) -> pb.Transaction:
     return pb.Transaction(most_bits=transaction.most_bits, least_bits=transaction.least_bits, state=_OUTCOMES[state])
-
-
-def _to_held_back(held: OpenTransaction) -> pb.HeldBack:
-    return pb.HeldBack(
-        position=to_position(held.position), transaction=_to_transaction(held.transaction, TransactionState.OPEN)
-    )

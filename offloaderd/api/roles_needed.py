@@ -15,8 +15,7 @@ from offloaderd.api.history import target_of
 from offloaderd.api.policy import level_of
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import DOMAIN, TopicPattern, of_topic
-from offloaderd.protocol.conversion import check_append, check_push
-from offloaderd.protocol.message_json import position_text
+from offloaderd.protocol.conversion import check_append, check_push, position_text
 from offloaderd.protocol.v1 import admin_pb2, offload_pb2, policy_pb2, read_pb2, rollback_pb2
 
 Named = Callable[[Any], Iterator[Where]]

@@ -113,26 +113,6 @@ _PORT = re.compile(r"[0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One endpoint of a bookie; its storage protocol is `bookie-rpc`, others are for operators."""
-
-    endpoint_id: str
-    host: str
-    port: int
-    protocol: str
-    auth: tuple[str, ...] = ()
-    extensions: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """The registration of a bookie."""
-
-    endpoints: tuple[Endpoint, ...]
-    properties: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class BookieAddress:
     """The address of a bookie; `tls`: it offers START_TLS there, and may or may not require it."""
 
@@ -163,16 +143,6 @@ def parse_legacy_id(bookie_id: str) -> BookieAddress | None:
     return BookieAddress(host, int(port))
 
 
-def decode_registration(content: bytes, *, path: str) -> Registration:
-    """Return the content of a registration node; raises CorruptData."""
-    message = parse_message(BookieServiceInfo, content, key=path, at=0)
-    endpoints = tuple(
-        Endpoint(each.id, each.host, each.port, each.protocol, tuple(each.auth), tuple(each.extensions))
-        for each in message.endpoints
-    )
-    return Registration(endpoints, MappingProxyType({pair.key: pair.value for pair in message.properties}))
-
-
 def resolve_address(bookie_id: str, content: bytes | None, *, path: str = "") -> BookieAddress:
     """Return the address of a bookie, from its registration node, or (None, or an empty node) from an old id.
 
@@ -180,9 +150,8 @@ def resolve_address(bookie_id: str, content: bytes | None, *, path: str = "") ->
     """
     where = path or f"the registration of bookie {bookie_id}"
     if content:
-        found = next(
-            (end for end in decode_registration(content, path=where).endpoints if end.protocol == RPC_PROTOCOL), None
-        )
+        message = parse_message(BookieServiceInfo, content, key=where, at=0)
+        found = next((end for end in message.endpoints if end.protocol == RPC_PROTOCOL), None)
         if found is None:
             raise NotFound(f"bookie {bookie_id} publishes no endpoint of protocol {RPC_PROTOCOL} in {where}")
         host = found.host.removeprefix("[").removesuffix("]")

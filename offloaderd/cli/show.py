@@ -16,7 +16,7 @@ from rich.console import Console
 
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.core.units import age, moment, number, plural, rate, size, visible
-from offloaderd.protocol.message_json import picked, position_of, position_text
+from offloaderd.protocol.conversion import picked, position_of, position_text
 from offloaderd.protocol.v1 import common_pb2
 
 if TYPE_CHECKING:

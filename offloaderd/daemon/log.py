@@ -144,17 +144,13 @@ def mask_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> Even
 
 
 def _masked(key: object, value: object, depth: int) -> object:
-    if _is_secret(key):
+    if isinstance(key, str) and key.lower().replace("_", "").replace("-", "") in SECRET_KEYS:
         return MASK
     if isinstance(value, Mapping) and depth:
         return {inner: _masked(inner, item, depth - 1) for inner, item in value.items()}
     if isinstance(value, list | tuple) and depth:
         return [_masked("", item, depth - 1) for item in value]
     return value
-
-
-def _is_secret(key: object) -> bool:
-    return isinstance(key, str) and key.lower().replace("_", "").replace("-", "") in SECRET_KEYS
 
 
 def _shared() -> list[Processor]:

@@ -23,7 +23,7 @@ from offloaderd.core.errors import (
     Transient,
 )
 from offloaderd.core.model import TopicName
-from offloaderd.core.names.patterns import TopicPattern, of_topic
+from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.core.retry import Backoff, until_answered
 from offloaderd.core.units import plural
 from offloaderd.fleet import ownership
@@ -105,14 +105,6 @@ class Engine:
             context, self._assignment.supervised, sleep or IdleOptions(), report=self._reporter.report_topic
         )
         self._home.taken_up = self.idle_topics.taken_up
-
-    async def enable(self, topic: TopicName, policy: TopicPolicy) -> None:
-        """Enable a topic, or change its policy; some daemon claims it within moments."""
-        await self.select(of_topic(topic), policy)
-
-    async def disable(self, topic: TopicName) -> None:
-        """Stop offloading a topic; see `deselect`."""
-        await self.deselect(of_topic(topic))
 
     async def select(self, pattern: TopicPattern, policy: TopicPolicy, *, dry_run: bool = False) -> list[Change]:
         """Enable what a pattern matches, or change its policy; see Selector. Raises Closed while draining."""

@@ -3,24 +3,20 @@
 Each is a small object beside the segments: a header (magic, version, checksum) and a protobuf message.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 import google_crc32c
+from google.protobuf.message import Message
 
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import Position
 from offloaderd.format.parsing import filled, halves, header_fields, parse_message, value_of
 from offloaderd.format.pb.storage import head_pb2 as pb
 
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
-
-M = TypeVar("M", bound="Message")
+M = TypeVar("M", bound=Message)
 
 HEADER = struct.Struct(">III")
 VERSION = 1

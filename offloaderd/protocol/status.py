@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from offloaderd.core import units as words
-from offloaderd.protocol.message_json import as_json, picked, position_of
+from offloaderd.protocol.conversion import as_json, picked, position_of
 from offloaderd.protocol.v1 import admin_pb2, history_pb2, read_pb2
 
 

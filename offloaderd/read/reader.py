@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar, cast
+from typing import NamedTuple, Protocol, Self, TypeVar, cast
 
 from offloaderd.core.clock import Clock
 from offloaderd.core.entries import Entries
@@ -21,10 +21,27 @@ from offloaderd.core.retry import retried
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.port import ObjectReader
+from offloaderd.policy.policies import Effective
 from offloaderd.read.plan import SourceLedger, TopicView, Why
-from offloaderd.read.ports import HotTier, Maps, Policies
 from offloaderd.read.segments import SegmentOptions, SegmentReader
-from offloaderd.read.stream import ChangeSignals, ReadContext, Stream
+from offloaderd.read.stream import ChangeSignals, HotTier, ReadContext, Stream
+
+
+class Maps(Protocol):
+    """Access to topic maps."""
+
+    async def topic_map(self, topic: TopicName) -> TopicMap:
+        """Return the present map; an unknown topic has an empty one. Raises Transient."""
+        ...
+
+
+class Policies(Protocol):
+    """Access to effective policies."""
+
+    async def of(self, topic: TopicName) -> Effective:
+        """Return the effective policy of a topic. Raises Transient, CorruptData."""
+        ...
+
 
 BATCH_BYTES = 1024 * 1024
 

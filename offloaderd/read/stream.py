@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import InitVar, dataclass, field, replace
+from typing import Protocol
 
 import structlog
 
@@ -35,13 +36,32 @@ from offloaderd.ledgers.port import LedgerSource
 from offloaderd.read import plan
 from offloaderd.read.cache import ReadAhead
 from offloaderd.read.plan import Hop, ReadEnd, Run, Step, Stop, TopicView, Why
-from offloaderd.read.ports import HotTier
 from offloaderd.read.segments import SegmentReader
 
 TICK_S = 1.0
 """Interval of signals for changes without a notification (another daemon's commit)."""
 
 log = structlog.get_logger(__name__)
+
+
+class HotTier(Protocol):
+    """The tailing buffers of the topics that this daemon owns. It answers at once, and None if unsure."""
+
+    def read(self, topic: TopicName, first: Position, last: Position | None, max_bytes: int) -> EntryBatch | None:
+        """Return entries of one ledger from `first` on (at least one), at most to `last`; None without `first`."""
+        ...
+
+    def range(self, topic: TopicName) -> tuple[Position, Position] | None:
+        """Return the oldest and newest position held; there may be gaps between."""
+        ...
+
+    def next_after(self, topic: TopicName, position: Position) -> Position | None:
+        """Return the position held that directly follows `position`, in its ledger or the next; None if unknown."""
+        ...
+
+    def changed(self, topic: TopicName) -> Awaitable[object]:
+        """Return an awaitable that ends when the buffer may hold more; never, for another daemon's topic."""
+        ...
 
 
 class ChangeSignal:

@@ -223,10 +223,6 @@ class Requests:
             self._memory = True
             self._changed.notify()
 
-    def includes(self, position: Position) -> bool:
-        """Return whether everything up to `position` is requested."""
-        return self._seal_to is not None and position <= self._seal_to
-
     def committed(self, end: Position) -> None:
         """Drop the requests that a commit up to `end` fulfils."""
         if self._seal_to is not None and self._seal_to <= end:

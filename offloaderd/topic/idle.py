@@ -58,11 +58,6 @@ class KeptMap:
         pickler.dump(topic_map)
         self._packed = zlib.compress(packed.getbuffer(), LEVEL)
 
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes in memory."""
-        return len(self._packed)
-
     def map(self) -> TopicMap:
         """Return the map as it was."""
         found = pickle.loads(zlib.decompress(self._packed))  # noqa: S301 - our own values, which never leave the process

@@ -26,7 +26,7 @@ from offloaderd.metadata.records.grant import Grant
 from offloaderd.metadata.records.verified import SegmentVerified
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.retrying import RetryingReader
-from offloaderd.read.ports import Maps
+from offloaderd.read.reader import Maps
 from offloaderd.upkeep.flaws import RESTORE, Flaw, Kind, corrupt, noted
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.segment import (

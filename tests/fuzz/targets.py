@@ -21,7 +21,7 @@ import offloaderd.metadata.records
 from offloaderd.access.roles import Grant
 from offloaderd.access.tokens import TokenKey, TokenRules, bearer, public_key
 from offloaderd.bookkeeper.connections import handshake
-from offloaderd.bookkeeper.metadata import decode_ledger, decode_registration
+from offloaderd.bookkeeper.metadata import decode_ledger, resolve_address
 from offloaderd.bookkeeper.wire import v2 as wire_v2
 from offloaderd.bookkeeper.wire import v3 as wire_v3
 from offloaderd.bookkeeper.wire.entry import DigestType, EntryChecker
@@ -227,7 +227,7 @@ def targets() -> dict[str, Target]:
             ),
         ),
         "registration": Target(
-            lambda data: decode_registration(data, path="/p"),
+            lambda data: resolve_address("x", data, path="/p"),
             (bookkeeper.BOOKIE, *seed(registration_pb2.BookieServiceInfo)),
         ),
         "managed-ledger": Target(

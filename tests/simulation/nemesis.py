@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import OffloadMethod
+from offloaderd.core.names.patterns import of_topic
 from offloaderd.metadata import paths
 from offloaderd.objects import keys
 from offloaderd.policy.records import TopicPolicy, decode_policy
@@ -88,7 +89,7 @@ class Nemesis:
         daemon = self._rng.choice(self._world.daemons)
         try:
             streaming = TopicPolicy(enabled=True, method=OffloadMethod.STREAMING)
-            return await self._world.within(daemon, lambda: daemon.engine.enable(topic, streaming))
+            return await self._world.within(daemon, lambda: daemon.engine.select(of_topic(topic), streaming))
         except OffloaderError as error:
             self._world.trace("user", f"not enabled: {error}")
             return False
@@ -265,7 +266,7 @@ class Nemesis:
                 try:
                     policy = TopicPolicy(enabled=True)
                     if topic not in enabled and await self._world.within(
-                        second, partial(second.engine.enable, topic, policy)
+                        second, partial(second.engine.select, of_topic(topic), policy)
                     ):
                         enabled.add(topic)
                     await self._world.within(second, second.collects_nothing)
@@ -303,9 +304,9 @@ class Nemesis:
         topic = self._rng.choice(world.topics)
         try:
             if event == "disable topic":
-                await world.within(daemon, lambda: daemon.engine.disable(topic))
+                await world.within(daemon, lambda: daemon.engine.deselect(of_topic(topic)))
                 await asyncio.sleep(self._rng.uniform(0.1, 3.0))  # noqa: TID251 - the loop's own time
-                await world.within(daemon, lambda: daemon.engine.enable(topic, TopicPolicy(enabled=True)))
+                await world.within(daemon, lambda: daemon.engine.select(of_topic(topic), TopicPolicy(enabled=True)))
             elif event == "roll":
                 found = daemon.engine.find(topic)
                 if found is not None:
@@ -315,7 +316,7 @@ class Nemesis:
                 method = self._rng.choice(world.options.methods)
                 prefix = self._rng.choice([None, *PREFIXES])
                 policy = TopicPolicy(enabled=True, segment_bytes_max=size, method=method, prefix=prefix)
-                await world.within(daemon, lambda: daemon.engine.enable(topic, policy))
+                await world.within(daemon, lambda: daemon.engine.select(of_topic(topic), policy))
             elif event == "collect":
                 grace_s = self._rng.choice([0.0, 1.0])
                 await world.within(daemon, lambda: daemon.collect(grace_s=grace_s))

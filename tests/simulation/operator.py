@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import RefusalKind
+from offloaderd.core.names.patterns import of_topic
 from offloaderd.metadata import identity, paths
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.identity import Acceptance
@@ -103,7 +104,7 @@ class Operator:
         """Do as `offloaderd rebuild --topic` after the topic was disabled and its nodes were moved away."""
         world = self._world
         daemon = next(one for one in world.daemons if one.up)
-        await world.within(daemon, lambda: daemon.engine.disable(topic))
+        await world.within(daemon, lambda: daemon.engine.deselect(of_topic(topic)))
         while paths.owner(topic) in world.tree.nodes:
             await asyncio.sleep(0.2)  # noqa: TID251 - the loop's own time
         world.trace("user", f"rebuilds {topic.local}")

@@ -20,6 +20,7 @@ from offloaderd.core.errors import (
     Transient,
 )
 from offloaderd.core.model import Position, TierRetention, TopicName
+from offloaderd.core.names.patterns import of_topic
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt
 from offloaderd.objects import keys
@@ -217,7 +218,7 @@ class World:
     async def enable(self, daemon: SimDaemon, topic: TopicName) -> None:
         """Have a daemon enable a topic."""
         method = self.chance.stream(f"method of {topic}").choice(self.options.methods)
-        await daemon.engine.enable(topic, TopicPolicy(enabled=True, method=method))
+        await daemon.engine.select(of_topic(topic), TopicPolicy(enabled=True, method=method))
 
     async def within(
         self, daemon: SimDaemon, call: Callable[[], Coroutine[Any, Any, object]], *, limit_s: float = 20.0

@@ -30,7 +30,7 @@ from offloaderd.cli.settings import CONFIG
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import TopicName
-from offloaderd.protocol.message_json import picked
+from offloaderd.protocol.conversion import picked
 from offloaderd.spark import convert as work
 from offloaderd.spark.convert import Options, Plan, Progress, Status, Target
 from offloaderd.spark.jobs.driver import Ended, JobTopics

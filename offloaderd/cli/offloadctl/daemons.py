@@ -8,7 +8,7 @@ from offloaderd.client import DaemonClient
 from offloaderd.core.errors import NotFound
 from offloaderd.core.model import TopicName
 from offloaderd.daemon.log import LEVELS
-from offloaderd.protocol.message_json import as_json
+from offloaderd.protocol.conversion import as_json
 from offloaderd.protocol.v1 import control_pb2, placement_pb2
 
 

@@ -18,7 +18,7 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import EntryBatch, Position, TopicName
 from offloaderd.core.read_options import Goal, SeekKind, Transactions
-from offloaderd.protocol.message_json import picked, position_text
+from offloaderd.protocol.conversion import picked, position_text
 from offloaderd.protocol.v1 import common_pb2, ledgers_pb2, read_pb2
 from offloaderd.standalone.dataset import Lines
 

@@ -8,7 +8,7 @@ from offloaderd.cli import options, show
 from offloaderd.cli.options import Session, duration_param, last_of
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.client import DaemonClient
-from offloaderd.protocol.message_json import as_json
+from offloaderd.protocol.conversion import as_json
 from offloaderd.protocol.v1 import upkeep_pb2
 
 QUIET = frozenset({"young", "foreign"})

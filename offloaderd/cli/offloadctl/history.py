@@ -6,7 +6,7 @@ from offloaderd.cli import options, show
 from offloaderd.cli.options import SIZE, Session
 from offloaderd.client import DaemonClient
 from offloaderd.core.model import TopicName
-from offloaderd.protocol.message_json import as_json, picked
+from offloaderd.protocol.conversion import as_json, picked
 from offloaderd.protocol.v1 import history_pb2
 
 PLAN_TIMEOUT_S = 3600.0

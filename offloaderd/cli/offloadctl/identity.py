@@ -5,7 +5,7 @@ import click
 from offloaderd.cli import options, show
 from offloaderd.cli.options import Session
 from offloaderd.core.model import RefusalKind, TopicName
-from offloaderd.protocol.message_json import as_json
+from offloaderd.protocol.conversion import as_json
 from offloaderd.protocol.status import refusal_text
 from offloaderd.protocol.v1 import identity_pb2
 

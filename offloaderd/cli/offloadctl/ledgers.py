@@ -5,7 +5,7 @@ import click
 from offloaderd.cli import options, show
 from offloaderd.cli.options import Session
 from offloaderd.core.model import TopicName
-from offloaderd.protocol.message_json import as_json, picked
+from offloaderd.protocol.conversion import as_json, picked
 from offloaderd.protocol.v1 import retention_pb2
 
 

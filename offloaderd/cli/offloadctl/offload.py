@@ -11,7 +11,7 @@ from offloaderd.cli.progress import Bars
 from offloaderd.client import DaemonClient, Unreachable
 from offloaderd.core.model import Position, TopicName
 from offloaderd.policy.policies import Field, Kind
-from offloaderd.protocol.message_json import as_json
+from offloaderd.protocol.conversion import as_json
 from offloaderd.protocol.v1 import admin_pb2
 
 

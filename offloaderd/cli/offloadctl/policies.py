@@ -25,7 +25,7 @@ from offloaderd.core.model import OffloadMethod
 from offloaderd.policy import broker_conf
 from offloaderd.policy.broker_conf import Import
 from offloaderd.policy.policies import FIELDS, Kind, shown
-from offloaderd.protocol.message_json import picked
+from offloaderd.protocol.conversion import picked
 from offloaderd.protocol.v1 import policy_pb2
 
 PULSAR_FLAGS: Mapping[str, tuple[str, ...]] = {

@@ -9,7 +9,7 @@ from offloaderd.cli.options import Session, last_of
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.client import DaemonClient
 from offloaderd.core.model import TopicName
-from offloaderd.protocol.message_json import as_json, picked
+from offloaderd.protocol.conversion import as_json, picked
 from offloaderd.protocol.v1 import rollback_pb2
 
 TO = click.option("--to", "to_ledger_id", metavar="LEDGER", type=click.IntRange(min=0), help="Nothing behind this one.")

@@ -10,7 +10,7 @@ from offloaderd.cli.program import CORRUPT, FAILED, NOT_FOUND, OK
 from offloaderd.cli.progress import Bars
 from offloaderd.client import DaemonClient
 from offloaderd.core.model import Position, TopicName
-from offloaderd.protocol.message_json import as_json, picked
+from offloaderd.protocol.conversion import as_json, picked
 from offloaderd.protocol.v1 import inspect_pb2
 
 

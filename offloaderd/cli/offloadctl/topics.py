@@ -14,7 +14,7 @@ from offloaderd.core.errors import Transient
 from offloaderd.core.model import OutagePolicy, TierRetention
 from offloaderd.core.names.patterns import Scope, TopicPattern
 from offloaderd.policy.policies import FIELDS
-from offloaderd.protocol.message_json import as_json
+from offloaderd.protocol.conversion import as_json
 from offloaderd.protocol.v1 import admin_pb2, policy_pb2
 
 

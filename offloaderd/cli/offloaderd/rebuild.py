@@ -19,7 +19,7 @@ from offloaderd.core.model import TopicName
 from offloaderd.daemon import log
 from offloaderd.daemon.stores import metadata_store, sites
 from offloaderd.objects.opening import bucket_store
-from offloaderd.protocol.message_json import picked
+from offloaderd.protocol.conversion import picked
 from offloaderd.upkeep import rebuild as work
 from offloaderd.upkeep.rebuild import Found, Plan
 from offloaderd.upkeep.rebuild_plan import Problem, TopicPlan

@@ -25,7 +25,7 @@ from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.opening import bucket_store
 from offloaderd.objects.retrying import RetryingReader
-from offloaderd.protocol.message_json import picked
+from offloaderd.protocol.conversion import picked
 from offloaderd.upkeep.flaws import Level, damage_by_segment
 from offloaderd.upkeep.grants.revoke_on_damage import DamagedLedger, JobKeeper
 from offloaderd.upkeep.verify.cluster import Report, Verifier, Wish

@@ -19,7 +19,7 @@ from offloaderd.core.metrics.families import TIERS
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
 from offloaderd.daemon.status_page.last_hour import Ring, Sampler, by_label, measured, totals
-from offloaderd.protocol.message_json import picked
+from offloaderd.protocol.conversion import picked
 from offloaderd.protocol.status import Rate, daemon_json, rated_json
 from offloaderd.protocol.v1 import admin_pb2
 from offloaderd.topic.status import TopicStatus

@@ -25,8 +25,8 @@ from offloaderd.core.errors import Denied, InvalidInput, OffloaderError, Transie
 from offloaderd.core.health import Health
 from offloaderd.daemon.status_page import last_hour
 from offloaderd.daemon.status_page.board import ONLY, SORTS, Board, Wanted, wanted_topic
+from offloaderd.protocol.conversion import position_of
 from offloaderd.protocol.errors import code_of
-from offloaderd.protocol.message_json import position_of
 from offloaderd.protocol.status import lag_cells, rated_json, topic_facts
 from offloaderd.protocol.v1 import admin_pb2
 

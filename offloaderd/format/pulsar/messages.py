@@ -178,7 +178,14 @@ def _messages(whole: Message, metadata: pb.MessageMetadata, content: bytes, cont
     if metadata.HasField("marker_type"):
         return [replace(one, state=MessageState.MARKER, reason=f"a broker's marker of type {metadata.marker_type}")]
     if metadata.num_chunks_from_msg > 1:
-        one = replace(one, chunk=_chunk(metadata))
+        chunk = Chunk(
+            message=metadata.uuid,
+            index=metadata.chunk_id,
+            count=metadata.num_chunks_from_msg,
+            compression=_compression(metadata),
+            content_bytes=metadata.uncompressed_size,
+        )
+        one = replace(one, chunk=chunk)
     if metadata.encryption_keys:
         names = ", ".join(sorted(key.key for key in metadata.encryption_keys))
         return [replace(one, state=MessageState.ENCRYPTED, reason=f"encrypted for {names}")]
@@ -296,16 +303,6 @@ def _inflated(method: Compression, content: bytes, size: int, content_bytes_max:
         return decompress(method, content, size)
     except Undecodable as error:
         raise Undecodable(f"{size} bytes compressed by {method.name}: found {error}") from None
-
-
-def _chunk(metadata: pb.MessageMetadata) -> Chunk:
-    return Chunk(
-        message=metadata.uuid,
-        index=metadata.chunk_id,
-        count=metadata.num_chunks_from_msg,
-        compression=_compression(metadata),
-        content_bytes=metadata.uncompressed_size,
-    )
 
 
 def _key(metadata: pb.MessageMetadata | pb.SingleMessageMetadata) -> bytes | None:

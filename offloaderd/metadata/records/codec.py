@@ -5,20 +5,17 @@ it rewrites a record (`unknown`, `written`). Where that would be wrong, the late
 this one does not know, and this one refuses the record.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 from uuid import UUID
+
+from google.protobuf.message import Message
 
 from offloaderd.core.errors import CorruptData, NewerRecord
 from offloaderd.core.model import LEDGER_ID_MAX, Position
 from offloaderd.format.parsing import filled, parse_message, value_of
 
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
-
-M = TypeVar("M", bound="Message")
+M = TypeVar("M", bound=Message)
 V = TypeVar("V")
 
 HINT = "written by another program or a newer version; compare versions, then restore the node from a backup"

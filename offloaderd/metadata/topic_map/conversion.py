@@ -152,7 +152,8 @@ def with_whole(topic_map: TopicMap, whole: CommittedSegment, *, now_ms: int) -> 
     gone: list[CommittedSegment] = []
     for segment in topic_map.segments:
         rest = tuple(part for part in segment.slices if part.ledger_id != ledger_id)
-        if rest and len(rest) < len(segment.slices) and ledger_id not in _edges(segment):
+        edges = {segment.slices[0].ledger_id, segment.slices[-1].ledger_id}
+        if rest and len(rest) < len(segment.slices) and ledger_id not in edges:
             raise Conflict(f"without ledger {ledger_id}, segment {segment.segment_id} of {topic} would have a hole")
         if rest:
             kept.append(segment if len(rest) == len(segment.slices) else replace(segment, slices=rest))
@@ -186,10 +187,6 @@ def _check(topic_map: TopicMap, whole: CommittedSegment) -> None:
             f"object {whole.segment_id} has {whole.entries} entries of ledger {ledger_id} of {topic}, which has "
             f"{end.entries}, and of which the map has {held[2]}"
         )
-
-
-def _edges(segment: CommittedSegment) -> set[int]:
-    return {segment.slices[0].ledger_id, segment.slices[-1].ledger_id}
 
 
 def _first_look(topic_map: TopicMap, ledger_id: int, held: Sequence[_Held], buckets: Collection[str]) -> LedgerState:

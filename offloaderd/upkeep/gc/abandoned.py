@@ -15,7 +15,6 @@ from offloaderd.metadata.port import Check, Create, Delete, MetadataStore, Repla
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import deletion, ownership
 from offloaderd.metadata.records.attempt import Attempt
-from offloaderd.metadata.records.deletion import Trash
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.last_copy import last_copy
 from offloaderd.objects.port import SegmentStore, find
@@ -56,19 +55,19 @@ class Unowned:
                 for find in await self._handle(topic, record):
                     yield find
 
-    def _stays_s(self, record: Trash) -> float:
+    def _stays_s(self, record: deletion.Trash) -> float:
         """Return how long after the decision the objects stay: for the grace age and for readers."""
         reader_grace_s = 0.0 if record.readable is False else self._rules.reader_grace_s
         return max(self._rules.grace_s, reader_grace_s)
 
-    def _site(self, record: Trash) -> Site | None:
+    def _site(self, record: deletion.Trash) -> Site | None:
         """Return the site of a record's objects, None for another place."""
         home = self._rules.sites[0]
         bucket = home.bucket if record.bucket is None else record.bucket
         prefix = home.prefix if record.prefix is None else record.prefix
         return next((one for one in self._rules.sites if (one.bucket, one.prefix) == (bucket, prefix)), None)
 
-    async def _handle(self, topic: TopicName, record: Trash) -> list[Finding]:
+    async def _handle(self, topic: TopicName, record: deletion.Trash) -> list[Finding]:
         """Return a finding for each remaining object and upload of a segment, or one for the record if none remains."""
         if await nodes.node(self._metadata, paths.owner(topic)) is not None:
             return []
@@ -102,7 +101,7 @@ class Unowned:
         finds = [replace(about, key=key, size_bytes=size) for key, size in sizes.items()]
         return finds + [replace(about, upload_id=one) for one in uploads] or [about]
 
-    async def _empty(self, site: Site, topic: TopicName, record: Trash, uploads: list[str]) -> bool:
+    async def _empty(self, site: Site, topic: TopicName, record: deletion.Trash, uploads: list[str]) -> bool:
         """Delete uploads, objects and the record, in this order. False if they must stay after all."""
         current = await catalog.load(self._metadata, topic)
         if any(one.segment_id == record.segment_id for one in current.segments):
@@ -156,11 +155,21 @@ class Unowned:
         if doubt:
             verdict, reason = Verdict.KEEP, f"an open segment of a topic that is not offloaded; it stays: {doubt}"
         elif self._rules.apply and epoch is not None and policy is not None:
+            trash = deletion.Trash(
+                segment_id=attempt.segment_id,
+                upload_id=attempt.upload_id,
+                reason="its topic is disabled",
+                decided_ms=self._rules.now_ms,
+                bucket=attempt.bucket,
+                prefix=attempt.keys.prefix,
+                ledger_id=attempt.ledger_id,
+                readable=False,
+            )
             steps: list[Step] = [
                 _raised(topic, epoch),
                 Check(paths.policy(topic), policy.version),
                 Delete(paths.attempt(topic), node.version),
-                Create(paths.trash_record(topic, attempt.segment_id), deletion.encode_trash(self._trash(attempt))),
+                Create(paths.trash_record(topic, attempt.segment_id), deletion.encode_trash(trash)),
             ]
             verdict, reason = await self._given_up(topic, steps)
         return Finding(
@@ -203,18 +212,6 @@ class Unowned:
         if self._rules.source is None:
             return "there is no ledger source that has its entries"
         return await only_here(self._rules.source, topic, attempt)
-
-    def _trash(self, attempt: Attempt) -> Trash:
-        return deletion.Trash(
-            segment_id=attempt.segment_id,
-            upload_id=attempt.upload_id,
-            reason="its topic is disabled",
-            decided_ms=self._rules.now_ms,
-            bucket=attempt.bucket,
-            prefix=attempt.keys.prefix,
-            ledger_id=attempt.ledger_id,
-            readable=False,
-        )
 
 
 async def only_here(source: LedgerSource, topic: TopicName, attempt: Attempt) -> str:

@@ -24,7 +24,7 @@ from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.retrying import RetryingReader
-from offloaderd.read.ports import Maps
+from offloaderd.read.reader import Maps
 from offloaderd.upkeep import stored
 from offloaderd.upkeep.flaws import Flaw, Kind, Level, first_damage, unreachable
 from offloaderd.upkeep.gc import references

@@ -13,6 +13,7 @@ from offloaderd.api.read import ReadService
 from offloaderd.core.errors import Conflict, InvalidInput, MapUnknown, NotFound, Unsound
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, OfferResult, Position
+from offloaderd.core.names.patterns import of_topic
 from offloaderd.fleet.hot_tier import HotBuffers
 from offloaderd.protocol.conversion import decoded_read_response
 from offloaderd.protocol.v1 import broker_pb2, read_pb2
@@ -221,7 +222,7 @@ async def test_a_disabled_topic_is_left_alone() -> None:
     await appended(rig, payloads(1))
     async with served(rig) as one:
         await enabled(one.engine)
-        await one.engine.disable(TOPIC)
+        await one.engine.deselect(of_topic(TOPIC))
         everything = await appended(rig, payloads(15))
         with pytest.raises(Conflict, match="disabled"):
             await one.ensure(0, 10, length_of(everything, 0))

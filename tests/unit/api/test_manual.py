@@ -13,6 +13,7 @@ from offloaderd.api import manual_offload as manual
 from offloaderd.api.admin import AdminService
 from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NotFound, Transient
 from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod, Position, TopicName
+from offloaderd.core.names.patterns import of_topic
 from offloaderd.metadata import paths
 from offloaderd.policy.records import TopicPolicy, decode_policy, encode_policy
 from offloaderd.protocol.v1 import admin_pb2, common_pb2
@@ -165,7 +166,7 @@ async def test_a_dry_run_changes_nothing() -> None:
         assert (found.remaining_entries, found.remaining_bytes, len(found.plan)) == (30, 3000, 3)
         (found,) = await one.offload(size_threshold=1 << 40, dry_run=True)
         assert (found.outcome, found.reason, len(found.plan)) == ("nothing", str(Why.THRESHOLD), 0)
-        assert not topic.requests.includes(everything[0][0])
+        assert topic.requests.now().seal_to is None
         found = await one.status()
         assert (found.outcome, found.reason, found.wanted) == ("nothing", str(Why.NOT_DUE), "")
 
@@ -207,7 +208,7 @@ async def test_another_daemon_says_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     gate = Gate(rig)
     everything = await appended(rig, payloads(25))
     async with daemon(rig, "one") as one, daemon(rig, "two") as two:
-        await one.engine.enable(TOPIC, TopicPolicy(enabled=True))
+        await one.engine.select(of_topic(TOPIC), TopicPolicy(enabled=True))
         await until(lambda: one.engine.find(TOPIC) is not None or two.engine.find(TOPIC) is not None)
         mine, other = (one, two) if one.engine.find(TOPIC) is not None else (two, one)
         found = await other.status()
@@ -254,7 +255,7 @@ async def test_a_topic_that_is_disabled_fails_its_request(monkeypatch: pytest.Mo
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(one.offload(wait=True))
             await until(lambda: bool(gate.begun))
-            group.create_task(one.engine.disable(TOPIC))
+            group.create_task(one.engine.deselect(of_topic(TOPIC)))
             await until(lambda: topic.stopping)
             gate.open.set()
         assert waiting.result()[-1].outcome == "failed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from offloaderd.protocol.message_json import as_json
+from offloaderd.protocol.conversion import as_json
 from offloaderd.protocol.v1 import admin_pb2, common_pb2, history_pb2, read_pb2, retention_pb2, upkeep_pb2
 
 

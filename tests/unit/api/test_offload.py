@@ -123,7 +123,7 @@ async def test_the_end_of_a_ledger_that_was_declared_closed_is_sealed_at_once() 
         for request in (closed, batch(0, payloads(1), ledger_id=2)):
             await call.write(request)
         await until(lambda: topic.progress is not None and topic.progress.entries == 1)
-        assert topic.requests.includes(Position(1, 4)) is False
+        assert topic.requests.now().seal_to is None
         assert topic.offloaded == Position(1, 4)
         call.cancel()
 

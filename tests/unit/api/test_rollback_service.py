@@ -11,6 +11,7 @@ from offloaderd.api.history import RollbackService
 from offloaderd.core.errors import InvalidInput, NotFound, OffloaderError
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import OffloadMethod
+from offloaderd.core.names.patterns import of_topic
 from offloaderd.protocol.v1 import rollback_pb2_grpc
 from tests.unit.api import serve
 from tests.unit.api.serve import serving
@@ -119,7 +120,7 @@ async def test_the_plan_of_a_topic_that_nobody_works_on() -> None:
     """Any daemon can say what is in the tier; it tells that somebody has to enable the topic first."""
     rig, _ = await streamed(15)
     async with served(rig) as (client, work):
-        await work.engine.disable(TOPIC)
+        await work.engine.deselect(of_topic(TOPIC))
         (plan,) = await client.plans(NAME)
         assert not plan.enabled
         assert plan.ledgers[0].standing == "convertible"

@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.bookkeeper.metadata import (
-    BookieAddress,
-    Endpoint,
-    decode_registration,
-    is_bookie_id,
-    parse_legacy_id,
-    resolve_address,
-)
+from offloaderd.bookkeeper.metadata import BookieAddress, is_bookie_id, parse_legacy_id, resolve_address
 from offloaderd.core.errors import CorruptData, NotFound
 from offloaderd.format.pb.bookkeeper.registration_pb2 import BookieServiceInfo
 from tests.golden import bookkeeper as golden
@@ -33,17 +26,12 @@ def published(host: str, port: int, *, protocol: str = "bookie-rpc", extensions:
 def test_a_live_bookies_registration_is_read() -> None:
     """The vector of a bookie with an opaque id."""
     assert resolve_address(golden.BOOKIE_ID, golden.BOOKIE) == BookieAddress("127.0.0.1", 23185)
-    assert decode_registration(golden.BOOKIE, path="p").endpoints == (
-        Endpoint("bookie", "127.0.0.1", 23185, "bookie-rpc"),
-    )
 
 
 def test_the_storage_endpoint_counts() -> None:
-    """Other protocols are passed over; TLS is what the endpoint's extensions say; properties are kept."""
+    """Other protocols are passed over; TLS is what the endpoint's extensions say."""
     assert resolve_address("x", published("bk", 1, extensions=("tls",))) == BookieAddress("bk", 1, tls=True)
-    registration = decode_registration(published("bk", 1), path="p")
-    assert registration.endpoints[1].auth == ("sasl",)
-    assert dict(registration.properties) == {"zone": "a"}
+    assert resolve_address("x", published("bk", 1)) == BookieAddress("bk", 1)
     with pytest.raises(NotFound, match="bookie-rpc"):
         resolve_address("x:1", published("bk", 1, protocol="grpc"))
 

@@ -9,7 +9,7 @@ import pytest
 
 from offloaderd.cli import show
 from offloaderd.core.model import Position, TopicName
-from offloaderd.protocol.message_json import picked
+from offloaderd.protocol.conversion import picked
 from offloaderd.protocol.v1 import admin_pb2, common_pb2, history_pb2
 
 

@@ -10,6 +10,7 @@ import pytest
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Closed, Conflict, NotFound
 from offloaderd.core.model import EntryBatch, OfferResult, Position, RollReason, TopicName
+from offloaderd.core.names.patterns import of_topic
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment import writer
@@ -208,7 +209,7 @@ async def test_two_engines_share_the_topics_and_one_takes_over() -> None:
     rig.ledgers = memory_ledgers(rig.clock)
     async with rig.engine("two") as second:
         async with rig.engine("one") as first:
-            await first.enable(TOPIC, TopicPolicy(enabled=True))
+            await first.select(of_topic(TOPIC), TopicPolicy(enabled=True))
             everything = await appended(rig, payloads(10))
             await until(lambda: first.find(TOPIC) is not None or second.find(TOPIC) is not None)
             owner, other = (first, second) if first.find(TOPIC) else (second, first)
@@ -232,10 +233,10 @@ async def test_a_disabled_topic_is_completed_and_left_alone() -> None:
     everything = await appended(rig, payloads(10))
     async with rig.engine() as engine:
         with pytest.raises(NotFound):
-            await engine.disable(TOPIC)
+            await engine.deselect(of_topic(TOPIC))
         topic = await enabled(engine)
         await until(lambda: topic.taken >= everything[-1][0])
-        await engine.disable(TOPIC)
+        await engine.deselect(of_topic(TOPIC))
         assert engine.find(TOPIC) is None
         assert await rig.committed() == everything
         with pytest.raises(NotFound, match="not enabled"):
@@ -253,7 +254,7 @@ async def test_a_changed_policy_takes_effect_on_the_open_segment() -> None:
     async with rig.engine() as engine:
         topic = await enabled(engine)
         await until(lambda: topic.progress is not None)
-        await engine.enable(TOPIC, TopicPolicy(enabled=True, segment_age_max_s=0.05))
+        await engine.select(of_topic(TOPIC), TopicPolicy(enabled=True, segment_age_max_s=0.05))
         await until_offloaded(topic, everything[-1][0])
         assert rig.metrics.segment_rolls.labels(reason=RollReason.AGE)._value.get() == 1
 
@@ -281,7 +282,7 @@ async def test_an_engine_that_drains_enables_nothing() -> None:
     async with rig.engine() as engine:
         engine.drain()
         with pytest.raises(Closed, match="draining"):
-            await engine.enable(TopicName.parse("x"), TopicPolicy(enabled=True))
+            await engine.select(of_topic(TopicName.parse("x")), TopicPolicy(enabled=True))
 
 
 async def test_the_largest_node_of_a_commit_is_measured() -> None:
@@ -312,7 +313,7 @@ async def test_a_claim_that_went_through_under_the_next_session_holds_nobody_up(
             store.expire()
 
     async with rig.engine(metadata=FaultyMetadata(store, plan)) as engine:
-        await engine.enable(TOPIC, TopicPolicy(enabled=True))
+        await engine.select(of_topic(TOPIC), TopicPolicy(enabled=True))
         await until(lambda: (found := engine.find(TOPIC)) is not None and found.claim.epoch == 2)
         topic = await offloader_of(engine)
         await until(lambda: topic.taken == everything[-1][0])  # what is not read yet is left to the next owner

@@ -69,12 +69,12 @@ async def test_a_partitioned_topic_has_no_offloader_of_its_own() -> None:
     for topic in PARTS:
         await rig.ledgers.create(topic)
     async with rig.engine() as engine:
-        await engine.enable(ORDERS, TopicPolicy())
+        await engine.select(of_topic(ORDERS), TopicPolicy())
         for topic in PARTS:
             await offloader_of(engine, topic)
         assert engine.find(ORDERS) is None
         assert [status.topic for status in engine.statuses()] == PARTS
-        await engine.disable(ORDERS)
+        await engine.deselect(of_topic(ORDERS))
         assert engine.topics() == []
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from offloaderd.core.aio import race
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import Position, TopicName
+from offloaderd.core.names.patterns import of_topic
 from offloaderd.fleet import ownership
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import ownership as records
@@ -41,7 +42,7 @@ async def enabled_rig() -> Rig:
 async def enable_all(one: Fellow) -> None:
     """Enable every topic."""
     for topic in TOPICS:
-        await one.engine.enable(topic, TopicPolicy(enabled=True))
+        await one.engine.select(of_topic(topic), TopicPolicy(enabled=True))
 
 
 async def test_topics_are_spread_and_only_those_of_a_leaver_move() -> None:

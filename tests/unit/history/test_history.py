@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from offloaderd.core.errors import Denied, NotFound, Transient
 from offloaderd.core.model import HistoryOrder, LedgerInfo, OffloadMethod, Position, TopicName
+from offloaderd.core.names.patterns import of_topic
 from offloaderd.history.plan import left_of, waits
 from offloaderd.metadata import history, nodes, paths
 from offloaderd.metadata.records import attempt as attempt_record
@@ -194,7 +195,7 @@ async def test_large_history_is_left_to_a_job_and_live_segments_wait() -> None:
         assert shown("history_remaining_entries") == 180
         assert shown("history_remaining_bytes") == 18_000
         assert shown("history_waiting") == 1
-        await engine.enable(TOPIC, TopicPolicy(enabled=True, history_order=HistoryOrder.ALONGSIDE))
+        await engine.select(of_topic(TOPIC), TopicPolicy(enabled=True, history_order=HistoryOrder.ALONGSIDE))
         await until(lambda: not waits(topic.map, topic.policy))
         target = await topic.request_roll()
         await until(lambda: topic.offloaded == target == Position(6, 19))
@@ -425,7 +426,7 @@ async def test_history_is_what_there_is_when_a_topic_begins_to_stream() -> None:
         topic = await enabled(engine, none)
         assert topic.map.history is None
         await rig.ledgers.append(TOPIC, payloads(200)[100:])
-        await engine.enable(TOPIC, TopicPolicy(enabled=True))
+        await engine.select(of_topic(TOPIC), TopicPolicy(enabled=True))
         await until(lambda: (found := engine.find(TOPIC)) is not None and found.map.history is not None)
         await until_done(await offloader_of(engine))
     await checked(rig, 200)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.core.errors import CorruptData, NewerRecord
-from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.core.names.patterns import TopicPattern, of_topic
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import codec
 from offloaderd.metadata.topic_map import map as catalog
@@ -150,7 +150,7 @@ async def test_what_is_said_of_topics_replaces_no_record_of_a_later_release() ->
     kept = {path: await made_newer(store, path) for path in changed}
     async with rig.engine("two") as engine:
         with pytest.raises(NewerRecord):
-            await engine.enable(TOPIC, TopicPolicy(enabled=True))
+            await engine.select(of_topic(TOPIC), TopicPolicy(enabled=True))
         with pytest.raises(NewerRecord):
             await engine.select(pattern, TopicPolicy(enabled=True))
         with pytest.raises(NewerRecord):

@@ -10,6 +10,7 @@ import pytest
 
 from offloaderd.core.errors import NotFound
 from offloaderd.core.model import OffloadMethod, OutagePolicy
+from offloaderd.core.names.patterns import of_topic
 from offloaderd.metadata import paths
 from offloaderd.policy import discovery
 from offloaderd.policy.discovery import Discovery
@@ -231,7 +232,7 @@ async def test_another_daemons_topics_follow_as_well() -> None:
     rig = Rig()
     rig.ledgers = memory_ledgers(rig.clock)
     async with rig.engine("one") as one, rig.engine("two") as two:
-        await one.enable(TOPIC, TopicPolicy())
+        await one.select(of_topic(TOPIC), TopicPolicy())
         await until(lambda: (one.find(TOPIC) or two.find(TOPIC)) is not None)
         owner, other = (one, two) if one.find(TOPIC) is not None else (two, one)
         topic = await offloader_of(owner)

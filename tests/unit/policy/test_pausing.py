@@ -8,7 +8,7 @@ import pytest
 
 from offloaderd.core.errors import Conflict, NotFound
 from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod, Position, TopicName
-from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.core.names.patterns import TopicPattern, of_topic
 from offloaderd.metadata import paths
 from offloaderd.policy import updates
 from offloaderd.policy.policies import OffloadPolicies
@@ -94,12 +94,12 @@ async def test_only_resuming_resumes(rig: Rig) -> None:
     async with rig.engine() as engine:
         await enabled(engine)
         await say(rig, PAUSED)
-        await engine.enable(TOPIC, TopicPolicy(enabled=True, segment_bytes_max=77_777))
+        await engine.select(of_topic(TOPIC), TopicPolicy(enabled=True, segment_bytes_max=77_777))
         assert await stored(rig) == TopicPolicy(enabled=True, segment_bytes_max=77_777, paused=PAUSED)
         await engine.levels.set_topic_policies(TOPIC, OffloadPolicies(segment_age_max_s=9.0))
         assert (await stored(rig)).paused == PAUSED
-        await engine.disable(TOPIC)
-        await engine.enable(TOPIC, TopicPolicy(enabled=True))
+        await engine.deselect(of_topic(TOPIC))
+        await engine.select(of_topic(TOPIC), TopicPolicy(enabled=True))
         assert (await stored(rig)).paused == PAUSED
         await say(rig, None)
         assert await stored(rig) == TopicPolicy(enabled=True)
@@ -130,7 +130,7 @@ async def test_partitions_go_with_their_topic(rig: Rig) -> None:
     whole = TopicName.parse("public/default/parted")
     store = rig.tree.connect()
     async with rig.engine() as engine:
-        await engine.enable(whole, TopicPolicy(enabled=True))
+        await engine.select(of_topic(whole), TopicPolicy(enabled=True))
         planned_ones = await updates.set_paused(store, rig.clock, whole, PAUSED, dry_run=True)
         assert {one.topic for one in planned_ones if one.changed} == {whole, *parts}
         assert (await stored(rig, parts[0])).paused is None

@@ -11,6 +11,7 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.limits import ByteBudget, Pace
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position, TopicName
+from offloaderd.core.names.patterns import of_topic
 from offloaderd.core.traces import NO_TRACES
 from offloaderd.fleet.engine import Engine
 from offloaderd.format import manifest_bytes
@@ -207,7 +208,7 @@ def beside(key: str) -> bool:
 
 async def enabled(engine: Engine, policy: TopicPolicy | None = None, topic: TopicName = TOPIC) -> TopicOffloader:
     """Enable a topic and wait for its offloader."""
-    await engine.enable(topic, policy or TopicPolicy(enabled=True))
+    await engine.select(of_topic(topic), policy or TopicPolicy(enabled=True))
     return await offloader_of(engine, topic)
 
 

@@ -11,6 +11,7 @@ import pytest
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, OfferResult, Position
+from offloaderd.core.names.patterns import of_topic
 from offloaderd.metadata.port import Session
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment.roll import RollPolicy
@@ -112,7 +113,7 @@ async def test_a_request_of_a_deposed_daemon_that_arrives_late_changes_nothing(m
     entries = payloads(300)
     last = await rig.ledgers.append(TOPIC, entries)
     async with deposed.engine("old", metadata=Oblivious(store)) as old:
-        await old.enable(TOPIC, TopicPolicy(enabled=True))
+        await old.select(of_topic(TOPIC), TopicPolicy(enabled=True))
         await bucket.held.wait()
         store.expire()
         async with rig.engine("new") as new:

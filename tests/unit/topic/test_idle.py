@@ -12,6 +12,7 @@ import pytest
 from offloaderd.core.errors import Transient
 from offloaderd.core.metrics.service import WAKE_CAUSES
 from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod, Position, RefusalKind, TierRetention
+from offloaderd.core.names.patterns import of_topic
 from offloaderd.fleet import ownership
 from offloaderd.fleet.hot_tier import HotBuffers
 from offloaderd.metadata import paths
@@ -317,13 +318,13 @@ async def test_another_policy_wakes_a_topic_and_holds(rig: Rig) -> None:
     async with rig.engine() as engine:
         await offloaded(rig, engine)
         await suspended(engine)
-        await engine.enable(TOPIC, TopicPolicy(segment_age_max_s=7.0))
+        await engine.select(of_topic(TOPIC), TopicPolicy(segment_age_max_s=7.0))
         assert (await offloader_of(engine)).policy.segment_age_max_s == 7.0
         await suspended(engine)
         engine.policies_changed()
         await turn()
         assert idle_topic_of(engine) is not None
-        await engine.enable(TOPIC, TopicPolicy(method=OffloadMethod.NONE))
+        await engine.select(of_topic(TOPIC), TopicPolicy(method=OffloadMethod.NONE))
         assert (await offloader_of(engine)).policy.method is OffloadMethod.NONE
         await stays_active(engine)
     assert woken(rig) == {"policy": 2}
@@ -499,7 +500,7 @@ async def test_a_topic_that_is_disabled_in_its_sleep_is_released(rig: Rig) -> No
     async with rig.engine() as engine:
         await offloaded(rig, engine)
         await suspended(engine)
-        await engine.disable(TOPIC)
+        await engine.deselect(of_topic(TOPIC))
         assert not engine.topics()
         assert await ownership.owner_of(rig.tree.connect(), TOPIC) is None
         await enabled(engine)
@@ -511,7 +512,7 @@ async def test_suspended_topics_are_handed_over(rig: Rig) -> None:
     async with fellow(rig, "a") as a:
         for topic in TOPICS:
             await rig.ledgers.append(topic, payloads(3))
-            await a.engine.enable(topic, TopicPolicy(enabled=True))
+            await a.engine.select(of_topic(topic), TopicPolicy(enabled=True))
         for topic in TOPICS:
             await (await offloader_of(a.engine, topic)).request_roll()
         await until(lambda: all(one.asleep for one in a.engine.statuses()))

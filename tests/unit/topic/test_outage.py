@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from offloaderd.core.errors import Conflict, Denied, Expired, NoSpace, NotFound, OffloaderError, Throttled, Transient
 from offloaderd.core.limits import Pace
 from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod, OutagePolicy, Position, TopicName
+from offloaderd.core.names.patterns import of_topic
 from offloaderd.metadata import paths
 from offloaderd.policy.records import Paused, TopicPolicy
 from offloaderd.segment import failures as reach_module
@@ -116,7 +117,7 @@ async def test_block_holds_back_who_pushes() -> None:
         faults.fail("put", NoSpace("full"), times=-1)
         assert await topic.accept(EntryBatch(1, 300, payloads(300))) is OfferResult.ACCEPTED
         await until(lambda: topic.outage.blocked)
-        await engine.enable(TOPIC, TopicPolicy(outage=OutagePolicy.SOURCE))
+        await engine.select(of_topic(TOPIC), TopicPolicy(outage=OutagePolicy.SOURCE))
         await topic.outage.may_take()
         faults.heal()
         await until_offloaded(topic, Position(1, 599))
@@ -341,7 +342,7 @@ async def test_a_topic_that_cannot_even_be_taken_up_says_since_when() -> None:
         with suppress(Conflict):
             await store.create(path, b"no record")
     async with rig.engine() as engine:
-        await engine.enable(TOPIC, TopicPolicy())
+        await engine.select(of_topic(TOPIC), TopicPolicy())
 
         def status() -> TopicStatus | None:
             return next((one for one in engine.statuses() if one.state == "stalled"), None)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import EntryBatch, OfferResult, OutagePolicy, Position
+from offloaderd.core.names.patterns import of_topic
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyStore
@@ -176,7 +177,7 @@ async def test_without_a_policy_to_spill_the_pusher_waits(tmp_path: Path) -> Non
             await asyncio.sleep(0.1)  # noqa: TID251 - to see that it stays so
             assert not pushing.done()
             assert outage.files() == []
-            await engine.enable(topic.topic, SPILL)
+            await engine.select(of_topic(topic.topic), SPILL)
             await until(lambda: topic.outage.policy is OutagePolicy.SPILL)
             outage.faults.heal()
         await until_offloaded(topic, Position(1, 999))
@@ -188,7 +189,7 @@ async def test_a_policy_that_ends_lets_the_disk_run_empty(tmp_path: Path) -> Non
     async with away(tmp_path) as outage, outage.rig.engine(push_only=True) as engine:
         topic = await enabled(engine, SPILL)
         await push(topic, entries[:1000])
-        await engine.enable(topic.topic, TopicPolicy(outage=OutagePolicy.SOURCE))
+        await engine.select(of_topic(topic.topic), TopicPolicy(outage=OutagePolicy.SOURCE))
         await until(lambda: topic.outage.policy is OutagePolicy.SOURCE)
         async with asyncio.TaskGroup() as group:
             pushing = group.create_task(push(topic, entries[1000:], first=1000))

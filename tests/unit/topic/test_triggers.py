@@ -10,6 +10,7 @@ import pytest
 
 from offloaderd.core.errors import Conflict, InvalidInput
 from offloaderd.core.model import OffloadMethod, Position, TopicName
+from offloaderd.core.names.patterns import of_topic
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.clock import FakeClock
@@ -239,14 +240,14 @@ async def test_a_request_waits_for_a_method(monkeypatch: pytest.MonkeyPatch) -> 
         topic = await enabled(engine)
         await topic.by_hand.ask(Wanted(), "")
         await until(lambda: bool(gate.begun))
-        await engine.enable(TOPIC, TopicPolicy(enabled=True, method=OffloadMethod.NONE))
+        await engine.select(of_topic(TOPIC), TopicPolicy(enabled=True, method=OffloadMethod.NONE))
         await until(lambda: topic.policy.method is OffloadMethod.NONE)
         assert await fate(rig, topic) == (Outcome.FAILED, f"{Why.NONE}; it continues under another method", 0)
         gate.open.set()
         await until_offloaded(topic, everything[9][0])
         with pytest.raises(Conflict, match="method none"):
             await topic.by_hand.ask(Wanted(), "")
-        await engine.enable(TOPIC, TopicPolicy(enabled=True, method=OffloadMethod.LEDGER_BASED))
+        await engine.select(of_topic(TOPIC), TopicPolicy(enabled=True, method=OffloadMethod.LEDGER_BASED))
         await until_offloaded(topic, everything[19][0])
         assert (await fate(rig, topic)).outcome is Outcome.DONE
 

@@ -10,6 +10,7 @@ import pytest
 from offloaderd.core.errors import BucketMissing, first_of
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import OffloadMethod, Position, TierRetention
+from offloaderd.core.names.patterns import of_topic
 from offloaderd.fleet.hot_tier import HotBuffers
 from offloaderd.format import manifest_bytes
 from offloaderd.metadata import nodes, paths
@@ -199,7 +200,7 @@ async def test_where_a_policy_names_no_place_of_the_daemon_nothing_is_stored() -
         await until(lambda: topic.failure_tracker.stalled is not None)
         assert "no place of this daemon's" in str(topic.failure_tracker.stalled)
         assert await buckets_of(rig).keys(HOME[0]) + await buckets_of(rig).keys(AWAY[0]) == []
-        await engine.enable(TOPIC, policy_of(HOME))
+        await engine.select(of_topic(TOPIC), policy_of(HOME))
         await topic.request_roll()
         await until_offloaded(topic, last)
         assert topic.failure_tracker.stalled is None
@@ -215,7 +216,7 @@ async def test_an_attempt_is_completed_where_it_was_begun() -> None:
     await begun_and_left(rig)
     [upload] = [one async for one in buckets_of(rig).at(AWAY[0]).list_uploads()]
     async with rig.engine("two") as engine:
-        await engine.enable(TOPIC, policy_of(HOME))
+        await engine.select(of_topic(TOPIC), policy_of(HOME))
         topic = await offloader_of(engine)
         last = await rig.ledgers.append(TOPIC, payloads(10, seed=1))
         await topic.request_roll()
@@ -234,7 +235,7 @@ async def test_an_attempt_of_a_place_that_is_gone_is_given_up_and_left_alone() -
     await begun_and_left(rig)
     rig.places = (HOME,)
     async with rig.engine("two") as engine:
-        await engine.enable(TOPIC, policy_of(HOME))
+        await engine.select(of_topic(TOPIC), policy_of(HOME))
         topic = await offloader_of(engine)
         await topic.request_roll()
         await until_offloaded(topic, last)
