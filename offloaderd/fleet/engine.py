@@ -63,8 +63,6 @@ log = structlog.get_logger(__name__)
 WAKE_S = 10.0
 """How long a request waits for a suspended topic to wake, which takes a few requests to the metadata store."""
 
-__all__ = ["Duty", "Engine"]
-
 
 class Engine:
     """All topics of one daemon."""

@@ -59,16 +59,13 @@ def _check_whole_ledger(manifest: SegmentManifest) -> None:
     """Check that a whole-ledger object holds one closed ledger from entry 0 to its last, without a preamble."""
     part = manifest.ledgers[0] if len(manifest.ledgers) == 1 else None
     if part is None or not part.closed or (part.first_entry_id, part.last_entry_id + 1) != (0, part.ledger_entries):
-        raise Broken("one closed ledger, all of it", f"{len(manifest.ledgers)} ledgers, {_shortened_parts(manifest)}")
+        shown = ", ".join(
+            f"{part.ledger_id}:{part.first_entry_id} to {part.last_entry_id} of {part.ledger_entries} entries"
+            for part in manifest.ledgers[:3]
+        )
+        raise Broken("one closed ledger, all of it", f"{len(manifest.ledgers)} ledgers, {shown}")
     if manifest.preamble_bytes:
         raise Broken("no preamble in a ledger's object", manifest.preamble_bytes)
-
-
-def _shortened_parts(manifest: SegmentManifest) -> str:
-    return ", ".join(
-        f"{part.ledger_id}:{part.first_entry_id} to {part.last_entry_id} of {part.ledger_entries} entries"
-        for part in manifest.ledgers[:3]
-    )
 
 
 def _check_edges(number: int, block: BlockInfo, before: BlockInfo | None, *, whole_ledger: bool) -> None:
@@ -184,7 +181,8 @@ def _check_ledgers(manifest: SegmentManifest) -> None:
         blocks.setdefault(block.ledger_id, []).append(block)
     found = [part.ledger_id for part in manifest.ledgers]
     if found != list(blocks):
-        raise Broken("one entry for each of the ledgers that the blocks hold, in their order", _shortened(found))
+        shown = ", ".join(map(str, found[:8])) + (" and more" if len(found) > 8 else "")
+        raise Broken("one entry for each of the ledgers that the blocks hold, in their order", shown)
     for part in manifest.ledgers:
         _check_part(part, blocks[part.ledger_id])
 
@@ -253,7 +251,3 @@ def _check_past(manifest: SegmentManifest) -> None:
 
 def _possible(position: Position) -> bool:
     return 0 <= position.ledger_id <= LEDGER_ID_MAX and 0 <= position.entry_id <= ENTRY_ID_MAX
-
-
-def _shortened(ledger_ids: list[int]) -> str:
-    return ", ".join(map(str, ledger_ids[:8])) + (" and more" if len(ledger_ids) > 8 else "")

@@ -207,7 +207,8 @@ class OrphanClassifier:
                 Kind.UNKNOWN_TOPIC, "the metadata knows no topic at all; if it was lost, run offloaderd rebuild"
             )
         if ObjectKind.DATA not in stored.objects or stored.described_by is None:
-            return Classification(Kind.LEFTOVER, f"nobody refers to it, and it was never finished: {_lacks(stored)}")
+            lacks = " and no ".join(kind.value for kind in KINDS if kind not in stored.objects)
+            return Classification(Kind.LEFTOVER, f"nobody refers to it, and it was never finished: no {lacks}")
         return await self._classify_readable(stored, stored.described_by)
 
     async def _classify_readable(self, stored: StoredSegment, info: ObjectInfo) -> Classification:
@@ -275,7 +276,3 @@ def foreign(info: ObjectInfo, cluster: str, deployment_id: str = "") -> str:
         return f"of deployment {other} of a cluster of the same name"
     software = info.metadata.get(keys.SOFTWARE_VERSION_KEY, "")
     return "" if software.startswith(WRITER) else f"written by {software or 'an unknown program'!r}"
-
-
-def _lacks(stored: StoredSegment) -> str:
-    return f"no {' and no '.join(kind.value for kind in KINDS if kind not in stored.objects)}"
