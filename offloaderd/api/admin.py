@@ -108,7 +108,7 @@ class AdminService(ManualCalls):
         """Return the selections by pattern, each with the number of topics that it has enabled."""
         failure = await metadata_error(self.metadata)
         if failure:
-            raise Transient(f"the metadata store is away: {failure}", hint="it alone has the patterns")
+            raise Transient(f"the metadata store does not answer: {failure}", hint="it alone has the patterns")
         found = await selections(self.metadata)
         counts: Counter[str] = Counter()
         if found:

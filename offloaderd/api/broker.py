@@ -243,7 +243,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         except Conflict:
             owner = await self.engine.owner_of(topic)
             if owner is None:
-                raise Transient(f"{topic} is changing hands", hint="try again in a moment") from None
+                raise Transient(f"{topic} is being handed over", hint="try again in a moment") from None
             return pb.DeleteLedgerResponse(outcome="elsewhere", owner_address=owner.address)
         await self.retention.mark(offloader, [ledger_id], dry_run=False)
         return pb.DeleteLedgerResponse(outcome="marked")

@@ -14,7 +14,7 @@ Context: TypeAlias = aio.ServicerContext[Any, Any]
 ANSWERS_S = 1.0
 """How long a small request may take before the call is answered without the metadata store."""
 
-WAIT = "wait until ZooKeeper is back; reads and status go on meanwhile"
+WAIT = "wait until ZooKeeper is back; reads and status work meanwhile"
 
 
 async def metadata_error(metadata: MetadataStore) -> str:
@@ -32,11 +32,11 @@ async def metadata_error(metadata: MetadataStore) -> str:
 def away(failure: str) -> Transient:
     """Return the error of a call about a topic that this daemon does not have in memory."""
     return Transient(
-        f"the metadata store is away ({failure}), and this daemon does not know of the topic by itself",
+        f"the metadata store does not answer ({failure}), and this daemon does not have the topic in memory",
         hint="ask the daemon that owns it, or wait until ZooKeeper is back",
     )
 
 
 def needed(failure: str) -> Transient:
     """Return the error of a call that no daemon can answer without the metadata store."""
-    return Transient(f"the metadata store is away ({failure}), and this is looked up there", hint=WAIT)
+    return Transient(f"the metadata store does not answer ({failure}), and the call needs it", hint=WAIT)

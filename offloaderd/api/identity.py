@@ -24,7 +24,8 @@ log = structlog.get_logger(__name__)
 BELIEFS = {
     RefusalKind.METADATA_WENT_BACK: "the metadata are right: what the bucket has beyond them is offloaded again from "
     "the source, or lost where the source has it no more; its objects stay until other segments hold their entries",
-    RefusalKind.OTHER_DEPLOYMENT: "the other deployment writes this topic no more: this one goes on where its map ends",
+    RefusalKind.OTHER_DEPLOYMENT: "the other deployment does not write this topic any more: this one continues where "
+    "its map ends",
     RefusalKind.HEAD_UNREADABLE: "the metadata are the newest, and no other deployment writes this topic: the damaged "
     "head is put anew with the next commit",
     RefusalKind.OTHER_SOURCE: "the ledgers of this source are those that were offloaded: its list is followed",

@@ -142,7 +142,7 @@ class ManualCalls(admin_pb2_grpc.AdminServiceServicer):
             offloaded=to_position(stored.offloaded),
             outcome=UNKNOWN,
             done=True,
-            reason=f"nobody asked for anything; {works}",
+            reason=f"no offload was requested; {works}",
             owner=owner.daemon_id if owner is not None else "",
             owner_address=owner.address if owner is not None else "",
         )

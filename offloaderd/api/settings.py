@@ -38,8 +38,8 @@ class GrpcSettings(Section):
     topics takes some ten seconds. Streams may last."""
 
     send_s_max: Seconds = Field(default=120.0, gt=0, le=86_400)
-    """How long the client of a stream may take nothing of an answer that is ready, before the call is cut: what a read
-    holds in memory is not held for somebody who sleeps."""
+    """How long the client of a stream may take nothing of an answer that is ready, before the call is cut: a read
+    does not hold its memory for a client that does not take the answer."""
 
     handshake_s_max: Seconds = Field(default=10.0, gt=0, le=300)
     """How long a new connection may take over TLS and the first frames; then it is closed."""

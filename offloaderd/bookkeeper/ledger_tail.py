@@ -140,7 +140,7 @@ def _no_answer(ledger_id: int, answers: dict[str, _Answer | OffloaderError]) -> 
     if stop is not None:
         return stop
     reasons = "; ".join(f"{bookie_id}: {error}" for bookie_id, error in answers.items())
-    return Transient(f"no bookie told the end of ledger {ledger_id} ({reasons})", hint="see offloadctl doctor")
+    return Transient(f"no bookie answered with the end of ledger {ledger_id} ({reasons})", hint="see offloadctl doctor")
 
 
 class LedgerTail:
@@ -238,7 +238,7 @@ class LedgerTail:
                 offset=0,
                 expected=f"a last entry of {self.lac} or more, which was confirmed",
                 found=last_entry_id,
-                hint="entries that had been confirmed are gone: was the ledger recovered without some of its bookies?",
+                hint="confirmed entries are missing: was the ledger recovered without some of its bookies?",
             )
 
     def _take(self, answers: Sequence[_Answer], metadata: LedgerMetadata) -> None:

@@ -60,7 +60,7 @@ class LogLevels:
         """Raise the level of a module for a time. Raises InvalidInput for an unknown module, level or time."""
         if not 0 < seconds <= SECONDS_MAX:
             raise InvalidInput(
-                f"a level can be asked for up to {SECONDS_MAX / 86_400:g} days, not {seconds:g} s",
+                f"a level can be set for up to {SECONDS_MAX / 86_400:g} days, not {seconds:g} s",
                 hint="[log] levels of the settings is for what is to stay",
             )
         name = known_module(module)
@@ -75,7 +75,7 @@ class LogLevels:
         """Reset the level of a module. Raises InvalidInput if it was not raised."""
         name = known_module(module)
         if self._raised.pop(name, None) is None:
-            raise InvalidInput(f"nothing was asked for {name}", hint="`offloadctl log-level` shows what was")
+            raise InvalidInput(f"no level was set for {name}", hint="`offloadctl log-level` shows what was")
         self._apply()
 
     def shown(self) -> list[ModuleLevel]:

@@ -259,7 +259,7 @@ class Engine:
         async with Group() as group:
             helpers = [
                 group.create_task(self._assignment.run(), name="spread of topics"),
-                group.create_task(self.idle_topics.run(), name="sleep of topics"),
+                group.create_task(self.idle_topics.run(), name="suspension of topics"),
                 group.create_task(self.placement.run(), name="placement"),
                 group.create_task(self._follow(paths.TOPICS, self._refresh_topics), name="enabled topics"),
                 group.create_task(self._follow(paths.POLICIES, self._refresh_levels), name="policies of levels"),

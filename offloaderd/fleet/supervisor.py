@@ -342,7 +342,7 @@ class Supervisor:
 
         async def suspend_on_request() -> None:
             await self._suspend.wait()
-            raise Suspended(f"{self.topic} sleeps")
+            raise Suspended(f"{self.topic} is suspended")
 
         async def fence_when_lost() -> None:
             await session.lost.wait()
@@ -355,7 +355,7 @@ class Supervisor:
             async with Group() as group:
                 helpers = [
                     group.create_task(stop_on_request(), name=f"stop {self.topic}"),
-                    group.create_task(suspend_on_request(), name=f"sleep of {self.topic}"),
+                    group.create_task(suspend_on_request(), name=f"suspension of {self.topic}"),
                     group.create_task(fence_when_lost(), name=f"session of {self.topic}"),
                 ]
                 for name, duty in self._home.duties.items():

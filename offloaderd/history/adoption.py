@@ -394,5 +394,5 @@ async def _check_last_block(objects: ObjectReader, where: keys.SegmentKeys, inde
 
 
 def _differs(key: str, offset: int, expected: object, found: object) -> CorruptData:
-    hint = "the object is not what the broker's metadata says; keep it, and look who wrote it"
+    hint = "the object is not what the broker's metadata says; keep it, and find out who wrote it"
     return CorruptData(key=key, offset=offset, expected=expected, found=found, hint=hint)

@@ -17,7 +17,7 @@ from offloaderd.objects.port import ObjectInfo, ObjectReader, ObjectStore, prese
 from offloaderd.objects.whole import Get, read_sure
 
 HINT = (
-    "give each deployment a bucket, prefix or daemon.cluster of its own; if the other one is gone: "
+    "give each deployment a bucket, prefix or daemon.cluster of its own; if the other one does not exist any more: "
     "`offloadctl identity accept --place`"
 )
 """Remedy if another deployment uses a place."""

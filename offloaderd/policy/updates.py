@@ -229,7 +229,7 @@ class Selector:
         try:
             return await self._source.reserved(topic)
         except NotFound:
-            return "it is gone"
+            return "it was deleted"
 
 
 def partitioned_among(topics: Collection[TopicName]) -> set[TopicName]:

@@ -120,7 +120,10 @@ def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsRes
         )
     lines = [
         ("topic", one.topic),
-        ("state", one.state + (", asleep" if one.asleep else f": {one.stalled_reason}" if one.stalled_reason else "")),
+        (
+            "state",
+            one.state + (", suspended" if one.asleep else f": {one.stalled_reason}" if one.stalled_reason else ""),
+        ),
         ("owner", f"{one.owner or '-'} (epoch {one.epoch})" + (f": {one.placement}" if one.placement else "")),
         *([("PAUSED", f"since {words.moment(one.paused_ms)} UTC by {one.paused_by}")] if one.paused_ms else []),
         *[("REFUSED", refusal_text(refusal)) for refusal in one.refusals],
@@ -136,7 +139,7 @@ def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsRes
         lines.append(("history", history_text(one.history)))
     if one.edge:
         lines.append(("live edge", _edge_text(one)))
-    lines += [("LOST" if loss.entries else "MAYBE LOST", _loss_text(loss)) for loss in one.losses]
+    lines += [("LOST" if loss.entries else "POSSIBLY LOST", _loss_text(loss)) for loss in one.losses]
     if positions is not None:
         labels = ("oldest", "confirmed", "offloaded", "buffered from", "buffered to")
         lines += [(label, position_of(positions, field) or "-") for label, field in zip(labels, POSITIONS, strict=True)]
@@ -147,7 +150,7 @@ def _lag_text(one: admin_pb2.TopicStatus) -> str:
     if one.lag_unknown and one.stalled_reason:
         return "unknown: the ledger source did not answer"
     if one.lag_unknown:
-        return "unknown: its owner has not looked at the source yet"
+        return "unknown: its owner has not read the source yet"
     if not one.lag_entries:
         return "none"
     entries = words.plural(one.lag_entries, "entry", "entries")
@@ -188,23 +191,23 @@ def history_text(one: history_pb2.HistorySummary) -> str:
     whose = "for the daemon" if one.worker == "daemon" else "for a backfill job"
     live = "WAIT until it is done" if one.live_waits else "are offloaded beside it"
     text = f"{left} {whose} before {position_of(one, 'boundary')}; new entries {live}"
-    return f"{text}; hindered: {one.error}" if one.error else text
+    return f"{text}; failed: {one.error}" if one.error else text
 
 
 def _edge_text(one: admin_pb2.TopicStatus) -> str:
     known = {
         "exact": "exact",
         "next write": "known from the entries alone: what a quiet writer had in flight shows with its next entry",
-        "explicit LAC": "told by the writer at an interval (explicit LAC)",
-        "admin API": "told by the broker's admin API when the topic went quiet",
+        "explicit LAC": "reported by the writer at an interval (explicit LAC)",
+        "admin API": "reported by the broker's admin API when the topic became idle",
     }.get(one.edge, one.edge)
     hidden = f"; {words.plural(one.hidden_entries, 'entry', 'entries')} not known to be confirmed"
-    return f"{known}{hidden if one.hidden_entries else ''}; looked {words.age(one.looked_age_s)} ago"
+    return f"{known}{hidden if one.hidden_entries else ''}; read {words.age(one.looked_age_s)} ago"
 
 
 def _loss_text(loss: admin_pb2.LostRange) -> str:
     after = position_of(loss, "after")
     entries = words.plural(loss.entries, "entry", "entries")
-    lost = f"at least {entries}" if loss.entries else "nobody can tell whether any"
+    lost = f"at least {entries}" if loss.entries else "it is unknown whether any"
     where = f"after {after} and before" if after else "before"
     return f"{lost} {where} {position_of(loss, 'before')}, noticed {words.moment(loss.noticed_ms)} UTC"

@@ -175,9 +175,7 @@ def checked_range(
             raise OutOfRange(f"position {bound} is beyond the end", hint=f"the topic holds {oldest} to {newest}")
     for bound in (first, last):
         if bound is not None and bound < oldest:
-            raise EntriesMissing(
-                f"position {bound} is older than anything that is kept", hint=f"the oldest is {oldest}"
-            )
+            raise EntriesMissing(f"position {bound} is older than all stored entries", hint=f"the oldest is {oldest}")
     return first or oldest, last if last is not None or follow else newest
 
 
@@ -218,7 +216,7 @@ def next_step(
     if not runs:
         _not_deleted(view, cursor)
     if runs or _has_later(view, cursor):
-        raise EntriesMissing(f"entry {cursor} is in no tier", hint="`offloadctl segments` shows what is kept")
+        raise EntriesMissing(f"entry {cursor} is in no tier", hint="`offloadctl segments` shows what is stored")
     return _leave(view, cursor)
 
 
@@ -303,7 +301,7 @@ def _leave(view: TopicView, cursor: Position) -> Step:
         return _hop(view, cursor, held.last_entry_id)
     if (view.source and view.source[-1].ledger_id > ledger_id) or _before_gap(view, ledger_id):
         raise EntriesMissing(
-            f"nobody can say whether ledger {ledger_id} ended at entry {held.last_entry_id}",
+            f"it is unknown whether ledger {ledger_id} ended at entry {held.last_entry_id}",
             hint="the ledger source has dropped it, and its segment was sealed before it was closed",
         )
     return Stop.WAIT
@@ -359,8 +357,8 @@ def _next_ledger(view: TopicView, ledger_id: int) -> Step:
         known = view.complete.get(ledger_id)
         if known is None or known.next_ledger_id != min(later):
             raise EntriesMissing(
-                f"nobody can say what lay between ledgers {ledger_id} and {min(later)}",
-                hint="the ledger source has dropped the former; what was lost is told once its owner has looked",
+                f"it is unknown what was between ledgers {ledger_id} and {min(later)}",
+                hint="the source has deleted the first; what was lost is known once the owner has read the source",
             )
     if not later and gap:
         raise EntriesMissing(

@@ -261,7 +261,7 @@ class SourceSeek(EntrySeek):
 
 
 def _missing(at: Position) -> EntriesMissing:
-    return EntriesMissing(f"entry {at} is in no tier", hint="`offloadctl segments` shows what is kept")
+    return EntriesMissing(f"entry {at} is in no tier", hint="`offloadctl segments` shows what is stored")
 
 
 class SegmentSeek:

@@ -135,7 +135,7 @@ class _Log:
         away = self._view.source_away or self._view.refused is not None
         if away and (hit is None or not await self._begins_with(pieces[0])):
             raise self._view.refused or Transient(
-                f"the ledger source of {self._topic} cannot be asked, and may have the answer", hint="try again later"
+                f"the ledger source of {self._topic} cannot be read, and may have the entry", hint="try again later"
             )
         newest = self._newest
         if hit is None and self._view.hot is not None and (newest is None or newest < self._view.hot[1]):

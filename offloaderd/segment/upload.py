@@ -155,7 +155,7 @@ class SegmentUpload:
         listed = await self._persist(self._list)
         if listed is None:
             if attempt.seal is None:
-                raise SegmentFailed(f"upload {self.upload_id} of {self._key} is gone")
+                raise SegmentFailed(f"upload {self.upload_id} of {self._key} does not exist any more")
             self._completed = self._doubt = True
             self._opaque = (await self._check_size(attempt.seal.data_bytes)).etag_opaque
             listed = recorded
@@ -366,6 +366,6 @@ class SegmentUpload:
                     log.warning("upload.retried", key=self._key, error_class=kind, error=str(error), tries=tries)
                     await backoff.wait(error)
                 except (NotFound, InvalidInput) as error:
-                    raise SegmentFailed(f"upload {self.upload_id} of {self._key} cannot go on: {error}") from error
+                    raise SegmentFailed(f"upload {self.upload_id} of {self._key} cannot continue: {error}") from error
         finally:
             self._failure_tracker.clear(what)

@@ -116,7 +116,7 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._snapshots
 
 
-LEFT_OUT = "or leave it out with without=TOPIC: everything else then goes on, each entry once"
+LEFT_OUT = "or leave it out with without=TOPIC: everything else then continues, each entry once"
 
 
 async def take_snapshots(options: SourceOptions, stores: Stores, known: KnownOutcomes | None = None) -> list[Snapshot]:
@@ -248,7 +248,7 @@ def check_step(snapshot: Snapshot, low: str, high: str, *, skips: bool) -> Snaps
     if floor > start:
         count = entries_between(start, min(floor, parsed(high)[0]))
         reason = f"entries behind {start if start != NOTHING else 'the begin'} up to {floor} were deleted by retention"
-        hint = "let retention keep more than the stream lags; skip=retention goes on behind them"
+        hint = "let retention keep more than the stream lags; skip=retention continues behind them"
     elif start != NOTHING and oldest is not None and _is_another(topic_map, start, oldest):
         known = "retention has deleted it, or the topic was made again" if snapshot.rebuilt else "it was made again"
         reason = f"ledger {start.ledger_id} is not known any more, and {oldest} is the oldest entry: {known}"

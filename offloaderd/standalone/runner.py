@@ -100,7 +100,7 @@ async def _serve(
                 failure = await _run_work(group, running, work, stopper, life, keep=keep)
             elif work is not None and stopper.requested.is_set():
                 failure = Interrupted("interrupted before the daemon was ready")
-            daemon.stop("told to stop")
+            daemon.stop("stop requested")
             await finished(life)
             for watcher in watchers:
                 watcher.cancel()

@@ -345,7 +345,7 @@ class Tailer:
             if gap.before.entry_id:
                 self._metrics.source_gaps.inc()
                 raise EntriesMissing(
-                    f"entries after {gap.after} and before {gap.before} of {self.topic} are gone from the source",
+                    f"entries after {gap.after} and before {gap.before} of {self.topic} are not at the source any more",
                     hint="the broker pushed what follows them, and the ledger was deleted while it was written",
                 )
             loss = loss._replace(before=gap.before)

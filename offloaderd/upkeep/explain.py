@@ -173,7 +173,7 @@ class Explainer:
         place = Place(segment=segment, data_key=target.keys.data)
         if segment.bucket not in self._buckets:
             known = ", ".join(map(repr, sorted(self._buckets)))
-            said = f"it lies in bucket {segment.bucket!r}; this daemon works with {known}"
+            said = f"it is in bucket {segment.bucket!r}; this daemon works with {known}"
             return replace(place, flaw=Flaw(kind=Kind.ELSEWHERE, key=target.keys.data, found=said))
         if segment.foreign:
             return await self._of_broker(place, segment, position)
@@ -221,14 +221,14 @@ def without_segment(known: Explanation, topic_map: TopicMap) -> Explanation:
     if topic_map.floor is not None and position <= topic_map.floor:
         first = topic_map.segments[0].begin if topic_map.segments else None
         text = f"offloaded, and deleted again by retention, like all up to {topic_map.floor}"
-        advice = f"the oldest that is kept is {first}" if first else "nothing of the topic is kept in the bucket"
+        advice = f"the oldest stored entry is {first}" if first else "nothing of the topic is stored in the bucket"
         return replace(known, state=State.DELETED, text=text, what_to_do=advice)
     if loss is not None:
         state, text = State.LOST, f"lost: entries {loss} were deleted from the source before they were offloaded"
         if not loss.certain:
             state, text = (
                 State.MAYBE_LOST,
-                f"nobody can tell whether there were entries {loss}: the source deleted them",
+                f"it is unknown whether there were entries {loss}: the source deleted them",
             )
         return replace(known, state=state, text=text, what_to_do=f"nothing brings it back; read on from {loss.before}")
     if held.buffer or held.source:
@@ -252,7 +252,7 @@ def _nowhere(known: Explanation, topic_map: TopicMap) -> Explanation:
         return replace(known, state=State.NO_ENTRY, text=text, what_to_do=advice)
     beyond = newest is None or position > (topic_map.offloaded or START) or topic_map.awaits(position)
     if held.source is None and beyond:
-        text = f"not in the bucket and not in the buffer; the ledger source cannot be asked: {held.why}"
+        text = f"not in the bucket and not in the buffer; the ledger source cannot be read: {held.why}"
         return replace(known, state=State.UNKNOWN, text=text, what_to_do="bring the source back and ask again")
     if newest is None or position > newest:
         text = "the topic has no entries yet" if newest is None else f"beyond the end: the newest entry is {newest}"

@@ -263,7 +263,7 @@ def _between(
     elif not _joined(first, begin, ends):
         yield Problem(
             kind=Kind.DOUBT,
-            text=f"nobody can tell whether there was anything between {gone} and {begin}",
+            text=f"it is unknown whether there was anything between {gone} and {begin}",
             segments=segments,
             what_to_do="nothing; a version that did not record it yet has written these segments",
         )

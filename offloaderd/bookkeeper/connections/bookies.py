@@ -243,7 +243,7 @@ class Bookie:
                 return await self._registered()
         except TimeoutError:
             if self._address is None:
-                raise TimedOut(f"the address of bookie {self.bookie_id}: ZooKeeper did not tell in time") from None
+                raise TimedOut(f"the address of bookie {self.bookie_id}: ZooKeeper did not answer in time") from None
         except Transient:
             if self._address is None:
                 raise

@@ -19,7 +19,7 @@ COMMANDS = LazyCommands(
         "status:doctor": "Check the dependencies of the daemon.",
         "drill:drill": "Try the promises on your stores, with faults injected.",
         "segments:explain": "Show where an entry is stored.",
-        "gc:gc": "Find what nobody refers to in the bucket, and delete it.",
+        "gc:gc": "Find objects without a reference in the bucket, and delete them.",
         "ledgers:grants": "Forbid and allow the deletion of ledgers from their source.",
         "history:history": "Plan a topic's history, and see how far it is offloaded.",
         "identity:identity": "Show whose data these are, and accept what is refused.",

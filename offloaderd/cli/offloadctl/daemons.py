@@ -73,7 +73,7 @@ def drain(session: Session, daemon: str | None, *, self_: bool, undo: bool, dry_
 
 
 TABLE: show.Table[placement_pb2.Daemon] = show.Table(
-    ("DAEMON", lambda one: f"{one.daemon_id} (asked)" if one.asked else one.daemon_id),
+    ("DAEMON", lambda one: f"{one.daemon_id} (answers)" if one.asked else one.daemon_id),
     ("STANDING", lambda one: f"{one.standing}: {one.impaired}" if one.impaired else one.standing),
     (">TOPICS", "topics"),
     ("ADDRESS", "address"),

@@ -95,14 +95,14 @@ def _row(find: upkeep_pb2.GcFind, count: int) -> tuple[str, ...]:
 
 def _lines(summary: upkeep_pb2.GcSummary) -> list[str]:
     objects = f"{show.plural(summary.objects, 'object')} ({show.size(summary.object_bytes)})"
-    held = f"{objects} of {show.plural(summary.segments, 'segment')} and at {show.plural(summary.topics, 'topic')}"
-    looked = f"looked at {held} in {show.age(summary.seconds)}"
+    held = f"{objects} of {show.plural(summary.segments, 'segment')} and {show.plural(summary.topics, 'topic')}"
+    looked = f"inspected {held} in {show.age(summary.seconds)}"
     beside = []
     if summary.others:
         beside.append(f"{show.plural(summary.others, 'object')} with other keys")
     if summary.elsewhere:
         beside.append(f"{show.plural(summary.elsewhere, 'segment')} stored elsewhere")
-    said = [looked + (f"; not at {' and '.join(beside)}" if beside else "")]
+    said = [looked + (f"; not {' and '.join(beside)}" if beside else "")]
     counts = summary.verdicts
     if summary.applied:
         said.append(f"deleted {show.number(counts['deleted'])} ({show.size(summary.deleted_bytes)})")
@@ -110,7 +110,7 @@ def _lines(summary: upkeep_pb2.GcSummary) -> list[str]:
         said.append(f"would delete {show.number(counts['delete'])} ({show.size(summary.rubbish_bytes)})")
     kept = [f"{show.number(summary.finds[kind])} {kind}" for kind in sorted(QUIET) if summary.finds[kind]]
     if kept:
-        said[-1] += f"; left {', '.join(kept)} (grace {show.age(summary.grace_s)})"
+        said[-1] += f"; not deleted: {', '.join(kept)} (grace {show.age(summary.grace_s)})"
     if counts["failed"]:
         said.append(f"{show.plural(counts['failed'], 'deletion')} failed; the next collection tries again")
     if counts["alarm"]:

@@ -143,7 +143,7 @@ def _facts(found: history_pb2.GetHistoryResponse) -> list[tuple[str, str]]:
     if plan.doubtful_ledgers:
         lines.append(("DOUBTFUL", f"lengths of {show.plural(plan.doubtful_ledgers, 'ledger')}: split by entries"))
     if found.error:
-        lines.append(("HINDERED", found.error))
+        lines.append(("FAILED", found.error))
     return lines
 
 

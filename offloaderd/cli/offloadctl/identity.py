@@ -75,7 +75,7 @@ def accept(
 
     wanted = {"places": place, "source": source, "dry_run": not apply}
     believed = session.ask(lambda client: client.accept_identity(topic or "", kind=kind or "", **wanted))
-    head = "believed from now on:" if apply else "with --apply it would be believed from then on:"
+    head = "taken as true from now on:" if apply else "with --apply this would be taken as true:"
     session.tell({"applied": apply, "believed": believed}, "\n  ".join([head, *believed]))
 
 

@@ -51,7 +51,7 @@ def _show_ledgers(topic: TopicName, found: retention_pb2.ListLedgersResponse) ->
     if found.metadata_error:
         show.note(f"ZooKeeper is away, grants are not shown: {found.metadata_error}")
     if found.source_error:
-        show.note(f"the source was not asked: {found.source_error}")
+        show.note(f"the source was not read: {found.source_error}")
 
 
 def _note(one: retention_pb2.Ledger) -> str:
@@ -65,8 +65,8 @@ def _note(one: retention_pb2.Ledger) -> str:
     if grant.source_deleted_ms:
         return f"deleted from the source at {show.moment(grant.source_deleted_ms)}"
     if grant.verified_ms:
-        how = "all read" if grant.readback else "looked up"
-        return f"{how} by {grant.daemon_id}; may go from {show.moment(grant.not_before_ms)} on"
+        how = "all read" if grant.readback else "checked"
+        return f"{how} by {grant.daemon_id}; may be deleted from {show.moment(grant.not_before_ms)} on"
     return ""
 
 

@@ -233,7 +233,7 @@ def _facts(last: admin_pb2.OffloadProgress) -> list[tuple[str, str]]:
         ("wanted", last.wanted),
         ("asked", asked + (f" from {last.asked_by}" if last.asked_by else "")),
         ("target", show.position_of(last, "target") or ""),
-        ("offloaded", offloaded + (f" ({stood} when it was asked)" if last.wanted else "")),
+        ("offloaded", offloaded + (f" ({stood} at the request)" if last.wanted else "")),
         ("left", left if last.remaining_entries else ""),
         ("method", last.method),
         ("owner", last.owner),

@@ -137,7 +137,7 @@ def _tiers(found: inspect_pb2.ExplainResponse) -> str:
     named = (("buffer", found.in_buffer), ("source", found.in_source), ("bucket", found.in_objects))
     held = [name for name, there in named if there]
     said = ", ".join(held) or "none"
-    return said if found.HasField("in_source") else f"{said}; the source cannot be asked: {found.source_trouble}"
+    return said if found.HasField("in_source") else f"{said}; the source cannot be read: {found.source_trouble}"
 
 
 def _place_facts(place: inspect_pb2.ExplainResponse.Place) -> list[tuple[str, str]]:

@@ -83,7 +83,7 @@ def _show_status(
 
 TABLE: show.Table[admin_pb2.TopicStatus] = show.Table(
     ("TOPIC", "topic"),
-    ("STATE", lambda one: "asleep" if one.asleep else one.state),
+    ("STATE", lambda one: "suspended" if one.asleep else one.state),
     ("CONFIRMED", "confirmed"),
     ("OFFLOADED", "offloaded"),
     (">LAG", lambda one: lag_cells(one)[0]),
@@ -173,7 +173,7 @@ class View:
 @click.option(
     "--interval", metavar="TIME", type=duration_param(0.2), default=2.0, help="Pause between two looks. [default: 2]"
 )
-@click.option("--once", is_flag=True, help="Look twice, an interval apart, print the table, and end.")
+@click.option("--once", is_flag=True, help="Read the status twice, an interval apart, print the table, and end.")
 @options.common
 def top(session: Session, *, sort: str, search: str, limit: int | None, interval: float, once: bool) -> None:
     """Watch the topics that a daemon works on: lag, rate, open segment, owner, and what holds them up.
@@ -309,7 +309,7 @@ def _row(view: View, one: admin_pb2.TopicStatus) -> tuple[str, ...]:
     rate = view.rates.get(one.topic)
     return (
         show.visible(one.topic),
-        "asleep" if one.asleep else one.state,
+        "suspended" if one.asleep else one.state,
         show.visible(one.owner) or "-",
         *lag_cells(one),
         f"{show.size(round(rate.bytes_per_s))}/s" if rate is not None else "-",

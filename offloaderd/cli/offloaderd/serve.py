@@ -76,7 +76,7 @@ def health(*, config: Path | None, ready: bool) -> int:
 
     settings = usable(config, os.environ)
     if not settings.http.port:
-        raise InvalidConfig("http.port = 0 takes any free port", hint="give it a number, so that it can be asked")
+        raise InvalidConfig("http.port = 0 takes any free port", hint="set a port number")
     healthy, text = ask(settings, "/readyz" if ready else "/healthz")
     click.echo(text, err=not healthy)
     return OK if healthy else FAILED
@@ -97,7 +97,7 @@ def ask(settings: Settings, path: str) -> tuple[bool, str]:
     except (OSError, http.client.HTTPException) as error:
         if settings.http.tls == "mutual" and not isinstance(error, TimeoutError):
             refused = "the daemon answers and does not accept its own certificate as a client's"
-            return path == "/healthz", f"{refused}: sign it with tls.client_ca_file to be told more"
+            return path == "/healthz", f"{refused}: sign it with tls.client_ca_file to see its answer"
         return False, f"the daemon at {where}:{settings.http.port} does not answer: {error}"
     else:
         return answer.status == http.client.OK, text

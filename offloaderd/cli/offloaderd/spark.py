@@ -199,7 +199,7 @@ def verify(
       0    everything is sound
       1    problems were found
       2    wrong usage or configuration
-      3    no problem was found, but not everything could be looked at
+      3    no problem was found, but not everything could be read
 
     \b
     Examples:
@@ -241,5 +241,5 @@ def verify(
     else:
         looked = f"{show.plural(found.segments, 'segment')} of {show.plural(found.topics, 'topic')}"
         verdict = show.plural(found.problems, "problem") if found.problems else "no problem"
-        click.echo(f"looked at {looked}, {show.size(found.read_bytes)}; {verdict}")
+        click.echo(f"inspected {looked}, {show.size(found.read_bytes)}; {verdict}")
     return found.exit_code

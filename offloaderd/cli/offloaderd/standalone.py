@@ -179,7 +179,7 @@ def flow_line(now: Progress) -> str:
         f"committed {show.number(now.committed_entries)} in {show.plural(now.segments, 'segment')}",
         f"lag {show.number(now.lag_entries)} ({_lag_age(now)})",
     ]
-    return " | ".join(parts + ([f"trouble: {now.failure}"] if now.failure else []))
+    return " | ".join(parts + ([f"failing: {now.failure}"] if now.failure else []))
 
 
 LOG_NAME = "offloaderd.log"

@@ -62,7 +62,7 @@ class Against(TypedDict):
     help="Also compare with the map in ZooKeeper, and revoke the grants of ledgers whose copy is damaged.",
 )
 @click.option("--dry-run", is_flag=True, help="With --against-map: revoke no grant, only say of which ledgers.")
-@click.option("--after", metavar="TOPIC", type=options.TOPIC, help="Go on behind this topic; they are sorted by name.")
+@click.option("--after", metavar="TOPIC", type=options.TOPIC, help="Continue behind this topic, in order of name.")
 @click.option("--rate", metavar="SIZE", type=size_param(2**20), help="Read at most this a second; a number is MiB.")
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one line a topic, the sum in the last one.")
 def verify(
@@ -88,10 +88,10 @@ def verify(
 
     \b
     Exit codes:
-      0    everything that was looked at is sound
+      0    everything that was inspected is sound
       1    problems were found
       2    wrong usage or configuration
-      3    no problem was found, but not everything could be looked at
+      3    no problem was found, but not everything could be read
 
     \b
     Examples:
@@ -209,7 +209,7 @@ class View:
     def hint(self) -> None:
         """Show how to continue."""
         if self.last:
-            click.echo(f"hint: go on with --after {self.last}", err=True)
+            click.echo(f"hint: continue with --after {self.last}", err=True)
 
     def end(self) -> int:
         """Show the totals; returns the exit code."""
@@ -218,9 +218,9 @@ class View:
             click.echo(show.json_line({"summary": picked(self, *SUM)}), nl=False)
             return code
         looked = f"{show.plural(self.segments, 'segment')} of {show.plural(self.topics, 'topic')}"
-        said = f"looked at {looked}: {show.number(self.entries)} entries, {show.size(self.object_bytes)}"
+        said = f"inspected {looked}: {show.number(self.entries)} entries, {show.size(self.object_bytes)}"
         verdict = show.plural(self.problems, "problem") if self.problems else "no problem"
         click.echo(f"{said}; {verdict}" + (f", {show.plural(self.notes, 'note')}" if self.notes else ""))
         if self.unreachable:
-            click.echo("not everything could be looked at")
+            click.echo("not everything could be read")
         return code

@@ -159,7 +159,7 @@ class ServiceMetrics(Families):
         "When the daemon's certificate ends (tls.cert_file); 0 without TLS. Page a week before."
     )
     metadata_world_writable = gauge(
-        "1 while everybody who reaches ZooKeeper may write the daemon's nodes, policies and retention among them: "
+        "1 while every client of ZooKeeper may write the daemon's nodes, policies and retention among them: "
         "metadata.acl is open, and ZooKeeper is not on this machine alone."
     )
     tls_reload_failing = gauge(

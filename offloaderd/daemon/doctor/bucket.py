@@ -184,7 +184,7 @@ class BucketProbe:
         if key not in below:
             return warn(
                 "an open upload is listed by its key, and not by the folder that it is in",
-                "offloadctl gc finds no uploads that nobody knows any more: have the store end incomplete uploads, "
+                "offloadctl gc finds no uploads without a reference: have the store end incomplete uploads, "
                 "days later than offload.segment_age_max_s",
             )
         return ok("an upload was given up and is gone")

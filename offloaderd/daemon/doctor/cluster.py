@@ -226,7 +226,7 @@ class Roster:
 async def _missing(bookie_id: str) -> Finding:
     return warn(
         f"{bookie_id} has a cookie, but is not registered",
-        "start it; if it is gone for good, have its ledgers copied and its cookie deleted: bookkeeper shell "
+        "start it; if it will not come back, have its ledgers copied and its cookie deleted: bookkeeper shell "
         f"decommissionbookie -bookieid {bookie_id}",
     )
 
@@ -275,7 +275,7 @@ async def _knows_batches(pool: BookiePool, bookie_id: str) -> bool:
     return True
 
 
-NOT_SET = "pulsar.admin_url is not set: an idle open ledger hides its last entries until it goes on or closes"
+NOT_SET = "pulsar.admin_url is not set: an idle open ledger hides its last entries until the next write or its close"
 ADMIN_UNREACHABLE = (
     "let this machine reach pulsar.admin_url, and the brokers that it redirects to; it is a broker's or proxy's web "
     "service URL"

@@ -51,7 +51,7 @@ def memory(settings: Settings) -> Finding:
     needed = budgets.budget_bytes + BASE_BYTES
     there = memory_bytes(map(Path, CGROUP_LIMITS))
     if there is None:
-        return ok(f"{_mib(needed)} at most; this system does not tell how much there is")
+        return ok(f"{_mib(needed)} at most; this system does not say how much there is")
     found = f"{_mib(needed)} at most (the budgets and {_mib(BASE_BYTES)}) of {_mib(there)} here"
     lower = "lower memory.buffer_bytes, memory.upload_bytes or memory.cache_bytes, or give the daemon more"
     if needed > there:

@@ -157,7 +157,7 @@ def _parsed(path: Path) -> dict[str, object]:
         at = re.match(r"line \d+, column \d+", where)
         line = at[0] if at else f"line {text.count(chr(10)) + 1}"
         twice = "overwrite" in what or "twice" in what
-        hint = "the same name stands there twice: remove one of them"
+        hint = "the name is there twice: remove one"
         hint = hint if twice else 'texts need quotes, as in bucket = "name"'
         raise InvalidConfig(f"{path}: {line}: not TOML: {what or error}", hint=hint) from error
 

@@ -121,7 +121,7 @@ def _apart(name: str) -> Rule:
     return Rule(
         f"ledgers.kind metadata.root {key}",
         lambda s: s.ledgers.kind == "bookkeeper" and _overlap(s.metadata.root, getattr(s.bookkeeper, name)),
-        f"metadata.root = {{metadata.root!r}} must lie apart from {key} = {{{key}!r}}, which is the cluster's own and "
+        f"metadata.root = {{metadata.root!r}} must be apart from {key} = {{{key}!r}}, which is the cluster's own and "
         "never written: /offloaderd is a good place",
     )
 
@@ -227,7 +227,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "access.token_secret_key access.token_public_key tls.cert_file",
         lambda s: s.access.has_tokens and s.tls.cert_file is None,
-        "tokens would be sent in the clear, for anybody to use: set tls.cert_file and tls.key_file",
+        "tokens would be sent unencrypted, and whoever reads them could use them: set tls.cert_file and tls.key_file",
     ),
     Rule(
         "access.grants tls.client_ca_file access.token_secret_key access.token_public_key",
@@ -268,7 +268,7 @@ RULES: tuple[Rule, ...] = (
         "bookkeeper.ledgers_root bookkeeper.managed_ledgers_root",
         lambda s: _overlap(s.bookkeeper.ledgers_root, s.bookkeeper.managed_ledgers_root),
         "bookkeeper.ledgers_root = {bookkeeper.ledgers_root!r} and bookkeeper.managed_ledgers_root = "
-        "{bookkeeper.managed_ledgers_root!r} must not lie in each other: BookKeeper and Pulsar keep them apart",
+        "{bookkeeper.managed_ledgers_root!r} must not be inside each other: BookKeeper and Pulsar keep them apart",
     ),
     _apart("ledgers_root"),
     _apart("managed_ledgers_root"),
@@ -310,7 +310,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "retention.kind ledgers.kind",
         lambda s: s.retention.kind is TierRetention.FOLLOW and s.ledgers.kind != "bookkeeper",
-        "retention.kind = follow goes by Pulsar's list of ledgers, and ledgers.kind = {ledgers.kind} has none: choose "
+        "retention.kind = follow needs Pulsar's list of ledgers, and ledgers.kind = {ledgers.kind} has none: choose "
         "keep or limited",
     ),
     _holds("memory.upload_bytes", UPLOAD_PARTS_MIN, "parts", "offload.part_bytes"),

@@ -241,7 +241,7 @@ def failure_of(one: TopicStatus) -> str:
     if any(loss.certain for loss in one.losses):
         return "entries were deleted at the source before they were offloaded"
     if one.losses:
-        return "a ledger is gone from the source, and nobody can tell whether all of it was offloaded"
+        return "a ledger is not at the source any more, and it is unknown whether all of it was offloaded"
     return "new entries wait until the history is done"
 
 

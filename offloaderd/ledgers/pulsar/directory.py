@@ -226,7 +226,7 @@ class Directory:
         except NotFound:
             if not await self._znodes.children(self._topics_root):
                 raise Transient(
-                    f"there are no topics at all below {self._topics_root}, so nobody can say that {topic} was deleted",
+                    f"no topics at all below {self._topics_root}: this does not prove that {topic} was deleted",
                     hint="bookkeeper.servers or managed_ledgers_root may be another cluster's",
                 ) from None
             raise

@@ -44,7 +44,7 @@ _HINTS = {
     RefusalKind.LEDGER_REPLACED: "restore the source's metadata; if the source began anew, use another topic name",
     RefusalKind.LEDGER_SHORTER: "compare the ledger with the tier: `offloadctl ledgers list`",
 }
-_ACCEPT = "`offloadctl identity show` has the details, `offloadctl identity accept` believes what was found"
+_ACCEPT = "`offloadctl identity show` has the details, `offloadctl identity accept` accepts what was found"
 
 
 def hint(kind: str) -> str:

@@ -206,7 +206,7 @@ def _first_look(topic_map: TopicMap, ledger_id: int, held: Sequence[_Held], buck
     elsewhere = {one.bucket for one, _ in held}.difference(buckets)
     if standing is Standing.CONVERTIBLE and elsewhere:
         known = ", ".join(map(repr, sorted(buckets)))
-        standing, why = Standing.ELSEWHERE, f"it lies in bucket {min(elsewhere)!r}, this daemon works with {known}"
+        standing, why = Standing.ELSEWHERE, f"it is in bucket {min(elsewhere)!r}, this daemon works with {known}"
     return replace(row, standing=standing, why=why)
 
 
@@ -214,7 +214,7 @@ def _obstacle(topic_map: TopicMap, ledger_id: int, first_entry_id: int) -> tuple
     """Return why a ledger in segments cannot be converted; CONVERTIBLE if it can."""
     floor = topic_map.floor
     if ledger_id in topic_map.deleted:
-        return Standing.DELETED, "it is marked deleted, and goes when those before it do"
+        return Standing.DELETED, "it is marked deleted, and is deleted after those before it"
     if first_entry_id and floor is not None and floor.ledger_id == ledger_id:
         return Standing.TRIMMED, f"its entries before {first_entry_id} were deleted by retention"
     if first_entry_id:
@@ -226,11 +226,11 @@ def _obstacle(topic_map: TopicMap, ledger_id: int, first_entry_id: int) -> tuple
         return Standing.LOST, f"entries of it may be lost: {lost}"
     if ledger_id == topic_map.segments[-1].end.ledger_id:
         return Standing.OPEN, "it is not closed, or not offloaded to its end"
-    return Standing.UNSURE, "nobody has recorded where it ended"
+    return Standing.UNSURE, "its end is not recorded"
 
 
 def _pinned(row: LedgerState) -> LedgerState:
-    why = "it lies in a segment between ledgers that have to stay there"
+    why = "it is in a segment between ledgers that have to stay there"
     return replace(row, standing=Standing.PINNED, why=why)
 
 

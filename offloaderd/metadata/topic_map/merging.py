@@ -59,7 +59,7 @@ def obstacle(topic_map: TopicMap, segment: CommittedSegment, buckets: Collection
     if any(part.ledger_id in topic_map.deleted for part in segment.slices):
         return "a ledger of it is marked deleted"
     if segment.bucket not in buckets:
-        return "it lies in another bucket"
+        return "it is in another bucket"
     if any(segment.begin < loss.before <= segment.end for loss in topic_map.losses):
         return "entries were lost inside it"
     return ""

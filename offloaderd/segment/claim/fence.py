@@ -92,6 +92,6 @@ class Fence:
             raise error
         self._metrics.fenced_writes.inc()
         raise Fenced(
-            f"somebody else has taken over {self.claim.topic} (epoch {self.claim.epoch} is over)",
-            hint="nothing to do: who was deposed stops working on the topic and changes nothing",
+            f"another daemon or job has taken over {self.claim.topic} (epoch {self.claim.epoch} is over)",
+            hint="nothing to do: this one stops working on the topic and changes nothing",
         ) from error

@@ -257,14 +257,14 @@ class TopicRecord:
                 topic=str(self.map.topic),
                 range=str(loss),
                 entries_at_least=loss.entries,
-                hint="the source deleted them before they were offloaded; keep more there, or look what was late",
+                hint="the source deleted them before they were offloaded; retain them longer, or find what was late",
             )
         else:
             log.warning(
                 "topic.entries_possibly_lost",
                 topic=str(self.map.topic),
                 range=str(loss),
-                reason="a ledger that was open when it was last seen, or that nobody saw, is gone from the source",
+                reason="a ledger that was open when it was last read, or was never read, is not at the source any more",
                 hint="nothing, if the topic was deleted or its ledgers were empty; else as topic.entries_lost",
             )
 

@@ -119,7 +119,7 @@ async def _whole_ledgers(context: OffloadContext, topic_map: TopicMap, aim: Aim)
     if not topic_map.segments and floor is not None and _is_inside(floor, infos):
         raise BackfillFailed(
             f"retention has deleted all of {topic} up to {floor}, in the middle of a ledger",
-            hint="its daemon goes on there; run it again when that ledger is offloaded",
+            hint="its daemon continues there; run it again when that ledger is offloaded",
         )
     after = standing.ledger_id - _is_inside(standing, infos) if standing is not None else -1
     extent = extent_of(infos, after=after)

@@ -198,7 +198,7 @@ class Columns:
                 Condition.MALFORMED,
                 f"{topic}, message {messages[at].position}{inside}: its value does not fit the schema: {why}",
                 hint="give all versions of the schema (`pulsar-admin schemas get --all-version`) and run it again: a "
-                "stream goes on from its checkpoint here; skip=malformed leaves such values null and says why",
+                "stream continues from its checkpoint here; skip=malformed leaves such values null and says why",
             )
         return {
             "value": lambda: values,

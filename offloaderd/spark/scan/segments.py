@@ -166,8 +166,8 @@ class LateReader:
             snapshot = await self._current(topic)
         except OffloaderError as unknown:
             raise type(unknown)(
-                f"segment {run.segment.segment_id} of {topic} is gone, and what holds its entries now cannot be asked: "
-                f"{unknown.message}",
+                f"segment {run.segment.segment_id} of {topic} is deleted, and which segment has its entries now "
+                f"is unknown: {unknown.message}",
                 hint="tasks ask it where the driver does, in ZooKeeper or in the bucket; or run the query again",
             ) from unknown
         if snapshot is None:

@@ -244,7 +244,7 @@ def holes_of(topic_map: TopicMap) -> tuple[Hole, ...]:
         Hole(
             after=loss.after,
             before=loss.before,
-            reason=f"entries {loss} were gone before they were offloaded"
+            reason=f"entries {loss} were deleted before they were offloaded"
             if loss.certain
             else f"entries {loss} may have been there: ledgers were deleted before they were read",
             entries=loss.entries or None,

@@ -25,7 +25,7 @@ from offloaderd.upkeep.stored import Site
 
 log = structlog.get_logger(__name__)
 
-DISABLED = "the topic is disabled, and nobody goes on with its open segment"
+DISABLED = "the topic is disabled, so its open segment will not be resumed"
 
 
 class Unowned:
@@ -187,7 +187,7 @@ class Unowned:
         try:
             await self._metadata.transact(steps)
         except (Conflict, NotFound):
-            return Verdict.KEEP, "the topic was changed while it was looked at"
+            return Verdict.KEEP, "the topic changed during the collection"
         except OffloaderError as error:
             return Verdict.FAILED, f"{DISABLED}; giving it up failed: {error}"
         log.info("gc.attempt_given_up", topic=str(topic))

@@ -327,7 +327,7 @@ class Collection:
         except BucketMissing:
             raise
         except NotFound:
-            result = Classification(Kind.CHANGED, "it vanished while it was looked at")
+            result = Classification(Kind.CHANGED, "it was deleted during the collection")
         if one.segment_id in self._rules.also and result.kind in ALARMS:
             result = result._replace(kind=Kind.NAMED, reason=f"named to be deleted, although {result.reason}")
         if result.kind is Kind.FOREIGN:
@@ -386,7 +386,7 @@ class Collection:
             for info in one.objects.values():
                 current = await find(self._objects.at(one.bucket), info.key)
                 if current is None or not _same(info, current) or foreign(current, self._cluster, self._deployment_id):
-                    changed = changed._replace(reason=f"{info.key} is not the object that was judged")
+                    changed = changed._replace(reason=f"{info.key} is not the object that was classified")
                     return self._finds_of(one, changed, Verdict.KEEP)
             await self._remove(one)
         except BucketMissing:

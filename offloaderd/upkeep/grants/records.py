@@ -104,7 +104,7 @@ async def revoke(
         found = await load(store, topic, ledger_id)
         if found is not None and found.grant.source_deleted_ms:
             raise Conflict(
-                f"ledger {ledger_id} of {topic} is being deleted from its source, or is gone already",
+                f"ledger {ledger_id} of {topic} is being deleted from its source, or is deleted already",
                 hint="its verified copy is in the bucket; offloadctl ledgers list shows since when",
             )
         known = found.grant if found is not None else Grant(ledger_id=ledger_id)
@@ -146,7 +146,7 @@ async def allow(store: MetadataStore, topic: TopicName, ledger_id: int) -> None:
         await store.transact(steps)
     except (Conflict, NotFound) as error:
         raise Conflict(
-            f"the grants of {topic} were changed while ledger {ledger_id} was looked at: it stays revoked",
+            f"the grants of {topic} changed meanwhile: the grant of ledger {ledger_id} stays revoked",
             hint="look at offloadctl ledgers list once more, and allow it again",
         ) from error
     await _notify_owner(store, topic)

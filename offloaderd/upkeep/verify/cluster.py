@@ -404,7 +404,7 @@ class TopicVerifier:
         if away:
             rest = "the rest was not tried" if in_a_row == IN_A_ROW_MAX else "the others were"
             raise Transient(
-                f"{len(away)} of {len(topic_map.segments)} segments of {topic} could not be looked at, {rest}; "
+                f"{len(away)} of {len(topic_map.segments)} segments of {topic} could not be read, {rest}; "
                 f"the last: {away[-1]}",
                 hint=away[-1].what_to_do,
             )

@@ -60,9 +60,9 @@ async def test_segments_and_topics_are_those_that_the_daemon_knows(frozen: Room)
 
 async def test_what_it_does_not_know_is_no_answer_and_no_wait(frozen: Room) -> None:
     """Not that the topic is not there."""
-    with pytest.raises(Transient, match="the metadata store is away"):
+    with pytest.raises(Transient, match="the metadata store does not answer"):
         await segments(frozen, OTHER)
-    with pytest.raises(Transient, match="the metadata store is away"):
+    with pytest.raises(Transient, match="the metadata store does not answer"):
         await frozen.service.Status(admin_pb2.StatusRequest(topic=str(OTHER)), CONTEXT)
     with pytest.raises(Transient, match="it alone has the patterns"):
         await frozen.service.ListSelections(admin_pb2.ListSelectionsRequest(), CONTEXT)
@@ -72,7 +72,7 @@ async def test_explain_names_the_metadata_store_at_once(frozen: Room) -> None:
     """Neither a wait for the caller's deadline, nor a word of what the source or the bucket may have."""
     service = InspectService(None, None, frozen.engine, frozen.store)  # type: ignore[arg-type]
     request = inspect_pb2.ExplainRequest(topic=str(ORDERS), position=common_pb2.Position(ledger_id=1, entry_id=9))
-    with pytest.raises(Transient, match="the metadata store is away") as refused:
+    with pytest.raises(Transient, match="the metadata store does not answer") as refused:
         await service.Explain(request, None)  # type: ignore[arg-type]
     assert "ZooKeeper" in refused.value.hint
 
@@ -80,5 +80,5 @@ async def test_explain_names_the_metadata_store_at_once(frozen: Room) -> None:
 async def test_verify_names_the_metadata_store_at_once(frozen: Room) -> None:
     """What is committed is only known there."""
     service = InspectService(None, None, frozen.engine, frozen.store)  # type: ignore[arg-type]
-    with pytest.raises(Transient, match="the metadata store is away"):
+    with pytest.raises(Transient, match="the metadata store does not answer"):
         await anext(service.Verify(inspect_pb2.VerifyRequest(topic=str(ORDERS)), None))  # type: ignore[arg-type]

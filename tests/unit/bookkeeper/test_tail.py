@@ -135,7 +135,7 @@ async def test_no_bookie_answers(bench: Bench, shape: Shape) -> None:
     """That is Transient, and says who was asked; credentials that are refused are Denied."""
     await bench.cluster.ledger(shape)
     bench.bookies.down = set(shape.bookies)
-    with pytest.raises(Transient, match=r"no bookie told the end of ledger 7 .*b0 is down"):
+    with pytest.raises(Transient, match=r"no bookie answered with the end of ledger 7 .*b0 is down"):
         await bench.confirmed()
     bench.bookies.locked, bench.bookies.down = set(shape.bookies), set()
     with pytest.raises(Denied):

@@ -320,9 +320,9 @@ def test_status_of_a_topic_has_its_positions(ctl: Ctl, fake: FakeDaemon) -> None
     assert "11 entries, 2.0 KiB, 1.0 KiB of it on this daemon's disk, since 2023-11-14 22:13:20 UTC" in out
     assert "11 entries, 2.0 KiB, oldest 3.2 s ago" in out
     assert f"{OPEN_ID} (11 entries, 2.0 KiB, 1 min 05 s old, continued)" in out
-    assert "2 entries not known to be confirmed; looked 400 ms ago" in out
+    assert "2 entries not known to be confirmed; read 400 ms ago" in out
     assert "7 entries after 1:4 and before 2:0, noticed 2023-11-14 22:13:20 UTC" in out
-    assert "nobody can tell whether any before 1:0" in out
+    assert "it is unknown whether any before 1:0" in out
     assert [line.split()[-1] for line in out.splitlines() if line.startswith(("oldest", "buffered to"))] == ["1:0", "-"]
 
 

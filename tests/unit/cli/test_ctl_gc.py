@@ -73,9 +73,9 @@ def test_a_dry_run_is_the_default(ctl: Ctl, upkeep: Upkeep) -> None:
         "delete   leftover  2.0 KiB  1 d 01 h  seg/a  nobody refers to it",
         "delete   upload     upload  1 d 01 h  seg/b  nobody",
         "",
-        "looked at 15 objects (4.9 KiB) of 5 segments and at 2 topics in 1.5 s; not at 1 object with other keys and "
+        "inspected 15 objects (4.9 KiB) of 5 segments and 2 topics in 1.5 s; not 1 object with other keys and "
         "1 segment stored elsewhere",
-        "would delete 2 (2.0 KiB); left 1 young (grace 1 d 00 h)",
+        "would delete 2 (2.0 KiB); not deleted: 1 young (grace 1 d 00 h)",
         "nothing was deleted: this was a dry run, add --apply",
     ]
     assert (upkeep.requests[0].apply, upkeep.requests[0].HasField("grace_s")) == (False, False)

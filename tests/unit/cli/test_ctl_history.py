@@ -117,7 +117,7 @@ def test_history_status(ask: Ctl, fake: FakeHistory) -> None:
         "who": "a backfill job, which has not begun",
         "ranges": "1 done, 0 claimed, 1 planned; of about 1.0 MiB, 12 probes in 500 ms",
         "DOUBTFUL": "lengths of 1 ledger: split by entries",
-        "HINDERED": "source away",
+        "FAILED": "source away",
     }
     assert answer.out.splitlines()[-1].split() == ["2:5", "3:9", "7", "70", "B", "planned", "-", "-", "2", "away"]
     assert (fake.requests[1].ranges_from, fake.requests[1].ranges_max) == (1, 50)

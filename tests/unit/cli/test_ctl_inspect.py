@@ -242,7 +242,7 @@ async def test_one_object_that_always_fails_leaves_the_other_segments_verified()
     ]
     assert (second.flaws, between.flaws) == ([], [])
     assert second.read_bytes
-    assert error.startswith(f"1 of 2 segments of {TOPIC} could not be looked at, the others were; the last: ")
+    assert error.startswith(f"1 of 2 segments of {TOPIC} could not be read, the others were; the last: ")
     assert error.endswith(f"get {data_key(1)}: 503 (entries 1:0..1:9)")
 
 

@@ -205,7 +205,7 @@ def test_the_status_shows_what_is_known(ctl: Ctl, fake: FakeDaemon) -> None:
         ["wanted", "everything"],
         ["asked", "2023-11-14 22:13:20 UTC from ipv4:10.0.0.7:5"],
         ["target", "3:9"],
-        ["offloaded", "3:4 (nothing when it was asked)"],
+        ["offloaded", "3:4 (nothing at the request)"],
         ["left", "5 entries, 500 B"],
         ["method", "streaming"],
         ["owner", "d-1"],

@@ -83,10 +83,10 @@ def test_ledgers_list(ask: Ctl, fake: FakeRetention) -> None:
     lines = answer.out.splitlines()
     assert lines[1].split()[:3] == ["3", "deleted", "-"]
     assert lines[1].endswith("marked deleted at 2023-11-14 22:13:20")
-    assert lines[2].endswith("looked up by d1; may go from 2023-11-14 22:14:20 on")
+    assert lines[2].endswith("checked by d1; may be deleted from 2023-11-14 22:14:20 on")
     assert lines[3].endswith("hold")
     assert lines[4].split()[-2:] == ["no", "-"]
-    assert answer.err.splitlines() == ["deleted up to 2:9: 4 segments, 2.0 KiB", "the source was not asked: away"]
+    assert answer.err.splitlines() == ["deleted up to 2:9: 4 segments, 2.0 KiB", "the source was not read: away"]
     assert fake.requests[0].topic == TOPIC
 
 

@@ -214,7 +214,7 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
     screen.progress(now)
     out = capsys.readouterr().out
     assert out == flow_line(now) + "\n"
-    assert "trouble: S3 is away" in out
+    assert "failing: S3 is away" in out
     assert "\x1b" not in out
 
 

@@ -72,7 +72,7 @@ def test_a_sound_bucket_is_exit_code_0(config: Path) -> None:
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == [
         f"{TOPIC}: sound (2 segments, 384 B)",
-        "looked at 2 segments of 1 topic: 8 entries, 384 B; no problem",
+        "inspected 2 segments of 1 topic: 8 entries, 384 B; no problem",
     ]
 
 
@@ -107,7 +107,7 @@ def test_it_goes_on_behind_a_topic(config: Path) -> None:
     """Those up to the one that is named are left out."""
     result = invoke(config, "--after", "public/default/flights")
     assert result.exit_code == 0
-    assert result.stdout.startswith("looked at 0 segments of 0 topics")
+    assert result.stdout.startswith("inspected 0 segments of 0 topics")
 
 
 def test_what_cannot_be_looked_at_is_exit_code_3(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_what_cannot_be_looked_at_is_exit_code_3(tmp_path: Path) -> None:
     path.write_text(f'[objects]\nkind = "filesystem"\ndirectory = "{tmp_path}/none"\n')
     result = invoke(path)
     assert result.exit_code == 3, result.output
-    assert "not everything could be looked at" in result.stdout
+    assert "not everything could be read" in result.stdout
     assert json.loads(invoke(path, "--json").stdout)["summary"]["error"]
 
 

@@ -147,7 +147,7 @@ def test_who_may_not_write_says_what_is_left_to_do(site: Site, error: OffloaderE
     for ledger_id in (1, 2):
         assert f"  NOT-KEPT     ledger {ledger_id}: its grant could not be revoked: {error.message}" in result.stdout
         assert f"offloadctl grants revoke {TOPIC} {ledger_id}" in result.stdout
-    assert "looked at 3 segments" in result.stdout
+    assert "inspected 3 segments" in result.stdout
 
 
 def test_a_ledger_that_is_gone_from_its_source_is_named(site: Site) -> None:

@@ -84,7 +84,7 @@ def test_what_was_asked_for_can_be_taken_back_at_once(levels: LogLevels) -> None
     assert writes("kazoo.client") == "debug"
     levels.fallen("kazoo")
     assert writes("kazoo.client") == "warning"
-    with pytest.raises(InvalidInput, match="nothing was asked for kazoo"):
+    with pytest.raises(InvalidInput, match="no level was set for kazoo"):
         levels.fallen("kazoo")
 
 

@@ -77,7 +77,7 @@ async def test_the_page_says_how_the_daemon_is() -> None:
     assert "3,000 entries" in text
     assert "In trouble: 2 of 3 topics" in text
     assert "topic-00002 : stalled: the bucket is full" in text
-    assert "topic-00003 : a ledger is gone from the source" in text
+    assert "topic-00003 : a ledger is not at the source any more" in text
     assert "bucket 42 0 B 7" in text
 
 

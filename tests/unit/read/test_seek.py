@@ -337,7 +337,7 @@ async def test_without_the_source_what_is_offloaded_is_found() -> None:
         shelf.stumbles = 10**6
         assert await found_at(rig, SeekKind.TIME, NOW + 10) == (Position(3, 1), True)
         assert await found_at(rig, SeekKind.SEQUENCE, 1) == (Position(3, 1), True)
-        with pytest.raises(Transient, match="cannot be asked"):
+        with pytest.raises(Transient, match="cannot be read"):
             await seek(rig.reader, TOPIC, Goal(SeekKind.TIME, NOW + 30))
         (whole,) = rig.map.segments
         manifest = await manifest_of(rig, whole.segment_id)
@@ -348,7 +348,7 @@ async def test_without_the_source_what_is_offloaded_is_found() -> None:
         key = keys.SegmentKeys(PREFIX, later.segment_id).manifest
         await rig.store.put(key, manifest_bytes.encode(later))
         rig.map.segments = [replace(whole, segment_id=later.segment_id)]
-        with pytest.raises(Transient, match="cannot be asked"):
+        with pytest.raises(Transient, match="cannot be read"):
             await seek(rig.reader, TOPIC, Goal(SeekKind.TIME, NOW + 10))
         rig.map.segments = []
         with pytest.raises(Transient, match="stumbles"):

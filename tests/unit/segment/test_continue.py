@@ -241,7 +241,7 @@ async def test_a_push_only_segment_that_is_whole_needs_no_pusher() -> None:
         ({"driver_properties": {"driver": "memory", "bucket": "other", "prefix": "seg/"}}, "bucket 'other'"),
         ({"driver_properties": {"driver": "memory", "bucket": "b", "prefix": "x/"}}, "prefix 'x/'"),
         ({"driver_properties": {"driver": "s3", "bucket": "b", "prefix": "seg/"}}, "driver 's3'"),
-        ({"upload_id": "gone"}, "is gone"),
+        ({"upload_id": "gone"}, "does not exist any more"),
         ({"begin": Position(0, 5)}, "was to begin at 0:5"),
         ({"parts": "other etag"}, "the store has"),
         ({"parts": "swapped"}, "the store has"),

@@ -425,4 +425,4 @@ async def test_a_plan_says_what_is_left_alone_and_why() -> None:
     found = await catalog.load(rig.tree.connect(), TOPIC)
     wish = Wish(target=Target.MERGED, segment_bytes=8000, small_bytes=5000)
     left = plan_objects(found, wish, {"other"}).left
-    assert left == {"it lies in another bucket": 4, "it is the newest of the tier": 1}
+    assert left == {"it is in another bucket": 4, "it is the newest of the tier": 1}

@@ -167,7 +167,7 @@ async def test_what_nobody_knows_is_not_skipped() -> None:
 
     task = wish.task(wish.columns)
     async with segment_reader(store) as reader:
-        with pytest.raises(Transient, match="is gone, and what holds its entries now cannot be asked: no server"):
+        with pytest.raises(Transient, match="is deleted, and which segment has its entries now is unknown: no server"):
             async for _ in record_batches(LateReader(reader, away), share, wish.query, Columns(task.schema), task):
                 pass
 

@@ -263,7 +263,7 @@ async def test_what_retention_deleted_is_told(ground: Ground) -> None:
     found = await explained(ground, "1:2")
     assert found.state is State.DELETED
     assert "like all up to 1:9" in found.text
-    assert "the oldest that is kept is 1:10" in found.what_to_do
+    assert "the oldest stored entry is 1:10" in found.what_to_do
 
 
 async def test_a_topic_without_entries(ground: Ground) -> None:
