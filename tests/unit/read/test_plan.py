@@ -178,7 +178,7 @@ def test_entries_that_exist_nowhere_are_an_error() -> None:
     with pytest.raises(EntriesMissing, match="5:3 to 5:7"):
         step(short, Position(5, 3))
     unsure = TopicView(segments=(A, B), ends={(B.segment_id, 5): None}, source=(SourceLedger(8, 4, False),))
-    with pytest.raises(EntriesMissing, match="nobody can say"):
+    with pytest.raises(EntriesMissing, match="it is unknown"):
         step(unsure, Position(5, 3))
     with pytest.raises(EntriesMissing, match="ledger 4"):
         step(VIEW, Position(4, 0))

@@ -250,7 +250,7 @@ async def test_an_uncertain_loss_is_told_as_such(ground: Ground) -> None:
     await ground.metadata.transact((await ground.map()).with_loss(Loss(Position(7, 3), Position(9, 0), 0, 1))[0])
     found = await explained(ground, "8:0")
     assert found.state is State.MAYBE_LOST
-    assert "nobody can tell" in found.text
+    assert "it is unknown whether" in found.text
 
 
 async def test_what_retention_deleted_is_told(ground: Ground) -> None:
