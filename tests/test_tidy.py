@@ -14,6 +14,7 @@ import pytest
 
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.daemon.settings.sections import all_settings
+from tools.invariants import stale
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -441,3 +442,8 @@ def test_a_warning_leads_to_its_failure() -> None:
         for event in re.findall(r'\.(?:warning|error|exception|critical)\(\s*"([a-z_]+\.[a-z_]+)"', text(name))
     }
     assert sorted(event for event in logged if f"`{event}`" not in pages) == []
+
+
+def test_every_guard_was_proven_as_it_is() -> None:
+    """Each line of tests/invariants.proven holds, and no guard lacks one: `make invariants` writes them."""
+    assert not stale(), "not proven as they are: run `make invariants`, and commit tests/invariants.proven"
