@@ -264,7 +264,7 @@ async def test_all_replicas_down_and_back(stage: Stage, bookkeeper: BookKeeperCl
         await bookie.kill()
     with pytest.raises(Transient, match="no bookie gave"):
         await stage.read(topic.name, ledger_id, 199)
-    with pytest.raises(Transient, match="no bookie told"):
+    with pytest.raises(Transient, match="no bookie answered"):
         await stage.source.confirmed(topic.name, topic.ledger.ledger_id)
 
     found: list[bytes] = []

@@ -65,7 +65,7 @@ def test_daemons_are_listed_with_what_is_wrong(fleet: tuple[Ctl, Fleet, Fleet]) 
     lines = answer.out.splitlines()
     assert "impaired: no bucket" in lines[1]
     assert "1,234" in lines[1]
-    assert lines[2].startswith("one (asked)")
+    assert lines[2].startswith("one (answers)")
     document = fleet[0]("daemons", "orders", "--json").json
     assert [one["daemon_id"] for one in document["daemons"]] == ["two", "one"]
     assert (document["owner"], document["reason"]) == ("one", "to be handed over to two")

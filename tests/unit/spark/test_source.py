@@ -267,7 +267,7 @@ async def test_loss_in_the_range() -> None:
     found, every = await two_segments(store)
     loss = Loss(Position(6, 39), Position(9, 0), entries=17)
     found = snapshot(found.map.segments, [loss])
-    with pytest.raises(HoleInRange, match="gone before they were offloaded") as caught:
+    with pytest.raises(HoleInRange, match="deleted before they were offloaded") as caught:
         await planned(store, found, options())
     assert "start=9:0" in caught.value.hint
     behind = options(query=EntryQuery(first=Position(9, 0)))
