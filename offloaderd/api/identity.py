@@ -14,7 +14,7 @@ from offloaderd.metadata import identity, paths
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.identity import Acceptance, Deployment, SourceIdentity
 from offloaderd.objects import marker
-from offloaderd.objects.settings import Place
+from offloaderd.objects.places import Place
 from offloaderd.protocol.v1 import admin_pb2, identity_pb2_grpc
 from offloaderd.protocol.v1 import identity_pb2 as pb
 from offloaderd.segment.context import OffloadContext

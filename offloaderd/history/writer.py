@@ -20,7 +20,7 @@ from offloaderd.history.segment import LedgerReading, MapCommitter, MapFacts, Ow
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import paths
 from offloaderd.metadata.records.attempt import Attempt
-from offloaderd.objects.settings import Place
+from offloaderd.objects.places import Place
 from offloaderd.segment.claim.attempt_log import attempt_log
 from offloaderd.segment.committer import Assignment
 from offloaderd.segment.context import OffloadContext

@@ -1,68 +1,11 @@
-"""Settings of the object store, and the places that they name: each a bucket and a key prefix."""
+"""Settings of the object store."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from offloaderd.core.section import OptionalSecret, OptionalText, Seconds, Section, Shape, Url, is_private
-
-IDENTIFYING = ("driver", "bucket", "directory", "prefix")
-"""The properties of a driver that locate objects; the others describe the access."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """One bucket's prefix; a store without buckets has one named "". `driver` locates it without the settings."""
-
-    driver: Mapping[str, str]
-
-    @property
-    def bucket(self) -> str:
-        """The bucket's name in committed segments."""
-        return self.driver.get("bucket", "")
-
-    @property
-    def prefix(self) -> str:
-        """The begin of every key."""
-        return self.driver.get("prefix", "")
-
-    def __str__(self) -> str:
-        return f"bucket {self.bucket!r}, prefix {self.prefix!r}"
-
-
-class Places:
-    """All places: first the daemon's own, for topics whose policy names no other."""
-
-    def __init__(self, home: Place, *others: Place) -> None:
-        self.home = home
-        self._all = (home, *others)
-
-    def __iter__(self) -> Iterator[Place]:
-        return iter(self._all)
-
-    @property
-    def buckets(self) -> frozenset[str]:
-        """Names of the buckets."""
-        return frozenset(place.bucket for place in self._all)
-
-    def find(self, bucket: str, prefix: str) -> Place | None:
-        """Return the place with this bucket and prefix, None if the daemon does not use it."""
-        return next((one for one in self._all if (one.bucket, one.prefix) == (bucket, prefix)), None)
-
-    def of_bucket(self, bucket: str) -> Place | None:
-        """Return the first place in a bucket, None if the daemon does not use the bucket."""
-        return next((one for one in self._all if one.bucket == bucket), None)
-
-    def obstacle(self, driver: Mapping[str, str]) -> str:
-        """Return why objects stored with these properties are not accessible; empty if they are."""
-        for place in self._all:
-            if all(driver.get(name) == place.driver.get(name) for name in IDENTIFYING):
-                return ""
-        name = next(one for one in IDENTIFYING if driver.get(one) != self.home.driver.get(one))
-        return f"it was begun with {name} {driver.get(name)!r}, this daemon works with {self.home.driver.get(name)!r}"
-
+from offloaderd.objects.places import Place, Places
 
 Bucket = Annotated[
     str,

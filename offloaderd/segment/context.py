@@ -15,7 +15,7 @@ from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
-from offloaderd.objects.settings import Place, Places
+from offloaderd.objects.places import Place, Places
 from offloaderd.segment.builder import LedgerCut, WholeLedgers
 from offloaderd.segment.prefix_totals import Pasts
 from offloaderd.segment.roll import RollPolicy

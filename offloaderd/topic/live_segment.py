@@ -14,7 +14,7 @@ from offloaderd.format.v1 import LedgerLayout
 from offloaderd.format.v2 import SegmentLayout
 from offloaderd.history.segment import MapCommitter, MapFacts, layout_of
 from offloaderd.metadata.records.attempt import Attempt
-from offloaderd.objects.settings import Place
+from offloaderd.objects.places import Place
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.refusals import TopicIdentity
 from offloaderd.segment.claim.topic_record import TopicRecord

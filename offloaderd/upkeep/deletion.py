@@ -22,7 +22,7 @@ from offloaderd.metadata.records.deletion import Trash
 from offloaderd.metadata.topic_map.last_copy import last_copy
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.keys import SegmentKeys
-from offloaderd.objects.settings import Places
+from offloaderd.objects.places import Places
 from offloaderd.segment.context import OffloadContext
 from offloaderd.topic.offloader import TopicOffloader
 

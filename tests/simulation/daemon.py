@@ -23,7 +23,7 @@ from offloaderd.metadata.identity import ensure_deployment
 from offloaderd.metadata.records.identity import Deployment
 from offloaderd.metadata.records.ownership import DaemonNode
 from offloaderd.objects import marker
-from offloaderd.objects.settings import Place, Places
+from offloaderd.objects.places import Place, Places
 from offloaderd.policy.policies import Level, Origin
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.read.reader import ReadOptions, TopicReader

@@ -19,7 +19,7 @@ from offloaderd.cli.settings import CONFIG
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import OffloadMethod, TopicName
-from offloaderd.policy.cost import Prices
+from offloaderd.policy.settings import Prices
 from offloaderd.protocol.conversion import picked
 from offloaderd.spark.backfill import backfill as work
 from offloaderd.spark.backfill.backfill import Progress, Status

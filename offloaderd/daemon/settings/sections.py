@@ -43,7 +43,7 @@ from offloaderd.history.settings import HistorySettings
 from offloaderd.ledgers.settings import LedgersSettings, PulsarSettings
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.objects.settings import ObjectsSettings
-from offloaderd.policy.cost import Prices
+from offloaderd.policy.settings import Prices
 from offloaderd.read.settings import ReadSettings
 from offloaderd.segment.settings import LedgerBasedSettings, OffloadSettings, UploadSettings
 from offloaderd.topic.settings import OutageSettings, SpillSettings

@@ -34,8 +34,8 @@ from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
 from offloaderd.objects.checks import md5
 from offloaderd.objects.keys import SegmentKeys
+from offloaderd.objects.places import Place
 from offloaderd.objects.port import find
-from offloaderd.objects.settings import Place
 from offloaderd.objects.whole import Get, read_sure
 from offloaderd.segment.claim.fence import Claim, Fence
 from offloaderd.segment.claim.refusals import TopicIdentity

@@ -23,9 +23,10 @@ from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records.history import HistoryPlan, HistoryRange, RangeState, Worker
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
-from offloaderd.objects.settings import Place
-from offloaderd.policy.cost import GIB, Prices, Requests
+from offloaderd.objects.places import Place
+from offloaderd.policy.cost import GIB, Requests
 from offloaderd.policy.records import decode_policy
+from offloaderd.policy.settings import Prices
 from offloaderd.segment.builder import SegmentLayout
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.roll import RollPolicy

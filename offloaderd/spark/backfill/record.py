@@ -29,7 +29,7 @@ from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.keys import ObjectKind
-from offloaderd.objects.settings import Place
+from offloaderd.objects.places import Place
 from offloaderd.segment.claim.attempt_log import AttemptLog, attempt_log
 from offloaderd.segment.claim.fence import Claim
 from offloaderd.segment.claim.head import HeadKeeper, identity_of

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from offloaderd.core.model import EntryBatch, Position
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
-from offloaderd.policy.cost import HOUR_S, Cutting, Load, Prices, estimate, per_segment
+from offloaderd.policy.cost import HOUR_S, Cutting, Load, estimate, per_segment
 from offloaderd.policy.records import TopicPolicy
+from offloaderd.policy.settings import Prices
 from offloaderd.segment.builder import SegmentLayout
 from tests.unit.rigs.rig import Rig, enabled, until_offloaded
 

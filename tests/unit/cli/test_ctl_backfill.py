@@ -13,7 +13,7 @@ from offloaderd.cli.progress import Bars
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import OffloadMethod, Position, TopicName
 from offloaderd.metadata.records.history import HistoryRange
-from offloaderd.policy.cost import Prices
+from offloaderd.policy.settings import Prices
 from offloaderd.segment.builder import SegmentLayout
 from offloaderd.spark.backfill.backfill import Progress, Status
 from offloaderd.spark.backfill.plan import BackfillFailed, Origin, TopicPlan

@@ -18,7 +18,6 @@ from offloaderd.policy.cost import (
     MONTH_S,
     Cutting,
     Load,
-    Prices,
     Requests,
     estimate,
     parts_of,
@@ -26,6 +25,7 @@ from offloaderd.policy.cost import (
     per_segment,
 )
 from offloaderd.policy.records import TopicPolicy
+from offloaderd.policy.settings import Prices
 from offloaderd.segment.builder import SegmentLayout
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore

@@ -21,7 +21,7 @@ from offloaderd.ledgers.known_source import KnownSource
 from offloaderd.metadata.records.ownership import DaemonNode
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
-from offloaderd.objects.settings import Place, Places
+from offloaderd.objects.places import Place, Places
 from offloaderd.policy.policies import Level, OffloadPolicies, Origin
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.policy.resolver import PolicyResolver
