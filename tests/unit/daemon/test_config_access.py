@@ -36,7 +36,7 @@ FILES = ObjectsSettings(kind="filesystem")
         ({"http": HttpSettings(tls="mutual"), "tls": TlsSettings(**PAIR)}, "http.tls = mutual needs tls.client_ca"),
         ({"tls": TlsSettings(**PAIR, client_ca_file="a")}, "access.grants gives none of them a role"),
         ({"access": AccessSettings(grants=GRANTS)}, "nobody has to say who they are"),
-        ({"access": AccessSettings(grants=GRANTS, token_secret_key=SECRET)}, "tokens would be sent in the clear"),
+        ({"access": AccessSettings(grants=GRANTS, token_secret_key=SECRET)}, "tokens would be sent unencrypted"),
         (
             {
                 "access": AccessSettings(grants=GRANTS, token_secret_key=SECRET, token_public_key=SECRET),
