@@ -12,6 +12,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
+from tests.tiers import select
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -58,8 +60,7 @@ class Record:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Leave out what the proof has; in each worker the same."""
         done = set((self._folder / DONE).read_text().splitlines())
-        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in done])
-        items[:] = [item for item in items if item.nodeid not in done]
+        select(config, items, lambda item: item.nodeid not in done)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Note what is to run, where no workers do."""

@@ -17,6 +17,8 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from xdist.remote import Producer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,9 +61,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tier = config.getoption("--tier")
     if tier == "all":
         return
-    kept = [item for item in items if is_in(item, quick=tier == "quick")]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-    items[:] = kept
+    select(config, items, lambda item: is_in(item, quick=tier == "quick"))
+
+
+def select(config: pytest.Config, items: list[pytest.Item], wanted: Callable[[pytest.Item], bool]) -> None:
+    """Leave out the tests that are not wanted, and report them as deselected."""
+    chosen = [wanted(item) for item in items]
+    config.hook.pytest_deselected(items=[item for item, one in zip(items, chosen, strict=True) if not one])
+    items[:] = [item for item, one in zip(items, chosen, strict=True) if one]
 
 
 def is_in(item: pytest.Item, *, quick: bool) -> bool:
@@ -96,7 +103,7 @@ def seeds(tier: str) -> list[tuple[int, int]]:
 
 
 def commit() -> bytes:
-    """Return the commit's hash, or, outside a repository, the text of the package's main modules."""
+    """Return the commit's hash, or, outside a repository, the text of the package."""
     found = run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, check=False)  # noqa: S607 - any git will do
     if found.returncode == 0:
         return found.stdout.strip()

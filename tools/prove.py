@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.core.clock import SystemClock
 from tests.recording import COLLECTED, DONE, ITEMS, Ended
+from tools.git import git
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -82,13 +83,6 @@ def state() -> str:
         shutil.copy(git("rev-parse", "--path-format=absolute", "--git-path", "index"), index)
         git("add", "--all", index=index)
         return f"{git('write-tree', index=index)[:16]}-{platform.python_version()}"
-
-
-def git(*words: str, index: Path | None = None) -> str:
-    """Return what git answers, over another index where one is named."""
-    env = {**os.environ, **({"GIT_INDEX_FILE": str(index)} if index is not None else {})}
-    done = subprocess.run(["git", *words], cwd=ROOT, env=env, capture_output=True, text=True, check=True)  # noqa: S607
-    return done.stdout.strip()
 
 
 def lines(folder: Path) -> list[Ended]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from offloaderd.core.clock import SystemClock
+from tools.git import git
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,10 +82,6 @@ def runs_page() -> str:
 
 def commit() -> str:
     """Return the commit at hand, marked where the work tree differs."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S607
-
     return git("rev-parse", "HEAD")[:12] + ("+" if git("status", "--porcelain") else "")
 
 

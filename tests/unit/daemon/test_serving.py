@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pkgutil
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from offloaderd.access.roles import Identity, Kind, Role
 from offloaderd.api.admin import DaemonSnapshot
+from offloaderd.api.push import LedgerService
 from offloaderd.bookkeeper.rate_limits import Limits as SourceLimits
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import InvalidConfig
@@ -22,6 +25,7 @@ from offloaderd.daemon.log_levels import LogLevels
 from offloaderd.daemon.reload import LIVE, Reloader
 from offloaderd.daemon.settings import Settings, check
 from offloaderd.daemon.stores import Ledgers
+from offloaderd.protocol import v1
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.topic.buffer import BufferPool
@@ -263,3 +267,17 @@ def test_another_kind_of_token_key_takes_the_place_of_the_secret(ca: Authority) 
     assert [key.algorithms for key in site.state()["access.token_secret_key_previous"]] == [("PS256",)]
     with pytest.raises(InvalidConfig, match=r"access\.token_public_key_previous.*cannot be used with ES256"):
         site.components.prepare(site.read({**elder, "access.token_public_alg_previous": "ES256"}))
+
+
+async def test_each_service_of_the_protos_is_served(ca: Authority) -> None:
+    """The daemon has a service for each proto that declares one, and it answers each call; ledgers need a store."""
+    served = {name: type(service) for name, service in Site(ca).components.services.items()} | {
+        "ledgers": LedgerService
+    }
+    stubs = [one.name for one in pkgutil.iter_modules(v1.__path__) if one.name.endswith("_pb2_grpc")]
+    assert {name.removesuffix("_pb2_grpc") for name in stubs} == set(served)
+    for name, service in served.items():
+        (declared,) = import_module(f"{v1.__name__}.{name}_pb2").DESCRIPTOR.services_by_name.values()
+        bare = getattr(import_module(f"{v1.__name__}.{name}_pb2_grpc"), f"{declared.name}Servicer")
+        assert issubclass(service, bare)
+        assert not [one.name for one in declared.methods if getattr(service, one.name) is getattr(bare, one.name)]

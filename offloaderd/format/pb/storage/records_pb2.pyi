@@ -434,7 +434,7 @@ class AttemptRecord(_message.Message):
     tries: _builtins.int
     last_error: _builtins.str
     block_bytes: _builtins.int
-    """What decides the object's bytes; 0: written by a version that did not record it, and cannot be gone on with."""
+    """What decides the object's bytes; 0: written by a version that did not record it, and cannot be resumed."""
     part_bytes: _builtins.int
     preamble: _builtins.bool
     format: _builtins.int
