@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from offloaderd.core.clock import SystemClock
@@ -14,9 +14,9 @@ from tests.simulation.world import World
 from tests.simulation.zookeeper import Tree, ZooKeeper
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
-    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metadata.port import MetadataStore, SessionObserver
 
 SIMULATED = "simulated"
 """The name of these adapters among all."""
@@ -57,3 +57,40 @@ class SimulatedTree:
         """End its session."""
         assert isinstance(store, ZooKeeper)
         store.expire()
+
+
+class SimulatedServer:
+    """The servers of a simulated ZooKeeper, which go and come all at once."""
+
+    address = ""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    @asynccontextmanager
+    async def store(
+        self, *, session_s: float = 30, call_s: float = 10, observer: SessionObserver = lambda _: None
+    ) -> AsyncIterator[ZooKeeper]:
+        """Open a store, as a process of its own."""
+        store = ZooKeeper(self._world, Process(self._world.loop, f"P{len(self._world.tree.clients)}"))
+        store.session_timeout_s, store.call_timeout_s, store.observer = session_s, call_s, observer
+        await store.session()
+        try:
+            yield store
+        finally:
+            store.close()
+
+    async def start(self) -> None:
+        """Have them there again."""
+        self._world.condition = ""
+
+    async def kill(self) -> None:
+        """Break all connections and take no more."""
+        self._world.condition = "zk out"
+        for client in self._world.tree.clients:
+            client.disconnect()
+
+    def pause(self) -> None:
+        """Have them silent; connections stay open."""
+        for client in self._world.tree.clients:
+            client.cut()

@@ -143,6 +143,17 @@ async def test_many_requests_at_once_are_all_answered(store: MetadataStore) -> N
     assert len(await store.children("/n")) == 600
 
 
+async def test_a_cancelled_call_leaves_the_store_in_order(store: MetadataStore) -> None:
+    """Requests that are cancelled on their way free their places; later ones are answered."""
+    for _ in range(3):
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(store.children("/")) for _ in range(100)]
+            await asyncio.sleep(0)  # noqa: TID251 - let them start
+            for task in tasks:
+                task.cancel()
+    assert await store.children("/") == []
+
+
 # --- transactions -----------------------------------------------------------------------------------------------
 
 

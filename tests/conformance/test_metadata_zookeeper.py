@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
-from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,19 +11,18 @@ from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
 from offloaderd.core.clock import SystemClock
-from offloaderd.core.errors import Denied, InvalidConfig, NotFound, OutcomeUnknown, Transient
+from offloaderd.core.errors import Denied, InvalidConfig, OutcomeUnknown, Transient
 from offloaderd.drill.tcp_proxy import Listener
-from offloaderd.metadata.port import Create, SessionState, Versioned
+from offloaderd.metadata.port import Create, Versioned
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.metadata.zookeeper import client as zookeeper_client
 from offloaderd.metadata.zookeeper import store as adapter
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.standalone.ports import free_ports
-from offloaderd.standalone.zookeeper import ZooKeeperOptions, ZooKeeperServer, zookeeper
 from tests.conformance.metadata_stores import Changes, eventually, expire_session, zookeeper_store
+from tests.conformance.private_servers import PrivateServer
 from tests.conformance.test_armed_nodes import Armed
 from tests.patience import PATIENCE_S
-from tests.real.freezing import freeze
 from tests.real.relay import relay
 
 if TYPE_CHECKING:
@@ -34,39 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CLOCK = SystemClock()
-
-
-class PrivateServer:
-    """A ZooKeeper of one test's own, which may be hurt."""
-
-    def __init__(self, directory: Path) -> None:
-        self._options = ZooKeeperOptions(directory=directory, port=free_ports(1, CLOCK)[0])
-        self._stack = AsyncExitStack()
-        self._server: ZooKeeperServer | None = None
-        self.address = f"127.0.0.1:{self._options.port}"
-
-    async def start(self) -> None:
-        """Start it over its directory."""
-        self._server = await self._stack.enter_async_context(zookeeper(self._options, CLOCK))
-
-    async def kill(self) -> None:
-        """End it as kill -9 does."""
-        self._signal(signal.SIGKILL)
-        await self._stack.aclose()
-        self._server = None
-
-    def pause(self) -> None:
-        """Stop the process; its connections stay open and silent."""
-        if self._server is not None and self._server.child.pid is not None:
-            freeze(self._server.child.pid, CLOCK)
-
-    def resume(self) -> None:
-        """Let it go on."""
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._server is not None and self._server.child.pid is not None:
-            os.killpg(self._server.child.pid, number)
 
 
 @pytest.fixture
@@ -82,17 +45,6 @@ async def server(tmp_path: Path) -> AsyncIterator[PrivateServer]:
 def quick_reconnects(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let clients come back as soon as the server does."""
     monkeypatch.setattr(zookeeper_client, "RECONNECT_PAUSE_MAX_S", 0.2)
-
-
-@asynccontextmanager
-async def watching(store: ZooKeeperStore, path: str) -> AsyncIterator[Changes]:
-    """A running watch."""
-    changes = Changes(store.watch(path))
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(changes.run())
-        await changes.next()
-        yield changes
-        task.cancel()
 
 
 async def _readable(store: ZooKeeperStore) -> bool:
@@ -170,83 +122,6 @@ async def test_the_root_is_created(zookeeper: str) -> None:
         assert "zookeeper" in await whole.children("/")
 
 
-async def test_calls_fail_fast_while_the_server_is_away_and_work_when_it_is_back(server: PrivateServer) -> None:
-    """A short outage: Transient within the deadline, then the same session, its nodes, and re-armed watches."""
-    states: list[SessionState] = []
-    async with (
-        ZooKeeperStore(
-            server.address, "/r", MetadataSettings(session_timeout_s=30), call_timeout_s=0.5, observer=states.append
-        ) as store,
-        zookeeper_store(server.address, "/r", session_s=30) as other,
-    ):
-        await store.create("/mine", b"", ephemeral=True)
-        session = await store.session()
-        async with watching(store, "/watched") as changes:
-            await server.kill()
-            started = CLOCK.monotonic()
-            await eventually(lambda: _suspended(states))
-            for call in (store.get("/mine"), store.create("/a", b""), store.transact([Create("/b", b"")])):
-                with pytest.raises(Transient, match="no connection") as caught:
-                    await call
-                assert not isinstance(caught.value, OutcomeUnknown)
-                assert server.address in caught.value.hint
-            assert CLOCK.monotonic() - started < 25
-            assert await store.session() is session
-            async with watching(store, "/later") as later:
-                await server.start()
-                await later.next()
-            await changes.next()
-            await eventually(lambda: _readable(store))
-            assert await store.session() is session
-            assert not session.lost.is_set()
-            assert await store.children("/") == ["mine"]
-            await eventually(lambda: _readable(other))
-            await other.create("/watched", b"")
-            await changes.next()
-            await other.replace("/watched", b"", 0)
-            await changes.next()
-    assert states == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.CONNECTED]
-
-
-async def _suspended(states: list[SessionState]) -> bool:
-    return states[-1] is SessionState.SUSPENDED
-
-
-async def test_a_session_is_lost_once_it_cannot_be_known_to_live(server: PrivateServer) -> None:
-    """Away for longer than a session: lost while still away; then another session, without the old one's nodes."""
-    states: list[SessionState] = []
-    async with ZooKeeperStore(
-        server.address, "/r", MetadataSettings(session_timeout_s=2), call_timeout_s=0.5, observer=states.append
-    ) as store:
-        await store.create("/mine", b"", ephemeral=True)
-        session = await store.session()
-        await server.kill()
-        started = CLOCK.monotonic()
-        async with asyncio.timeout(PATIENCE_S):
-            await session.lost.wait()
-        assert 1.5 < CLOCK.monotonic() - started < 60
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
-                await store.session()
-        await server.start()
-        async with asyncio.timeout(PATIENCE_S):
-            following = await store.session()
-        assert following.session_id != session.session_id
-        await eventually(lambda: _gone(store, "/mine"))
-        await store.create("/mine", b"again", ephemeral=True)
-        assert not following.lost.is_set()
-    assert states[:3] == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.LOST]
-    assert states.count(SessionState.LOST) == 1
-
-
-async def _gone(store: ZooKeeperStore, path: str) -> bool:
-    try:
-        await store.get(path)
-    except NotFound:
-        return True
-    return False
-
-
 async def test_a_write_without_an_answer_is_unknown_and_read_back_in_order(server: PrivateServer) -> None:
     """A server that hangs: writes are OutcomeUnknown, reads Transient; a later read shows what became of the write."""
     async with zookeeper_store(server.address, "/r", session_s=30, call_s=0.5) as store:
@@ -291,27 +166,6 @@ async def _at_most_in_flight(store: ZooKeeperStore, limit: int) -> None:
         assert len(client._pending) + len(client._queue) - before == limit
 
 
-async def test_a_connection_lost_in_the_middle_of_a_write_is_unknown(server: PrivateServer) -> None:
-    """The server dies with the request: the write is OutcomeUnknown at once, the read Transient."""
-    async with zookeeper_store(server.address, "/r", session_s=30, call_s=20) as store:
-        server.pause()
-
-        async def write() -> None:
-            with pytest.raises(OutcomeUnknown, match="ConnectionLoss"):
-                await store.create("/a", b"")
-
-        async def read() -> None:
-            with pytest.raises(Transient, match="ConnectionLoss") as caught:
-                await store.get("/a")
-            assert not isinstance(caught.value, OutcomeUnknown)
-
-        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
-            group.create_task(write())
-            group.create_task(read())
-            await CLOCK.sleep(0.2)
-            await server.kill()
-
-
 async def test_closing_does_not_hang_with_the_server(server: PrivateServer) -> None:
     """A server that hangs delays the end by a session at most, and the threads end with the store."""
     threads = set(threading.enumerate())
@@ -322,18 +176,6 @@ async def test_closing_does_not_hang_with_the_server(server: PrivateServer) -> N
     assert CLOCK.monotonic() - started < 60
     assert set(threading.enumerate()) <= threads
     server.resume()
-
-
-async def test_a_cancelled_call_leaves_the_store_in_order(zookeeper: str) -> None:
-    """Requests that are cancelled on their way free their places; later ones are answered."""
-    async with zookeeper_store(zookeeper, f"/offloaderd/{CLOCK.uuid().hex}") as store:
-        for _ in range(3):
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(store.children("/")) for _ in range(100)]
-                await asyncio.sleep(0)  # noqa: TID251 - let them start
-                for task in tasks:
-                    task.cancel()
-        assert await store.children("/") == []
 
 
 async def test_watches_that_come_and_go_leave_one_callback(zookeeper: str) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from offloaderd.core.errors import Closed, Conflict, NotFound, OffloaderError, OutcomeUnknown, Transient
 from offloaderd.metadata import port
-from offloaderd.metadata.port import Create, Delete, Replace, Session, Versioned
+from offloaderd.metadata.port import Create, Delete, Replace, Session, SessionState, Versioned
 from offloaderd.testing.memory import metadata as memory
 from offloaderd.testing.memory.metadata import MemoryTree
 from tests.real import labels
@@ -24,7 +24,7 @@ from tests.real import labels
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
-    from offloaderd.metadata.port import Step
+    from offloaderd.metadata.port import SessionObserver, Step
     from tests.simulation.loop import Process
     from tests.simulation.world import World
 
@@ -165,7 +165,11 @@ class ZooKeeper:
         self._connected = asyncio.Event()
         self._connection = 0
         self._seen = 0
-        self._lag_s = 0.0
+        self.session_timeout_s = SESSION_TIMEOUT_S
+        self.call_timeout_s = CALL_TIMEOUT_S
+        self.lag_s = 0.0
+        """How far the server lags behind that it is connected to."""
+        self.observer: SessionObserver = lambda _: None
         self._last_there = self._last_back = 0.0
         self._waiting: dict[int, _Request] = {}
         self._requests = 0
@@ -293,8 +297,9 @@ class ZooKeeper:
             if request.arrives <= cut and not request.arrived:
                 self._loop.in_world(max(0.0, request.arrives - self._loop.time()), request.arrive, True)
             self._loop.in_world(self._rng.random() * LATENCY_S, request.tell, request.silence())
-        if self._doubting is None:
-            self._doubting = self._loop.call_later(SESSION_TIMEOUT_S, self._doubt, context=self._process.context)
+        if self._doubting is None and self._session is not None:
+            self.observer(SessionState.SUSPENDED)
+            self._doubting = self._loop.call_later(self.session_timeout_s, self._doubt, context=self._process.context)
         self._reconnect_later(reconnect_s)
 
     def cut(self) -> None:
@@ -302,12 +307,12 @@ class ZooKeeper:
         if self._connected.is_set() and not self._swallowed:
             self._swallowed = True
             self._server_waits()
-            self._loop.in_world(self._rng.random() * SESSION_TIMEOUT_S * 2 / 3, self._broken, self._connection)
+            self._loop.in_world(self._rng.random() * self.session_timeout_s * 2 / 3, self._broken, self._connection)
 
     def _server_waits(self) -> None:
         if self._unheard_since is None:
             self._unheard_since = self._loop.time()
-            self._loop.in_world(SESSION_TIMEOUT_S, self._server_gives_up, self._server_session, -1)
+            self._loop.in_world(self.session_timeout_s, self._server_gives_up, self._server_session, -1)
 
     def process_stopped(self) -> None:
         """The process no longer answers; the servers wait for as long as a session lasts."""
@@ -352,26 +357,26 @@ class ZooKeeper:
             if not request.arrived and self._rng.random() < 0.5:
                 self._loop.in_world(max(0.0, request.arrives - self._loop.time()), request.arrive, True)
         self._connection += 1
-        self._loop.in_world(SESSION_TIMEOUT_S, self._server_gives_up, self._server_session, self._connection)
+        self._loop.in_world(self.session_timeout_s, self._server_gives_up, self._server_session, self._connection)
 
     def changed(self) -> None:
         """Tell the watches of the last change, when the server that this client is connected to shows it."""
         number = self._tree.number
         told = [watch for watch in self._watches if watch.since is not None and self._tree.reports(number, watch)]
         if told:
-            delay = self._lag_s + LATENCY_S * (0.2 + self._rng.random())
+            delay = self.lag_s + LATENCY_S * (0.2 + self._rng.random())
             self._loop.in_world(delay, self._fire, told, number, self._connection)
 
     def _set(self, watches: Iterable[_Watch]) -> None:
         """Set watches at what the server shows now, and tell them of all else when it shows that."""
         if not self._connected.is_set() or self._swallowed:
             return  # they are told when there is a connection again
-        self._seen = self._tree.seen(self._lag_s, self._seen)
+        self._seen = self._tree.seen(self.lag_s, self._seen)
         for watch in watches:
             watch.since = self._seen
         told = [watch for watch in watches if self._tree.changed_after(self._seen, watch)]
         if told:
-            delay = self._lag_s + LATENCY_S
+            delay = self.lag_s + LATENCY_S
             self._loop.in_world(delay, self._fire, told, self._tree.number, self._connection)
 
     def _fire(self, watches: list[_Watch], number: int, connection: int) -> None:
@@ -402,7 +407,7 @@ class ZooKeeper:
             return
         fault = self._world.faults
         stale = fault.on and any(kind == "stale" for kind, _ in fault.rates["zk"])
-        self._lag_s = self._rng.choice([0.0, 0.0, LAG_S * self._rng.random()]) if stale else 0.0
+        self.lag_s = self._rng.choice([0.0, 0.0, LAG_S * self._rng.random()]) if stale else 0.0
         self._unheard_since = None
         self._last_there = self._last_back = self._loop.time()
         lost = self._server_session is None or self._server_session.lost.is_set()
@@ -413,6 +418,7 @@ class ZooKeeper:
             if self._session is not None:
                 self._session.lost.set()
                 self._session = None
+                self.observer(SessionState.LOST)
             self._doubted = False
             self._server_session = self._tree.new_session()
             self._session = Session(self._server_session.session_id)
@@ -421,6 +427,7 @@ class ZooKeeper:
             self._doubting.cancel()
             self._doubting = None
         self._connected.set()
+        self.observer(SessionState.CONNECTED)
         self._wake(self._watches)
 
     def _server_gives_up(self, session: Session | None, connection: int) -> None:
@@ -429,7 +436,7 @@ class ZooKeeper:
             return
         since = self._unheard_since
         if connection == self._connection or (
-            since is not None and self._loop.time() - since > SESSION_TIMEOUT_S - 0.001
+            since is not None and self._loop.time() - since > self.session_timeout_s - 0.001
         ):
             self._end(session)
 
@@ -440,6 +447,7 @@ class ZooKeeper:
             self._doubted = True
             self._session.lost.set()
             self._session = None
+            self.observer(SessionState.LOST)
 
     def _end(self, session: Session) -> None:
         self._tree.writer = ""
@@ -450,7 +458,7 @@ class ZooKeeper:
 
     async def _read(self, what: str, look: Callable[[Nodes], T]) -> T:
         def act() -> T:
-            number = self._tree.seen(self._lag_s, self._seen)
+            number = self._tree.seen(self.lag_s, self._seen)
             if number != self._tree.number:
                 self._world.faults.count("zk stale read")
             self._seen = number
@@ -483,7 +491,7 @@ class ZooKeeper:
             raise asyncio.CancelledError
         if not self._connected.is_set():
             try:
-                async with asyncio.timeout(CALL_TIMEOUT_S):
+                async with asyncio.timeout(self.call_timeout_s):
                     while not self._connected.is_set():
                         await self._connected.wait()
             except TimeoutError:
