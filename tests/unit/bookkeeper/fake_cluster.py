@@ -31,7 +31,7 @@ from tests.unit.bookkeeper.entries import package
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from offloaderd.testing import FakeClock
+    from offloaderd.core.clock import Clock
 
 TOPIC = TopicName.parse("persistent://public/default/flights")
 ALL = tuple(f"b{number}" for number in range(5))
@@ -56,7 +56,7 @@ class FakeBookies:
         self.remembered: dict[tuple[str, int], int] = {}
         self.waiting: dict[tuple[str, int], list[tuple[int, asyncio.Future[None]]]] = {}
         self.waits_s: list[float] = []
-        self.clock: FakeClock | None = None
+        self.clock: Clock | None = None
         self.instant = False
         self.requests: Counter[tuple[str, str]] = Counter()
         self.in_flight = 0
@@ -99,8 +99,7 @@ class FakeBookies:
         """Return the last stored entry and the greatest LAC of all."""
         await self._turn("last", bookie_id, -1)
         ledger = self.stored.get(bookie_id, {}).get(ledger_id, {})
-        lacs = [int.from_bytes(entry[16:24], "big", signed=True) for entry in ledger.values()]
-        max_lac = max([-1, self.explicit.get(bookie_id, {}).get(ledger_id, -1), *lacs])
+        max_lac = self._max_lac(bookie_id, ledger_id)
         if ledger:
             self.remember(bookie_id, ledger_id, max_lac)
         return LastKnown(ledger[max(ledger)] if ledger else None, max_lac)
@@ -134,8 +133,7 @@ class FakeBookies:
                     woken.cancel()
             if not woken.cancelled():
                 woken.result()
-        ledger = self.stored[bookie_id][ledger_id]
-        lac = max(int.from_bytes(entry[16:24], "big", signed=True) for entry in ledger.values())
+        lac = self._max_lac(bookie_id, ledger_id)
         self.remember(bookie_id, ledger_id, lac)
         return lac
 
@@ -146,6 +144,24 @@ class FakeBookies:
             for previous_lac, woken in self.waiting.pop((bookie_id, ledger_id), []):
                 if lac > previous_lac and not woken.done():
                     woken.set_result(None)
+
+    def hear(self, bookie_id: str, ledger_id: int, lac: int) -> None:
+        """Get a LAC: it wakes those who wait for it."""
+        known = self.remembered.get((bookie_id, ledger_id))
+        if (bookie_id, ledger_id) in self.waiting:
+            self.remember(bookie_id, ledger_id, lac)
+        elif known is not None:
+            self.remembered[bookie_id, ledger_id] = max(known, lac)
+
+    def tell_lac(self, bookie_id: str, ledger_id: int, lac: int) -> None:
+        """Get a LAC from a writer that has nothing to add."""
+        told = self.explicit.setdefault(bookie_id, {})
+        told[ledger_id] = max(lac, told.get(ledger_id, -1))
+        self.hear(bookie_id, ledger_id, lac)
+
+    def fence(self, ledger_id: int) -> None:
+        """Keep a ledger's writer out: nobody begins to wait for news of it any more."""
+        self.fenced.add(ledger_id)
 
     def restart(self, bookie_id: str) -> None:
         """Break the bookie's connections, and have it remember nothing."""
@@ -164,6 +180,11 @@ class FakeBookies:
         self.frozen.clear()
         event, self._thawed = self._thawed, asyncio.Event()
         event.set()
+
+    def _max_lac(self, bookie_id: str, ledger_id: int) -> int:
+        stored = self.stored.get(bookie_id, {}).get(ledger_id, {})
+        lacs = [int.from_bytes(entry[16:24], "big", signed=True) for entry in stored.values()]
+        return max([-1, self.explicit.get(bookie_id, {}).get(ledger_id, -1), *lacs])
 
     def _entry(self, bookie_id: str, ledger_id: int, entry_id: int) -> bytes:
         found = self.stored.get(bookie_id, {}).get(ledger_id, {}).get(entry_id)
@@ -239,12 +260,7 @@ class FakeLedger:
             password=self.metadata.password,
         )
         self._of(bookie_id)[entry_id] = stored
-        told = int.from_bytes(stored[16:24], "big", signed=True)
-        if (bookie_id, self.ledger_id) in self.cluster.bookies.waiting:
-            self.cluster.bookies.remember(bookie_id, self.ledger_id, told)
-        elif (bookie_id, self.ledger_id) in self.cluster.bookies.remembered:
-            known = self.cluster.bookies.remembered[bookie_id, self.ledger_id]
-            self.cluster.bookies.remembered[bookie_id, self.ledger_id] = max(known, told)
+        self.cluster.bookies.hear(bookie_id, self.ledger_id, int.from_bytes(stored[16:24], "big", signed=True))
 
     def lose(self, bookie_id: str, entry_id: int) -> None:
         """Take an entry off a bookie."""
