@@ -15,8 +15,12 @@ from collections import deque
 from contextvars import Context, ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tests.simulation.network import Network
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+
+    from tests.simulation.network import Server
 
 T = TypeVar("T")
 
@@ -55,6 +59,7 @@ class Process:
         self.alive = False
         self._withhold()
         self.queue = self.backlog
+        self._loop.network.killed(self)
 
     def stop(self) -> None:
         """Hold it as SIGSTOP does."""
@@ -114,6 +119,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.ready: deque[asyncio.Handle] = deque()
         self.steps = 0
+        self.network = Network(self)
         self.fault: BaseException | str | None = None
         self._now = 0.0
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
@@ -160,6 +166,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Handle:
         """Queue a callback: there is one thread only."""
         return self.call_soon(callback, *args, context=context)
+
+    async def create_server(  # type: ignore[override]
+        self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
+    ) -> Server:
+        """Take connections on the virtual wire."""
+        return self.network.serve(protocol_factory, host, port)
+
+    async def create_connection(  # type: ignore[override]
+        self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        """Connect over the virtual wire. Raises ConnectionRefusedError."""
+        return await self.network.connect(protocol_factory, host, port, _OWNER.get())
 
     def _run_once(self) -> None:
         ready, timers = self.ready, self._timers
