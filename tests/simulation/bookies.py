@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Sequence
 
     from tests.simulation.loop import Process
+    from tests.simulation.pulsar import Cluster
     from tests.simulation.world import World
 
 
@@ -84,11 +85,14 @@ class Ledgers:
         self.unseen: set[tuple[TopicName, Position]] = set()
         """What was deleted with its topic before anybody could see it."""
         self.sources: list[Source] = []
+        self.cluster: Cluster | None = None
+        """The nodes and bookies that have all this, where daemons have the real source."""
         self.cluster_id = "simulated"
 
     def create(self, topic: TopicName) -> None:
         """Make a topic known."""
         self.topics.setdefault(topic, [])
+        self._changed(topic)
 
     def ended(self, topic: TopicName, ledger_id: int) -> int | None:
         """Return how many entries a ledger has got for good, None while it is open."""
@@ -173,6 +177,8 @@ class Ledgers:
         return None
 
     def _changed(self, topic: TopicName) -> None:
+        if self.cluster is not None:
+            self.cluster.changed(topic)
         for source in self.sources:
             source.changed(topic)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -43,6 +43,7 @@ from tests.simulation.bookies import Source
 from tests.simulation.bucket import BUCKET, PREFIXES, BucketClient
 from tests.simulation.loop import Process
 from tests.simulation.old_release import OldBucket, OldSource, OldZooKeeper
+from tests.simulation.tailing import BookKeeper, OldBookKeeper
 from tests.simulation.zookeeper import SESSION_TIMEOUT_S, ZooKeeper
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ class SimClock:
 class SimDaemon:
     """A daemon under one id, through all its runs; with a tree of its own it is another deployment's."""
 
+    engine: Engine
+
     def __init__(self, world: World, name: str, *, tree: Tree | None = None) -> None:
         self.name = name
         self.old = tree is None and world.faults.upgrade
@@ -107,6 +110,13 @@ class SimDaemon:
         """What was found by the collections that it was asked for."""
 
     @property
+    def zookeepers(self) -> list[ZooKeeper]:
+        """Its connections to ZooKeeper, while it lives."""
+        if self.process is None:
+            return []
+        return [self.zookeeper, *([self.source.znodes] if isinstance(self.source, BookKeeper) else [])]
+
+    @property
     def up(self) -> bool:
         """Whether it runs at the moment."""
         return self.process is not None and self.process.runs()
@@ -115,7 +125,12 @@ class SimDaemon:
         """Give the process its stores, as its release sees them."""
         self._has_ids = not self.old
         self.zookeeper = (OldZooKeeper if self.old else ZooKeeper)(world, process, self._tree)
-        self.source = (OldSource if self.old else Source)(world, process, self.misled)
+        self.source: Source | BookKeeper
+        if world.cluster is not None:
+            kind = OldBookKeeper if self.old else BookKeeper
+            self.source = kind(world, process, world.cluster, self.clock)
+        else:
+            self.source = (OldSource if self.old else Source)(world, process, self.misled)
         self.bucket = (OldBucket if self.old else BucketClient)(world, process)
 
     def start(self) -> None:
@@ -190,7 +205,7 @@ class SimDaemon:
     def _duties(self, context: TopicContext, book: PolicyResolver) -> dict[str, Duty]:
         """Return what daemon.py has a daemon do beside offloading."""
         options = self._world.options
-        store = self.source if options.retention == "granted" else None
+        store = self.source if isinstance(self.source, Source) and options.retention == "granted" else None
         grants = Grants(
             context,
             store,
@@ -223,14 +238,26 @@ class SimDaemon:
         if self.up and self.process is not None:
             self._world.trace(self.name, "stopped")
             self.process.stop()
-            self.zookeeper.process_stopped()
+            for zookeeper in self.zookeepers:
+                zookeeper.process_stopped()
 
     def resume(self) -> None:
         """Continue a stopped process."""
         if self.process is not None and self.process.alive and self.process.stopped:
             self._world.trace(self.name, "goes on")
-            self.zookeeper.process_goes_on()
+            for zookeeper in self.zookeepers:
+                zookeeper.process_goes_on()
             self.process.resume()
+
+    def expire(self) -> None:
+        """Have the servers end its sessions."""
+        for zookeeper in self.zookeepers:
+            zookeeper.expire()
+
+    def cut_zookeeper(self) -> None:
+        """Cut its lines to ZooKeeper."""
+        for zookeeper in self.zookeepers:
+            zookeeper.cut()
 
     async def drain(self) -> None:
         """End it as SIGTERM does; within a time."""
@@ -245,7 +272,8 @@ class SimDaemon:
         if process is self.process and process.alive:
             self._world.trace(self.name, "ended" if self.main.done() else "cut short")
             if self.main.done():
-                self.zookeeper.close()
+                for zookeeper in self.zookeepers:
+                    zookeeper.close()
             self._bury()
 
     def reap(self) -> None:
@@ -267,7 +295,10 @@ class SimDaemon:
 
     async def _main(self, process: Process) -> None:
         try:
-            await self._serve()
+            async with AsyncExitStack() as stack:
+                if isinstance(self.source, BookKeeper):
+                    await stack.enter_async_context(self.source)
+                await self._serve()
         except asyncio.CancelledError:
             raise
         except BaseExceptionGroup as errors:

@@ -48,6 +48,8 @@ class Nemesis:
         world = self._world
         if world.faults.upgrade:
             self._begin(self._once_possible("upgrade"))
+        if world.cluster is not None:
+            self._begin(world.cluster.trouble())
         while True:
             await asyncio.sleep(self._rng.expovariate(1 / world.faults.every_s))  # noqa: TID251 - the loop's own time
             event = self._rng.choice(world.faults.events)
@@ -63,6 +65,8 @@ class Nemesis:
         world.faults.on = False
         world.condition = ""
         world.cuts.clear()
+        if world.cluster is not None:
+            world.cluster.heal()
         for daemon in world.daemons:
             self._lead_back(daemon)
             self._upgrade_one(daemon)
@@ -111,7 +115,7 @@ class Nemesis:
         elif event.endswith(" cut"):
             self._cut(daemon, event.removesuffix(" cut"))
         elif event == "expire session" and daemon.process is not None:
-            daemon.zookeeper.expire()
+            daemon.expire()
         elif event == "clock jump":
             daemon.offset_ms = rng.choice([0, -DAY_MS, DAY_MS, -3000, 60_000])
             if daemon.process is not None:
@@ -149,12 +153,16 @@ class Nemesis:
             "second deployment": self._second,
             "upgrade": self._upgrade,
         }[event]
-        if event in self.waiting or (event == "misled" and self._world.options.push != "no"):
+        if event in self.waiting or (event == "misled" and not self._can_mislead()):
             return
         self.waiting.add(event)
         while self._world.faults.on and not (self._tellable(event) and happen()):
             await asyncio.sleep(0.3)  # noqa: TID251 - the loop's own time
         self.waiting.discard(event)
+
+    def _can_mislead(self) -> bool:
+        """Say whether a source can show another history: not the real one, nor where brokers push."""
+        return self._world.options.push == "no" and self._world.cluster is None
 
     def _tellable(self, event: str) -> bool:
         """Say whether daemons with ids have told by now what an event shows by."""
@@ -170,7 +178,7 @@ class Nemesis:
         known = [found is not None and bool(found.segments) for found in map(world.oracle.maps.get, world.topics)]
         if not any(known):
             return False
-        misled = rng.choice(["", "", ANOTHER, NOWHERE, NAMELESS]) if all(known) and world.options.push == "no" else ""
+        misled = rng.choice(["", "", ANOTHER, NOWHERE, NAMELESS]) if all(known) and self._can_mislead() else ""
         world.faults.count(f"upgraded, and reads {misled}" if misled else "upgraded")
         world.put_strays()
         for daemon in world.daemons:
@@ -289,8 +297,8 @@ class Nemesis:
     def _cut(self, daemon: SimDaemon, service: str) -> None:
         world = self._world
         world.cuts.add((daemon.name, service))
-        if service == "zk" and daemon.process is not None:
-            daemon.zookeeper.cut()
+        if service == "zk":
+            daemon.cut_zookeeper()
         world.loop.in_world(self._rng.uniform(0.5, 10.0), world.cuts.discard, (daemon.name, service))
 
     async def _drain(self, daemon: SimDaemon) -> None:

@@ -29,6 +29,7 @@ class Report:
     removed: int = 0
     history: int = 0
     granted: int = 0
+    long_polls: int = 0
     entries: int = 0
     reads: int = 0
     kept: int = 0
@@ -36,9 +37,10 @@ class Report:
     tail: list[str] = field(default_factory=list)
 
 
-def again(seed: int, point: str | None = None) -> str:
+def again(seed: int, point: str | None = None, *, real_source: bool = False) -> str:
     """Return the command that repeats a seed, and prints all that happens in it."""
-    return f"python -m tests.simulation --seed {seed}{f' --point {point!r}' if point else ''} --verbose"
+    kind = f" --point {point!r}" if point else " --real-source" if real_source else ""
+    return f"python -m tests.simulation --seed {seed}{kind} --verbose"
 
 
 def simulate(seed: int, metrics: Metrics, *, verbose: bool = False, make: type[World] | None = None) -> Report:
@@ -75,6 +77,7 @@ def simulate(seed: int, metrics: Metrics, *, verbose: bool = False, make: type[W
     report.virtual_s, report.steps = loop.time(), loop.steps
     report.commits, report.entries, report.reads = world.oracle.commits, world.oracle.entries, world.oracle.reads
     report.kept, report.granted, report.removed = world.oracle.kept, world.oracle.grants, world.oracle.removed
+    report.long_polls = world.cluster.long_polls if world.cluster is not None else 0
     report.history = world.oracle.history
     report.fired = world.faults.fired
     report.tail = list(world.tail)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,20 @@ def test_promises_hold_whatever_happens(first: int, number: int) -> None:
     """No seed breaks a promise; in each, something was committed and something went wrong."""
     done = run("--first", str(first), "--seeds", str(number))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_daemons_read_bookkeeper_by_the_real_source() -> None:
+    """No promise is broken; there are long polls, recoveries, other bookies, grants; runs can be repeated."""
+    one, two = (run("--seeds", "6", "--real-source", "--hashes", hash_seed=seed) for seed in "12")
+    assert one.returncode == 0, f"{one.stdout}\n{one.stderr}"
+    for what in (
+        "[1-9][0-9]* long polls",
+        "[1-9][0-9]* ledgers deleted by grant",
+        "ledger recovered",
+        "bookie replaced",
+    ):
+        assert re.search(what, one.stdout), f"no {what}:\n{one.stdout}"
+    assert one.stdout.splitlines()[:6] == two.stdout.splitlines()[:6]
 
 
 def test_a_run_that_is_stopped_ends_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ from tests.simulation.nemesis import Nemesis
 from tests.simulation.operator import Operator
 from tests.simulation.options import Options
 from tests.simulation.oracle import START, Oracle
+from tests.simulation.pulsar import Cluster
 from tests.simulation.pushing import Pusher
 from tests.simulation.zookeeper import Tree
 
@@ -88,6 +89,9 @@ class ServerClock:
 class World:
     """All that exists in one run."""
 
+    real_source = False
+    """Whether daemons have the real ledger source, and a Pulsar cluster to read."""
+
     def __init__(self, seed: int, metrics: Metrics, *, verbose: bool = False, loop: VirtualLoop | None = None) -> None:
         self.loop = loop or VirtualLoop()
         self.chance = Chance(seed)
@@ -105,6 +109,7 @@ class World:
         self.bucket = Bucket(ServerClock(self), part_bytes_min=1)
         self.tree = Tree(self)
         self.ledgers = Ledgers(self)
+        self.cluster = self.ledgers.cluster = Cluster(self) if self.real_source else None
         self.topics = [TopicName.parse(f"t/n/{name}") for name in ("one", "two")[: self.options.topics]]
         self.daemons = [SimDaemon(self, name) for name in ("A", "B", "C")[: self.options.daemons]]
         self.second: SimDaemon | None = None
@@ -147,21 +152,25 @@ class World:
         """Say whether the tier may delete a ledger at all."""
         kind, marked = self.options.tier.kind, (topic, ledger_id) in self.marked
         if kind is TierRetention.FOLLOW and self.options.retention == "granted":
-            return marked  # it was us who deleted it from the source
+            return marked or self.cluster is not None  # else it was us who deleted it from the source
         return marked or kind is not TierRetention.KEEP
 
     async def live(self) -> None:
         """Live through the whole run."""
         for topic in self.topics:
             self.ledgers.create(topic)
-        pushing = self.loop.create_task(self._push())
-        pushing.add_done_callback(self._ended)
+        brokers = [self.loop.create_task(self._push())]
+        if self.cluster is not None and self.options.retention == "granted":
+            brokers.append(self.loop.create_task(self.cluster.delete_granted()))
+        for broker in brokers:
+            broker.add_done_callback(self._ended)
         nemesis = Nemesis(self)
         await self.work(nemesis)
         self.trace("world", "heals")
         await nemesis.heal()
         await self._until_offloaded()
-        pushing.cancel()
+        for broker in brokers:
+            broker.cancel()
         await asyncio.sleep(1.0)  # noqa: TID251 - the loop's own time; servers that lag behind have caught up
         await self._read_all()
         await self.collect()
@@ -493,3 +502,9 @@ class World:
         uploads = [one.key for one in open_ones if (found := parsed(one.key)) and str(found.object_id) not in doomed]
         if left := [*(names - held - theirs), *uploads]:
             self.oracle.fail("P5", f"nobody refers to {sorted(left)}, and one collection left it")
+
+
+class RealSourceWorld(World):
+    """A run whose daemons have the real ledger source."""
+
+    real_source = True
