@@ -25,8 +25,10 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Give both loops to tests that run on the simulation as well."""
-    return LOOPS if "adapter" in getattr(item, "fixturenames", ()) else {"real": LOOPS["real"]}
+    """Give both loops to tests that run on the simulation as well, and to those that choose by their mark."""
+    mark = item.get_closest_marker("asyncio")
+    chooses = mark is not None and "loop_factories" in mark.kwargs
+    return LOOPS if chooses or "adapter" in getattr(item, "fixturenames", ()) else {"real": LOOPS["real"]}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""The fake bookies of unit tests do what the suite says that bookies do, as real ones (tests/integration/bookies)."""
+"""Fake and simulated bookies do what the suite says that bookies do, as real ones (tests/integration/bookies)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from offloaderd.bookkeeper.connections.bookies import BookiePool
 from offloaderd.bookkeeper.wire.entry import DigestType
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.metrics.metrics import Metrics
-from tests.conformance.bookie_suite import ReadSuite, TailSuite
+from tests.conformance.bookie_suite import ReadSuite, TailSuite, reachable
+from tests.conformance.simulated import simulated_world
+from tests.simulation.bookie import SimBookie
+from tests.simulation.world import ServerClock
 from tests.unit.bookkeeper.entries import package
 from tests.unit.bookkeeper.fake_bookie import FakeBookie, fake_bookie
 from tests.unit.bookkeeper.fake_cluster import FakeCluster, FakeLedger, Shape
@@ -123,3 +126,60 @@ class TestScripted(ReadSuite):
             BookiePool(FakeZnodes(), clock=SystemClock(), metrics=Metrics()) as bookies,
         ):
             yield ScriptedShelf(bookie, bookies)
+
+
+class SimulatedLedger:
+    """A ledger on a bookie of the simulation."""
+
+    def __init__(self, bookie: SimBookie, ledger_id: int) -> None:
+        self._bookie = bookie
+        self._next = 0
+        self.ledger_id = ledger_id
+
+    async def add(self, payload: bytes, *, lac: int) -> None:
+        """Store the next entry."""
+        stored = package(DigestType.CRC32C, self.ledger_id, self._next, payload, lac=lac)
+        self._bookie.store(self.ledger_id, self._next, stored)
+        self._next += 1
+
+    async def tell_lac(self, lac: int) -> None:
+        """Tell of a LAC without an entry."""
+        self._bookie.explicit_lac(self.ledger_id, lac)
+
+    async def fence(self) -> None:
+        """Keep its writer out."""
+        self._bookie.fence(self.ledger_id)
+
+
+class SimulatedShelf:
+    """A bookie of the simulation."""
+
+    def __init__(self, bookie: SimBookie, bookies: BookiePool) -> None:
+        self._bookie = bookie
+        self._ledgers = 0
+        self.bookie_id = bookie.bookie_id
+        self.bookies = bookies
+
+    async def ledger(self) -> SimulatedLedger:
+        """Begin a ledger."""
+        self._ledgers += 1
+        return SimulatedLedger(self._bookie, self._ledgers)
+
+    async def restart(self) -> None:
+        """Start the bookie again."""
+        self._bookie.stop()
+        self._bookie.start()
+        await reachable(self)
+
+
+@pytest.mark.asyncio(loop_factories=["virtual"])
+class TestSimulated(ReadSuite, TailSuite):
+    """The pool of bookies over a simulated one, on the simulation's wire."""
+
+    @pytest.fixture
+    async def shelf(self) -> AsyncIterator[SimulatedShelf]:
+        """A bookie."""
+        with simulated_world() as world:
+            bookie = SimBookie(world, 0, batches=True)
+            async with BookiePool(FakeZnodes(), clock=ServerClock(world), metrics=Metrics()) as bookies:
+                yield SimulatedShelf(bookie, bookies)
