@@ -40,6 +40,7 @@ class SimBookie(FakeBookie):
         self._waiting: dict[int, list[int]] = {}
         """Those of them that the next LAC of a ledger wakes."""
         self._fenced: set[int] = set()
+        self._waits_for_fenced = world.chance.stream(f"storage of bookie {number}").random() < 0.7
         self._held: list[Asked] | None = None
         self.down = True
         self.start()
@@ -96,7 +97,9 @@ class SimBookie(FakeBookie):
             self._remembered[ledger_id] = self._lacs[ledger_id]
 
     def fence(self, ledger_id: int) -> None:
-        """Take no more entries of a ledger: nobody waits for some any more."""
+        """Take no more entries of a ledger. DbLedgerStorage lets wait who waits for some, another storage nobody."""
+        if self._waits_for_fenced:
+            return
         self._fenced.add(ledger_id)
         for number in self._waiting.pop(ledger_id, []):
             self._tell(number)
