@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PORT = 3181
 DISK_FAULT = 101
 SLOW_S = 3.0
-TROUBLES = ("busy", "disk fault", "cut", "silent", "spoilt", "missing")
+FAILURES = ("busy", "disk fault", "cut", "silent", "spoilt", "missing")
 """What a faulty answer of a bookie is."""
 
 
@@ -121,12 +121,12 @@ class SimBookie(FakeBookie):
             return
         faults = self._world.faults
         drawn = faults.draw("bk", self._rng)
-        trouble = self._rng.choice(TROUBLES) if drawn == "error" else drawn
-        if trouble:
-            faults.count(f"bookie {trouble}")
+        failure = self._rng.choice(FAILURES) if drawn == "error" else drawn
+        if failure:
+            faults.count(f"bookie {failure}")
         what = f"{asked.operation} {asked.ledger_id}:{asked.entry_id}"
-        self._world.trace(self._host, f"{what} !{trouble}" if trouble else what)
-        match trouble:
+        self._world.trace(self._host, f"{what} !{failure}" if failure else what)
+        match failure:
             case "busy":
                 asked.refuse(BUSY)
             case "disk fault":

@@ -49,7 +49,7 @@ class Nemesis:
         if world.faults.upgrade:
             self._begin(self._once_possible("upgrade"))
         if world.cluster is not None:
-            self._begin(world.cluster.trouble())
+            self._begin(world.cluster.fail())
         while True:
             await asyncio.sleep(self._rng.expovariate(1 / world.faults.every_s))  # noqa: TID251 - the loop's own time
             event = self._rng.choice(world.faults.events)

@@ -144,7 +144,7 @@ class Cluster:
         """Return what the writer of a ledger has confirmed."""
         return len(ledger.entries) - 1 if ledger.closed else self._written[ledger.ledger_id].lac
 
-    async def trouble(self) -> None:
+    async def fail(self) -> None:
         """Have bookies break down and fall silent until the world heals."""
         world, rng = self._world, self._rng
         every_s = rng.choice([2.0, 5.0, None])

@@ -27,23 +27,29 @@ class Side(asyncio.Protocol):
         self._half = half
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
         self.got += data
 
     def eof_received(self) -> bool:
+        """See asyncio.Protocol."""
         self.events.append("end")
         return self._half
 
     def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
         self.events.append("pause")
 
     def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
         self.events.append("resume")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
         self.events.append(f"lost {type(exc).__name__}" if exc is not None else "lost")
 
 
@@ -53,6 +59,7 @@ class CutLine(Line):
     cut = False
 
     def is_cut(self, process: Process | None) -> bool:
+        """See Line."""
         return self.cut
 
 
