@@ -64,6 +64,9 @@ class Oracle:
         """Segments that a retention has taken out of a map."""
         self._floors: dict[TopicName, Position] = {}
         """What retention had deleted when a topic was rebuilt: a rebuild knows nothing of it."""
+        self._unplanned: dict[TopicName, Position] = {}
+        """Begin of a topic that was rebuilt while its history was unfinished. The bucket has no plan of history: the
+        next owner has to plan what the source still has before that, and until then it is still to come."""
         self._once: dict[UUID, tuple[TopicName, CommittedSegment]] = {}
         """Every other segment that ever was in a map, whatever the metadata say today."""
         self._held: dict[UUID, TopicName] = {}
@@ -181,11 +184,13 @@ class Oracle:
     def _check_joints(self, topic: TopicName, found: TopicMap) -> None:
         """P2: segments ascend without overlap, and between them lies nothing but what is recorded as lost."""
         at = found.floor or self._floors.get(topic, START)
+        if found.history is not None:
+            self._unplanned.pop(topic, None)  # from here on the plan counts, and what lies before it was skipped
+        live_begin = found.unfinished.live_begin if found.unfinished is not None else self._unplanned.get(topic)
         for segment in found.segments:
             if segment.begin <= at:
                 self.fail("P2", f"{segment.range} of {topic} overlaps what ends at {at}")
-            plan = found.unfinished
-            if plan is None or not at < plan.live_begin <= segment.begin:  # else what lies between is still to come
+            if live_begin is None or not at < live_begin <= segment.begin:  # else what lies between is still to come
                 self._check_between(topic, found, at, segment.begin)
             at = segment.end
 
@@ -317,7 +322,17 @@ class Oracle:
             known = self.maps.pop(topic, None)
             if known is not None and known.floor is not None:
                 self._floors[topic] = known.floor
-            self._check_map(topic, self._world.tree.nodes)
+            nodes = self._world.tree.nodes
+            begins = next((one.begin for one in _map_of(topic, nodes).segments), START)
+            if known is not None and known.unfinished is not None and begins >= known.unfinished.live_begin:
+                self._unplanned[topic] = begins
+            self._check_map(topic, nodes)
+
+    def is_unplanned(self, topic: TopicName) -> bool:
+        """Say whether the source has entries before the begin of a rebuilt topic, and no owner has planned them yet."""
+        begin = self._unplanned.get(topic, START)
+        ledgers = self._world.ledgers.topics[topic]
+        return any(one.entries and not one.deleted and one.ledger_id < begin.ledger_id for one in ledgers)
 
     def can_be_repeated(self, topic: TopicName) -> bool:
         """Say whether the source still has all that was committed and that the map does not have."""

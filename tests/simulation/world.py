@@ -318,7 +318,7 @@ class World:
 
     def done(self, topic: TopicName) -> bool:
         """Say whether every entry is in the map, or recorded as lost."""
-        if self.operator.refuses_old_metadata(topic):
+        if self.operator.refuses_old_metadata(topic) or self.oracle.is_unplanned(topic):
             return False
         newest = self.ledgers.newest(topic)
         found = self.oracle.maps.get(topic)
