@@ -206,6 +206,15 @@ async def _read(objects: ObjectReader, site: Site, one: StoredSegment) -> Known 
         async with whole(lambda length: store.get(key, 0, length)) as (data,):
             data_bytes = stored.size_bytes if stored is not None else None
             described = await apart(partial(manifest_bytes.decode, key=key, data_bytes=data_bytes), data)
+    except BucketMissing:
+        raise
+    except NotFound:
+        return Problem(
+            kind=Kind.ORPHAN,
+            text=f"segment {one.segment_id} was deleted after it was listed",
+            segments=(one.segment_id,),
+            what_to_do="nothing, unless a topic has a gap: then run the same command again",
+        )
     except CorruptData as error:
         return _unreadable(one, str(error), _suspected_topic(data))
     topic = TopicName.from_managed_ledger(described.managed_ledger)

@@ -30,6 +30,7 @@ from tests.unit.upkeep.site import (
     PREFIX,
     TOPIC,
     Ground,
+    all_keys,
     data_key,
     index_key,
     manifest_key,
@@ -164,6 +165,24 @@ async def test_single_topics_come_back_beside_others(ground: Ground) -> None:
         await written(ground, target, topics=[TOPIC])
     with pytest.raises(InvalidInput):
         await planned(ground, topics=[replace(TOPIC, local="nobody")])
+
+
+async def test_a_segment_that_is_deleted_while_the_bucket_is_read_is_left_out(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Owners of other topics delete meanwhile what they no longer need; that is told, and ends no rebuild."""
+    get = ground.memory.get
+
+    async def late(key: str, first: int = 0, length: int | None = None) -> bytes:
+        if key == manifest_key(4):
+            await ground.memory.delete(all_keys(4))
+        return await get(key, first, length)
+
+    monkeypatch.setattr(ground.memory, "get", late)
+    plan = await planned(ground, topics=[TOPIC])
+    assert [problem.segments for problem in plan.problems] == [(segment_id(4),)]
+    assert not plan.blocked
+    assert plan.topics[0].map.segments == (await ground.map()).segments
 
 
 async def test_a_rebuild_that_is_broken_off_goes_on(ground: Ground) -> None:
