@@ -214,6 +214,17 @@ async def test_a_bad_copy_is_counted_and_read_elsewhere(bench: Bench, shape: Sha
     assert bench.clock.monotonic() == 0
 
 
+async def test_a_bookie_that_lacks_one_entry_is_asked_at_once_for_another(bench: Bench) -> None:
+    """It counts against an entry that a bookie lacks it or has a bad copy of it, never against those behind it."""
+    ledger = await bench.ledger()
+    ledger.lose("b0", 0)
+    ledger.spoil("b1", 5)
+    for avoided in ("b0", "b1"):
+        bench.bookies.avoided = {avoided}
+        assert await bench.read() == ledger.payloads
+    assert bench.clock.monotonic() == 0
+
+
 @pytest.mark.parametrize("agree", [True, False])
 async def test_an_entry_whose_copies_are_all_bad_stops_the_read(bench: Bench, shape: Shape, agree: bool) -> None:
     """It is named, with whether it was written so; it is neither skipped nor handed out."""

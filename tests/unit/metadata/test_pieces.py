@@ -259,6 +259,16 @@ async def test_pieces_are_never_read_by_halves() -> None:
         await nodes.stored_context(store, _path())
 
 
+async def test_a_context_that_was_deleted_and_made_again_is_not_taken_from_memory() -> None:
+    """Its node counts its versions anew: the same version may be of another context, with other pieces."""
+    store = await _busy()
+    stored = await nodes.stored_context(store, _path())
+    assert stored is not None
+    assert await nodes.stored_context(store, _path(), stored) is stored
+    assert await nodes.stored_context(store, _path(), replace(stored, value=stored.value + b"x")) == stored
+    assert await nodes.stored_context(store, _path(), replace(stored, version=stored.version + 1)) == stored
+
+
 async def test_every_change_of_a_piece_moves_the_version_of_the_context() -> None:
     """Also one in the middle, so two who change the same context never both win."""
     _, current = _cut(_many(60))

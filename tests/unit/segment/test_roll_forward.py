@@ -9,18 +9,20 @@ from uuid import UUID
 import pytest
 from structlog.testing import capture_logs
 
-from offloaderd.core.model import RefusalKind
+from offloaderd.core.model import Loss, Position, RefusalKind
 from offloaderd.format import manifest_bytes
+from offloaderd.format.chunks import CHUNK_BYTES
 from offloaderd.metadata import identity, nodes, paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import deletion
 from offloaderd.metadata.records import identity as identity_record
-from offloaderd.metadata.records.attempt import Seal
+from offloaderd.metadata.records.attempt import Attempt, Seal
 from offloaderd.metadata.records.identity import Acceptance
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.last_copy import last_copy
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.keys import SegmentKeys
+from offloaderd.segment.resume import as_finished, unrecorded
 from offloaderd.segment.roll import RollPolicy
 from tests.unit.history.test_history import rig_with, until_done
 from tests.unit.rigs.lives import recorded, until_recorded
@@ -38,17 +40,21 @@ from tests.unit.rigs.rig import (
 )
 
 if TYPE_CHECKING:
-    from offloaderd.core.model import Position
+    from collections.abc import Callable
+
     from offloaderd.fleet.engine import Engine
     from offloaderd.testing.memory.metadata import MemoryTree
+    from offloaderd.topic.outage import TopicContext
 
 ENTRIES = 700
 
 
-async def backed_up() -> tuple[Rig, MemoryTree, Position]:
+async def backed_up(*, chunk_bytes: int | None = None) -> tuple[Rig, MemoryTree, Position]:
     """Return a rig whose topic was offloaded in one segment, and a backup from before that segment was sealed."""
     rig = Rig(policy=RollPolicy(segment_bytes_max=1 << 30, segment_age_max_s=3600))
     rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=250)
+    if chunk_bytes is not None:
+        rig.context = _with_chunks(rig.context, chunk_bytes)  # type: ignore[method-assign]
     async with rig.engine() as engine:
         topic = await enabled(engine)
         last = await rig.ledgers.append(TOPIC, payloads(ENTRIES))
@@ -232,6 +238,47 @@ async def test_the_refusal_ends_once_it_can_be_verified() -> None:
     assert await identity.deletion_refused(rig.tree.connect(), TOPIC) == ""
 
 
+async def finished(rig: Rig, tree: MemoryTree, *, chunk_bytes: int = CHUNK_BYTES) -> Attempt:
+    """Return the attempt that a tree has, as a new owner finds it finished."""
+    rig.tree = tree
+    found = await recorded(rig)
+    assert found is not None
+    owned = await Owned.claim(rig)
+    context, topic = replace(owned.context, chunk_bytes=chunk_bytes), owned.offloader
+    return await as_finished(context, found, failure_tracker=topic.failure_tracker, identity=topic.identity)
+
+
+async def test_a_manifest_of_another_seal_does_not_replace_what_was_sealed() -> None:
+    """Entries that the record says to be in the segment would be missing, or be in two."""
+    rig, backup, _ = await backed_up()
+    sealed = await finished(rig, backup)
+    assert sealed.seal is not None
+    for wrong in (replace(sealed.seal, epoch=99), replace(sealed.seal, ledgers=sealed.seal.ledgers[:-1])):
+        await rewrite(backup, seal=wrong)
+        found = await finished(rig, backup)
+        assert (found.seal, found.proven) == (wrong, False)
+
+
+async def test_losses_that_only_the_manifest_has_are_recorded_again() -> None:
+    """A reader would otherwise find no trace of the entries that the source had lost."""
+    rig, backup, _ = await backed_up()
+    segment = (await catalog.load(rig.tree.connect(), TOPIC)).segments[0]
+    described = manifest_bytes.decode(await rig.store.get(segment.keys.manifest), key="manifest")
+    loss = Loss(Position(0, 249), Position(1, 0), 0, 7)
+    await rig.store.put(segment.keys.manifest, manifest_bytes.encode(replace(described, losses=(loss,))))
+    found = await finished(rig, backup)
+    assert found.seal is not None
+    assert found.seal.losses == (loss,)
+    assert unrecorded(TopicMap(TOPIC), found) == [loss]
+
+
+async def test_chunks_of_another_length_are_not_taken_from_the_manifest() -> None:
+    """One manifest has one length of chunks: readers of the segment would check bytes by the wrong sums."""
+    rig, backup, _ = await backed_up(chunk_bytes=256)
+    assert all(block.chunks for block in (await finished(rig, backup, chunk_bytes=256)).parts[0].blocks)
+    assert not any(block.chunks for block in (await finished(rig, backup, chunk_bytes=512)).parts[0].blocks)
+
+
 async def test_a_manifest_that_was_damaged_on_its_way_is_read_again() -> None:
     """One bad read makes no rubbish of the last copy of entries."""
     rig, _, _ = await backed_up()
@@ -294,6 +341,10 @@ async def test_a_copy_whose_data_is_gone_covers_nothing() -> None:
     assert twin.manifest in [info.key async for info in rig.store.list()]
     await rig.store.put(newest.keys.data, stored)
     assert await owned.empty_trash() == 0
+
+
+def _with_chunks(make: Callable[..., TopicContext], chunk_bytes: int) -> Callable[..., TopicContext]:
+    return lambda *given, **named: replace(make(*given, **named), chunk_bytes=chunk_bytes)
 
 
 def _stalled(engine: Engine) -> bool:

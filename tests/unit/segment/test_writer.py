@@ -261,6 +261,17 @@ async def test_a_sealed_segment_is_brought_to_its_end_and_not_further(monkeypatc
     assert desk.asked == ["before_complete", "before_manifest", "commit"]
 
 
+async def test_a_sealed_segment_gets_its_last_entry_also_when_that_comes_alone() -> None:
+    """A batch that begins at the recorded end belongs to the segment: it is no segment without it."""
+    desk = await Desk.made()
+    left = await desk.left(ScriptedFeed([entries(5, 0, 10), entries(6, 0, 10), End()]))
+    written = await desk.write(
+        ScriptedFeed([entries(5, 0, 10), entries(6, 0, 9), Entries((batch(6, 9, 1),)), End()]), resumed=left
+    )
+    assert written is not None
+    assert (written.committed.end, written.entries, written.attempt.seal) == (Position(6, 9), 20, left.seal)
+
+
 async def test_what_is_full_ends_there_unless_it_replaces_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A range goes on with another segment; what replaces others holds all of them or is given up."""
     monkeypatch.setattr("offloaderd.segment.builder.LEDGERS_MAX", 2)

@@ -122,6 +122,29 @@ async def test_what_was_known_of_an_open_ledger_stays_known(monkeypatch: pytest.
     assert tailing.chain.ledgers[1].entries == 5
 
 
+async def test_entries_that_the_list_does_not_show_stay_known_while_no_bookie_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The list says of an open ledger that it has none: who believed that would leave the last ones for good."""
+    tailing = Tailing()
+    edges = iter([Confirmed(4, closed=False)])
+
+    async def ledgers(_: object) -> list[LedgerInfo]:
+        return [listed(1, 0, closed=False)]
+
+    async def confirmed(*_: object) -> Confirmed:
+        if (edge := next(edges, None)) is None:
+            raise Transient("no bookie answers")
+        return edge
+
+    monkeypatch.setattr(tailing.source, "ledgers", ledgers)
+    monkeypatch.setattr(tailing.source, "confirmed", confirmed)
+    assert await tailing.tailer.refresh() == Position(1, 4)
+    with pytest.raises(Transient):
+        await tailing.tailer.refresh()
+    assert tailing.chain.ledgers[1].entries == 5
+
+
 @pytest.mark.parametrize("changes", [1, 4])
 async def test_an_open_ledger_that_vanishes_before_its_end_was_told_is_a_doubt(
     changes: int, monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,7 @@ from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records.grant import Grant
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.objects.keys import SegmentKeys
 from offloaderd.policy.policies import Level, OffloadPolicies, Origin, effective
 from offloaderd.policy.records import TopicPolicy, encode_policy
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
@@ -31,6 +32,7 @@ from offloaderd.upkeep.retention import (
 from offloaderd.upkeep.settings import RetentionSettings
 from tests.patience import PATIENCE_S
 from tests.unit.metadata.segments import made
+from tests.unit.metadata.test_catalog import PLAN
 from tests.unit.metadata.test_removal import TOPIC as OTHER
 from tests.unit.rigs.owned import Owned, offload_more, offloaded_topic
 from tests.unit.rigs.rig import TOPIC, Rig, turn
@@ -383,6 +385,48 @@ async def test_what_the_map_holds_and_what_is_elsewhere_is_never_deleted() -> No
     assert await owned.keys() == 6
     assert len(await store.children(paths.trash(TOPIC))) == 2
     assert rig.metrics.registry.get_sample_value("offloaderd_trash_waiting", {"topic": str(TOPIC)}) == 2
+
+
+async def test_an_upload_of_somebody_else_whose_key_is_longer_is_not_aborted() -> None:
+    """Uploads are listed by the begin of their key: those of other keys are another writer's work."""
+    rig = await offloaded_topic(10)
+    owned = await Owned.claim(rig)
+    keys = SegmentKeys("seg/", rig.clock.uuid())
+    trash = deletion.Trash(
+        segment_id=keys.segment_id, upload_id="", reason="r", decided_ms=1, bucket="b", prefix="seg/"
+    )
+    await rig.tree.connect().create(paths.trash_record(TOPIC, keys.segment_id), deletion.encode_trash(trash))
+    await rig.store.create_upload(keys.data, metadata={})
+    theirs = await rig.store.create_upload(f"{keys.data}-copy", metadata={})
+    assert await owned.empty_trash() == 0
+    assert [one.upload_id async for one in rig.store.list_uploads()] == [theirs]
+
+
+@pytest.mark.parametrize("listed", [[1, 2], [0, 1, 2]])
+async def test_limits_take_nothing_that_the_source_or_the_brokers_list_has(listed: list[int]) -> None:
+    """One of the two may be behind: a ledger that either has is kept here."""
+    rig = await offloaded_topic(10, 10, 10)
+    owned = await Owned.claim(rig)
+    if 0 in listed:
+        await owned.ledgers.delete(TOPIC, 0)
+    book = owned.book(retention=TierRetention.LIMITED, retention_bytes=1)
+    await Retention(owned.context, Register(listed), FOLLOW, book).run_once(owned.offloader, {})
+    assert len(owned.offloader.map.segments) == 3
+
+
+async def test_what_is_marked_stays_until_history_is_offloaded() -> None:
+    """The floor ends what was deleted: history that is committed later would be below it."""
+    rig = await offloaded_topic(10, 10)
+    owned = await Owned.claim(rig)
+    await owned.offloader.record.mark_deleted([0])
+    done = owned.offloader.map
+    retention = Retention(owned.context, owned.ledgers, FOLLOW, owned.book())
+    owned.offloader.record.map = unfinished = replace(done, history=PLAN)
+    await retention.remove_marked(owned.offloader)
+    assert owned.offloader.map == unfinished
+    owned.offloader.record.map = done
+    await retention.remove_marked(owned.offloader)
+    assert len(owned.offloader.map.segments) == 1
 
 
 class Crash(Exception):
