@@ -387,7 +387,7 @@ async def test_what_the_map_holds_and_what_is_elsewhere_is_never_deleted() -> No
     assert rig.metrics.registry.get_sample_value("offloaderd_trash_waiting", {"topic": str(TOPIC)}) == 2
 
 
-async def test_an_upload_of_somebody_else_whose_key_is_longer_is_not_aborted() -> None:
+async def test_an_upload_of_another_writer_under_a_longer_key_is_not_aborted() -> None:
     """Uploads are listed by the begin of their key: those of other keys are another writer's work."""
     rig = await offloaded_topic(10)
     owned = await Owned.claim(rig)
