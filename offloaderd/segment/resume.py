@@ -134,10 +134,20 @@ async def as_finished(
 
 
 def unrecorded(topic_map: TopicMap, found: Attempt) -> list[Loss]:
-    """Return the losses that the manifest of a proven attempt has and the map lacks."""
+    """Return the losses that the manifest of a proven attempt has and the map lacks.
+
+    Each without the entries of those in the map that it includes: recording it adds these again.
+    """
     known = {(one.after, one.before) for one in topic_map.losses}
     described = found.seal.losses if found.proven and found.seal is not None else ()
-    return [one for one in described if (one.after, one.before) not in known]
+    missing = []
+    for one in described:
+        counted = sum(
+            part.entries for part in topic_map.losses if one.after <= part.after and part.before <= one.before
+        )
+        if (one.after, one.before) not in known:
+            missing.append(one._replace(entries=max(0, one.entries - counted)))
+    return missing
 
 
 async def _proven(

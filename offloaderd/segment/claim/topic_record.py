@@ -243,11 +243,13 @@ class TopicRecord:
     async def lost(self, loss: Loss) -> None:
         """Record, count and log a range that was deleted before it was offloaded. Raises IdentityRefused, Fenced.
 
-        Refused if the metadata went back: the bucket may have entries that the map lacks.
+        Refused if the metadata went back: the bucket may have entries that the map lacks. One that a manifest has keeps
+        the time at which it was noticed.
         """
         await self._attempts.check_head(self.map)
         async with self._writing:
-            self.map = await self._attempts.note_loss(self.map, loss._replace(noticed_ms=self._clock.wall_ms()))
+            noticed = loss._replace(noticed_ms=loss.noticed_ms or self._clock.wall_ms())
+            self.map = await self._attempts.note_loss(self.map, noticed)
         self.chain.accept(loss)
         self._metrics.source_losses.labels(kind="certain" if loss.certain else "possible").inc()
         self._metrics.source_lost_entries.inc(loss.entries)

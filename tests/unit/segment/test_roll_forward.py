@@ -16,7 +16,7 @@ from offloaderd.metadata import identity, nodes, paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import deletion
 from offloaderd.metadata.records import identity as identity_record
-from offloaderd.metadata.records.attempt import Attempt, Seal
+from offloaderd.metadata.records.attempt import Attempt, AttemptStatus, Seal
 from offloaderd.metadata.records.identity import Acceptance
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.last_copy import last_copy
@@ -133,6 +133,29 @@ async def test_offloading_goes_on_behind_what_was_taken_up_again() -> None:
     found = await rig.committed()
     assert found[: len(before)] == before
     assert len(found) == ENTRIES + 50
+
+
+async def test_a_loss_of_a_finished_segment_is_recorded_again_as_its_manifest_has_it() -> None:
+    """The backup knows a part of it: no entry is counted twice, and it was noticed when it was noticed (P9)."""
+    owned = await Owned.claim(await offloaded_topic(10, 10))
+    record = owned.offloader.record
+    told = Loss(Position(50, 16), Position(60, 0), 9, noticed_ms=7)
+    await record.lost(Loss(Position(50, 18), Position(60, 0), 4))
+    seal = Seal(sealed_ms=1, epoch=1, software_version="", data_bytes=1, part_count=1, ledgers=(), losses=(told,))
+    left = Attempt(
+        segment_id=UUID(int=7),
+        begin=Position(50, 0),
+        assigned_ms=1,
+        epoch=1,
+        status=AttemptStatus.OFFLOADED,
+        driver_properties=owned.context.places.home.driver,
+        seal=seal,
+        proven=True,
+    )
+    for loss in unrecorded(record.map, left):
+        await record.lost(loss)
+    assert record.map.losses == (told,)
+    assert owned.rig.metrics.registry.get_sample_value("offloaderd_source_lost_entries_total") == 9
 
 
 async def test_an_attempt_without_an_upload_is_taken_up_as_well() -> None:
