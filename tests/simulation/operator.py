@@ -54,13 +54,15 @@ class Operator:
 
         A list that shares nothing with what is offloaded is believed: retention at the source has taken all of it
         while nobody offloaded. So is what was found of a ledger that the source no longer has: it cannot be compared
-        again. Old metadata are believed only if the source still has all that lies beyond them.
+        again. Old metadata are believed only if the source still has all that lies beyond them, and always where a
+        rebuild would cost what history has offloaded and the source has deleted since.
         """
         for one in self._refusals(topic):
             if one.kind == RefusalKind.UNKNOWN_SOURCE or self._outlived(topic, one):
                 await self._accept(topic, one)
             elif one.kind in OF_METADATA:
-                if self._world.oracle.can_be_repeated(topic) and self._rng.random() < 0.5:
+                repeatable = self._world.oracle.can_be_repeated(topic)
+                if repeatable and (self._has_last_copies(topic) or self._rng.random() < 0.5):
                     await self._accept(topic, one)
                 else:
                     await self._rebuild(topic)
@@ -71,6 +73,14 @@ class Operator:
             return False
         gone = {one.ledger_id for one in self._world.ledgers.topics[topic] if one.deleted}
         return not gone.isdisjoint(map(int, re.findall(r"ledger (\d+)", refusal.evidence)))
+
+    def _has_last_copies(self, topic: TopicName) -> bool:
+        """Tell whether unfinished history has offloaded what the source has no more: a rebuild begins behind it."""
+        found = self._world.oracle.maps.get(topic)
+        if found is None or found.unfinished is None:
+            return False
+        parts = [part for one in found.segments if one.begin < found.unfinished.live_begin for part in one.slices]
+        return any(self._world.is_deleted(topic, part.range.begin) for part in parts)
 
     def _lost_with_old_metadata(self, topic: TopicName) -> None:
         """Note what old or rebuilt metadata cannot know: revoked grants, and what grants had deleted.
@@ -120,6 +130,12 @@ class Operator:
         world.oracle.rebuilding.discard(topic)
         world.oracle.restored([topic])
 
+    def _begun_history(self, topic: TopicName, found: rebuild.Found) -> set[UUID]:
+        """Return the segments of unfinished history, between which and the live ones is a gap."""
+        plan = self._world.oracle.maps[topic].unfinished
+        same = [one.segment for one in found.known if one.topic == topic]
+        return {one.segment_id for one in same if plan is not None and one.begin < plan.live_begin}
+
     def _decided(self, found: rebuild.Found, topic: TopicName) -> Plan:
         """Plan it, deciding whatever stands in the way."""
         prefer: set[UUID] = set()
@@ -136,6 +152,8 @@ class Operator:
                 prefer.add(problem.segments[0])
             elif problem.kind in {Kind.INCOMPLETE, Kind.UNREADABLE} and problem.segments[0] not in without:
                 without = without | set(problem.segments)
+            elif problem.kind is Kind.GAP and not (begun := self._begun_history(topic, found)) <= without:
+                without = without | begun  # as docs/failures.md says: the next owner offloads it again
             else:
                 break
         self._world.oracle.fail("P9", f"{topic} cannot be rebuilt: {blocking[0].text}")

@@ -334,10 +334,10 @@ class World:
 
     async def _until_offloaded(self) -> None:
         deadline = self.loop.time() + HEALED_S
-        while not all(self.done(topic) for topic in self.topics) or self._unfinished():
+        while not all(self.done(topic) for topic in self.topics) or self._unfinished() or self._unmarked():
             if self.loop.time() > deadline:
                 behind = [f"{one.local} to {self.ledgers.newest(one)}" for one in self.topics if not self.done(one)]
-                behind += self._unfinished()
+                behind += [*self._unfinished(), *self._unmarked()]
                 self.oracle.fail("P8", f"not everything is done {HEALED_S:g} s after all healed: {behind}")
                 return
             for topic in self.topics:  # also of one that is done: what is refused of it keeps its trash
@@ -363,6 +363,11 @@ class World:
         """Return the nodes that a topic at rest does not have."""
         left = [path for path in self.tree.nodes if path.endswith("/attempt") or "/trash/" in path]
         return [path for path in left if path not in self._waiting()]
+
+    def _unmarked(self) -> list[str]:
+        """Return the markers that nobody has put yet: after a bucket was missing, pauses are up to a minute."""
+        names = self.bucket.names()
+        return [key for prefix in PREFIXES if (key := keys.marker(prefix, CLUSTER)) not in names]
 
     async def _read_all(self) -> None:
         for number, topic in enumerate(self.topics):
@@ -493,8 +498,8 @@ class World:
         ]:
             self.oracle.fail("P5", f"the bucket does not say how far {bare[0]} is")
         markers = {keys.marker(prefix, CLUSTER) for prefix in PREFIXES}
-        if unmarked := markers - names:
-            self.oracle.fail("P5", f"nobody has put {sorted(unmarked)}")
+        if unmarked := self._unmarked():
+            self.oracle.fail("P5", f"nobody has put {unmarked}")
         held |= {keys.head(prefix, CLUSTER, one.managed_ledger) for prefix in PREFIXES for one in maps} | markers
         theirs = {name for name in names if self.bucket.deployment(name) == str(ANOTHER_DEPLOYMENT)}
         doubtful = {upload.key for upload in self.bucket.uploads() if not self._ours(upload)}
