@@ -14,7 +14,7 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.metrics.service import WAKE_CAUSES
 from tests.simulation.kill_points import KillWorld
 from tests.simulation.run import again, simulate
-from tests.simulation.world import RealSourceWorld, World
+from tests.simulation.world import RealSourceWorld
 
 
 def main() -> int:
@@ -28,17 +28,20 @@ def main() -> int:
     parser.add_argument("--hashes", action="store_true", help="print each seed's trace hash")
     parser.add_argument("--tail", type=int, default=60, help="how many lines of a failed run's trace to print")
     parser.add_argument("--stop", action="store_true", help="stop at the first seed that fails")
-    parser.add_argument("--real-source", action="store_true", help="daemons read a Pulsar cluster by the real source")
+    parser.add_argument(
+        "--real-source", action="store_true", help="no seed draws its ledger source: all have the real one"
+    )
     given = parser.parse_args()
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(50 if not given.verbose else 0),
         cache_logger_on_first_use=True,
     )
-    usual = RealSourceWorld if given.real_source else World
+    usual = RealSourceWorld if given.real_source else None
     metrics, make = Metrics(), KillWorld.at(*given.point.split("/")) if given.point else usual
     fired: Counter[str] = Counter()
+    real_source: Counter[str] = Counter()
     failed: list[int] = []
-    commits = entries = reads = steps = kept = granted = removed = history = long_polls = 0
+    commits = entries = reads = steps = kept = granted = removed = history = 0
     seeds = [given.seed] if given.seed is not None else range(given.first, given.first + given.seeds)
     started = time.process_time()  # how long it takes on the machine
     gc.disable()
@@ -48,7 +51,7 @@ def main() -> int:
         commits, entries = commits + report.commits, entries + report.entries
         reads, steps, kept = reads + report.reads, steps + report.steps, kept + report.kept
         granted, removed = granted + report.granted, removed + report.removed
-        history, long_polls = history + report.history, long_polls + report.long_polls
+        history, real_source = history + report.history, real_source + report.real_source
         if given.hashes:
             print(f"{seed} {report.trace_hash}")
         if report.failure:
@@ -66,11 +69,11 @@ def main() -> int:
         f"{len(failed)} failed, {commits} segments of {entries} entries committed, "
         f"{history} of history, {reads} entries read, "
         f"{kept} parts found by new owners, {granted} ledgers deleted by grant, {removed} segments removed, "
-        f"{long_polls} long polls, "
         f"{fired.total()} faults"
     )
     wakes = {one: metrics.topic_wakes.labels(cause=one)._value.get() for one in WAKE_CAUSES}
     print("topics woken: " + ", ".join(f"{cause} {count:g}" for cause, count in wakes.items()))
+    print("real ledger source: " + ", ".join(f"{what} {count}" for what, count in sorted(real_source.items())))
     print(", ".join(f"{what} {count}" for what, count in sorted(fired.items())))
     if failed:
         print(f"failed: {failed}")

@@ -35,8 +35,8 @@ class SimBookie(FakeBookie):
         self._remembered: dict[int, int] = {}
         self._polls: dict[int, Asked] = {}
         """Long polls without an answer, by number."""
-        self.long_polls = 0
-        """How many have begun."""
+        self.long_polls = self.answered = self.fences = 0
+        """How many long polls have begun, how many of them a newer LAC has ended, how often a ledger was fenced."""
         self._waiting: dict[int, list[int]] = {}
         """Those of them that the next LAC of a ledger wakes."""
         self._fenced: set[int] = set()
@@ -98,6 +98,7 @@ class SimBookie(FakeBookie):
 
     def fence(self, ledger_id: int) -> None:
         """Take no more entries of a ledger. DbLedgerStorage lets wait who waits for some, another storage nobody."""
+        self.fences += 1
         if self._waits_for_fenced:
             return
         self._fenced.add(ledger_id)
@@ -213,4 +214,5 @@ class SimBookie(FakeBookie):
         asked = self._polls.pop(number, None)
         if asked is not None and not asked.session.ended:
             lac = self._lacs.get(asked.ledger_id, -1)
+            self.answered += lac > asked.previous_lac
             asked.reply(wire.v3_read(asked.number, asked.ledger_id, -1, max_lac=lac))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 from collections import deque
 from contextvars import Context, ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -124,6 +125,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now = 0.0
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._timer_count = 0
+        self._budget = STEPS_AT_ONE_TIME_MAX
         self._task_count = 0
         self._world = copy_context()
         self.set_task_factory(self._make_task)  # type: ignore[arg-type]
@@ -154,8 +156,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_later(
         self, delay: float, callback: Callable[..., object], *args: object, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        """Queue a callback for a later time."""
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        """Queue a callback for a later time: a delay too small for the numbers that time is made of moves it too."""
+        when = self._now + delay
+        if delay > 0 and when == self._now:
+            when = math.nextafter(when, math.inf)
+        return self.call_at(when, callback, *args, context=context)
 
     def in_world(self, delay: float, callback: Callable[..., object], *args: object) -> None:
         """Have the world do something later, whoever asked for it and whatever becomes of him."""
@@ -188,18 +193,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 when, _, timer = heapq.heappop(timers)
                 if not timer.cancelled():
                     break
-            self._now = max(self._now, when)
+            if when > self._now:
+                self._now, self._budget = when, STEPS_AT_ONE_TIME_MAX
             process = owner(timer)
             (ready if process is None else process.queue).append(timer)
-        budget = STEPS_AT_ONE_TIME_MAX
         while ready and not self._stopping:  # type: ignore[attr-defined]
             handle = ready.popleft()
             if not handle.cancelled():
                 handle._run()
-                budget -= 1
-                if not budget:
+                self.steps += 1
+                self._budget -= 1
+                if not self._budget:
+                    self._budget = STEPS_AT_ONE_TIME_MAX
                     raise Stuck(f"the time stands still at {self._now:.6f} s; last was {handle}")
-        self.steps += STEPS_AT_ONE_TIME_MAX - budget
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Leave it in the heap: it is passed over when its time comes."""

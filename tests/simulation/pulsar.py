@@ -8,6 +8,7 @@ LACs, recoveries of ledgers, new ensembles where a bookie is down. All of it com
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -136,9 +137,16 @@ class Cluster:
             self._world.loop.in_world(self._rng.uniform(0.0, 2.0), self._delete, written)
 
     @property
-    def long_polls(self) -> int:
-        """How many long polls bookies were asked for."""
-        return sum(one.long_polls for one in self.bookies)
+    def counts(self) -> Counter[str]:
+        """How often what only this source has has happened."""
+        return Counter(
+            {
+                "long polls": sum(one.long_polls for one in self.bookies),
+                "answered by a newer LAC": sum(one.answered for one in self.bookies),
+                "ledgers recovered": self._world.faults.fired["ledger recovered"],
+                "fences": sum(one.fences for one in self.bookies),
+            }
+        )
 
     def last_confirmed(self, ledger: Ledger) -> int:
         """Return what the writer of a ledger has confirmed."""

@@ -8,12 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tests.simulation.chance import Chance
 from tests.simulation.loop import Stuck
 from tests.simulation.oracle import Violation
-from tests.simulation.world import World
+from tests.simulation.world import RealSourceWorld, World
 
 if TYPE_CHECKING:
     from offloaderd.core.metrics.metrics import Metrics
+
+REAL_SOURCE = 0.25
+"""The share of seeds whose daemons have the real ledger source."""
 
 
 @dataclass(slots=True)
@@ -29,11 +33,12 @@ class Report:
     removed: int = 0
     history: int = 0
     granted: int = 0
-    long_polls: int = 0
     entries: int = 0
     reads: int = 0
     kept: int = 0
     fired: Counter[str] = field(default_factory=Counter)
+    real_source: Counter[str] = field(default_factory=Counter)
+    """What happened where daemons have the real ledger source; nothing where they have a simulated one."""
     tail: list[str] = field(default_factory=list)
 
 
@@ -43,9 +48,16 @@ def again(seed: int, point: str | None = None, *, real_source: bool = False) -> 
     return f"python -m tests.simulation --seed {seed}{kind} --verbose"
 
 
+def drawn(seed: int) -> type[World]:
+    """Return the world of a seed."""
+    return RealSourceWorld if Chance(seed).stream("ledger source").random() < REAL_SOURCE else World
+
+
 def simulate(seed: int, metrics: Metrics, *, verbose: bool = False, make: type[World] | None = None) -> Report:
-    """Run one seed, in another world than the usual one if it is given, and say what became of it."""
-    world = (make or World)(seed, metrics, verbose=verbose)
+    """Run one seed, in another world than the one that it draws if that is given, and say what became of it."""
+    woken = metrics.topic_wakes.labels(cause="source")._value
+    woken_before = woken.get()
+    world = (make or drawn(seed))(seed, metrics, verbose=verbose)
     report = Report(seed)
     loop = world.loop
     asyncio.set_event_loop(loop)
@@ -77,7 +89,9 @@ def simulate(seed: int, metrics: Metrics, *, verbose: bool = False, make: type[W
     report.virtual_s, report.steps = loop.time(), loop.steps
     report.commits, report.entries, report.reads = world.oracle.commits, world.oracle.entries, world.oracle.reads
     report.kept, report.granted, report.removed = world.oracle.kept, world.oracle.grants, world.oracle.removed
-    report.long_polls = world.cluster.long_polls if world.cluster is not None else 0
+    if world.cluster is not None:
+        told = {"seeds": 1, "topics woken by it": int(woken.get() - woken_before), "grants": report.granted}
+        report.real_source = Counter(told) + world.cluster.counts
     report.history = world.oracle.history
     report.fired = world.faults.fired
     report.tail = list(world.tail)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
 import re
 import subprocess
@@ -13,8 +15,9 @@ import pytest
 
 from offloaderd.core.metrics.metrics import Metrics
 from tests.simulation import run as simulation
-from tests.simulation.world import World
-from tests.tiers import seeds
+from tests.simulation.loop import Stuck, VirtualLoop
+from tests.simulation.world import RealSourceWorld, World
+from tests.tiers import SEEDS_AT_ONCE, seeds
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 600
@@ -49,20 +52,34 @@ def test_promises_hold_whatever_happens(first: int, number: int) -> None:
 
 
 def test_daemons_read_bookkeeper_by_the_real_source() -> None:
-    """No promise is broken; there are long polls, recoveries, other bookies, grants; runs can be repeated."""
-    one, two = (run("--seeds", "6", "--real-source", "--hashes", hash_seed=seed) for seed in "12")
+    """No promise is broken; there is all that only this source has; runs can be repeated."""
+    one, two = (run("--seeds", "8", "--real-source", "--hashes", hash_seed=seed) for seed in "12")
     assert one.returncode == 0, f"{one.stdout}\n{one.stderr}"
+    assert one.stdout.splitlines()[:8] == two.stdout.splitlines()[:8]
+    counted = next(line for line in one.stdout.splitlines() if line.startswith("real ledger source: "))
     for what in (
-        "[1-9][0-9]* long polls",
-        "[1-9][0-9]* ledgers deleted by grant",
-        "ledger recovered",
-        "bookie replaced",
+        "seeds",
+        "long polls",
+        "answered by a newer LAC",
+        "ledgers recovered",
+        "fences",
+        "grants",
+        "woken by it",
     ):
-        assert re.search(what, one.stdout), f"no {what}:\n{one.stdout}"
-    assert one.stdout.splitlines()[:6] == two.stdout.splitlines()[:6]
+        assert re.search(f"{what} [1-9]", counted), f"no {what}:\n{one.stdout}"
+    assert "bookie replaced" in one.stdout
 
 
-def test_a_run_that_is_stopped_ends_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_of_the_seeds_has_the_real_source() -> None:
+    """A seed always draws the same one, and both are among as few as run at once."""
+    chosen = [simulation.drawn(seed) for seed in range(500)]
+    assert chosen == [simulation.drawn(seed) for seed in range(500)]
+    assert 100 < chosen.count(RealSourceWorld) < 150
+    for first in range(0, 500, SEEDS_AT_ONCE):
+        assert set(chosen[first : first + SEEDS_AT_ONCE]) == {World, RealSourceWorld}
+
+
+def test_a_run_that_is_stopped_ends_its_tasks() -> None:
     """Nothing of a failed run lives on, to end by itself in the next one."""
     worlds: list[World] = []
 
@@ -72,9 +89,30 @@ def test_a_run_that_is_stopped_ends_its_tasks(monkeypatch: pytest.MonkeyPatch) -
             self.loop.in_world(12.0, self.oracle.fail, "run", "stopped by the test")
             worlds.append(self)
 
-    monkeypatch.setattr(simulation, "World", Stopped)
-    assert simulation.simulate(3, Metrics()).failure == "run: stopped by the test"
+    assert simulation.simulate(3, Metrics(), make=Stopped).failure == "run: stopped by the test"
     assert [task for daemon in worlds[0].daemons for task in daemon.tasks()] == []
+
+
+def test_time_never_stands_still() -> None:
+    """A delay below the precision of its numbers moves it; a run that stays at one moment is stuck, timers or not."""
+    loop = VirtualLoop()
+
+    async def sleeps(seconds: float) -> None:
+        before = loop.time()
+        while loop.time() <= before:
+            await asyncio.sleep(seconds)  # noqa: TID251 - the loop's own time
+
+    loop.run_until_complete(sleeps(16.0))
+    loop.run_until_complete(sleeps(1e-18))
+    assert loop.time() == math.nextafter(16.0, 17.0)
+
+    def again() -> None:
+        loop.call_at(loop.time(), again)
+
+    again()
+    with pytest.raises(Stuck, match="the time stands still at 16"):
+        loop.run_forever()
+    loop.close()
 
 
 def test_a_seed_is_a_run() -> None:
