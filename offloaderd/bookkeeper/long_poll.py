@@ -6,8 +6,8 @@ them all.
 
 A long poll is sent only to a bookie that has just answered a plain read, and beyond the LAC of that answer: see `v3`
 for why. So the next entry ends it, since that carries a greater LAC. It does not end for the first entry of an empty
-ledger, of which bookies know nothing: that is polled. After one that ended without a newer LAC, or at once (a fenced
-ledger that is not closed), there is none for a while.
+ledger, of which bookies know nothing: that is polled. After one that ended early without a newer LAC there is none for
+a while. A fence does not end it: who recovers a ledger changes its node first, and that is watched.
 
 How late an entry is noticed when a long poll fails:
 

@@ -53,6 +53,7 @@ class FakeBookies:
         self.forgotten: set[str] = set()
         self.without_long_polls: set[str] = set()
         self.fenced: set[int] = set()
+        self.waits_for_fenced = True
         self.remembered: dict[tuple[str, int], int] = {}
         self.waiting: dict[tuple[str, int], list[tuple[int, asyncio.Future[None]]]] = {}
         self.waits_s: list[float] = []
@@ -121,7 +122,8 @@ class FakeBookies:
         assert self.clock is not None
         if not self.stored.get(bookie_id, {}).get(ledger_id):
             return -1
-        if ledger_id not in self.fenced and self.remembered.get((bookie_id, ledger_id), -1) <= previous_lac:
+        waits = self.waits_for_fenced or ledger_id not in self.fenced
+        if waits and self.remembered.get((bookie_id, ledger_id), -1) <= previous_lac:
             woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.waiting.setdefault((bookie_id, ledger_id), []).append((previous_lac, woken))
             sleep = asyncio.ensure_future(self.clock.sleep(seconds))  # noqa: TID251 - a fake has no owner of tasks
@@ -160,7 +162,7 @@ class FakeBookies:
         self.hear(bookie_id, ledger_id, lac)
 
     def fence(self, ledger_id: int) -> None:
-        """Keep a ledger's writer out: nobody begins to wait for news of it any more."""
+        """Keep a ledger's writer out; real bookies let wait all the same who waits for news of it."""
         self.fenced.add(ledger_id)
 
     def restart(self, bookie_id: str) -> None:

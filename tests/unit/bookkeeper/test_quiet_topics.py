@@ -183,15 +183,17 @@ async def test_an_empty_ledger_is_polled() -> None:
         assert 50 <= sum(it.bench.polls().values()) <= 60
 
 
-async def test_a_fenced_ledger_that_nobody_closes() -> None:
-    """A bookie answers at once and has nothing: that is polled, and tried again now and then."""
+@pytest.mark.parametrize(("waits", "polls_max"), [(True, 10), (False, 250)], ids=["waiting", "at once"])
+async def test_a_fenced_ledger_that_nobody_closes(waits: bool, polls_max: int) -> None:
+    """A real bookie waits on; one that answers at once and has nothing is polled, and tried again now and then."""
     async with silence() as it:
-        it.bookies.fenced.add(it.ledger.ledger_id)
+        it.bookies.waits_for_fenced = waits
+        it.bookies.fence(it.ledger.ledger_id)
         await it.clock.advance(LONG_S)
         it.bookies.requests.clear()
         await it.clock.advance(400)
         assert 1 <= sum(it.waits().values()) <= 10
-        assert sum(it.bench.polls().values()) <= 250
+        assert sum(it.bench.polls().values()) <= polls_max
         await it.ledger.close()
         await it.clock.settle()
         assert it.watcher.seen[-1][:2] == (9, True)
