@@ -97,13 +97,13 @@ def test_time_never_stands_still() -> None:
     """A delay below the precision of its numbers moves it; a run that stays at one moment is stuck, timers or not."""
     loop = VirtualLoop()
 
-    async def sleeps(seconds: float) -> None:
+    async def advance(seconds: float) -> None:
         before = loop.time()
         while loop.time() <= before:
             await asyncio.sleep(seconds)  # noqa: TID251 - the loop's own time
 
-    loop.run_until_complete(sleeps(16.0))
-    loop.run_until_complete(sleeps(1e-18))
+    loop.run_until_complete(advance(16.0))
+    loop.run_until_complete(advance(1e-18))
     assert loop.time() == math.nextafter(16.0, 17.0)
 
     def again() -> None:
