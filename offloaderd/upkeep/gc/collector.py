@@ -125,8 +125,7 @@ class Collector:
                     log.error("gc.alarm_repeated", kind=kind, reason=reason, objects=count)
             summary.seconds = self._clock.monotonic() - started
             self._metrics.show_collection(outcome, summary.verdicts, summary.finds, summary.rubbish_bytes)
-        if outcome == "ok":
-            self._metrics.gc_last_complete_timestamp_seconds.set(self._clock.wall_ms() / 1000)
+        self._metrics.gc_last_complete_timestamp_seconds.set(self._clock.wall_ms() / 1000)
         log.info(
             "gc.finished",
             applied=apply,

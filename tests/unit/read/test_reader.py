@@ -25,8 +25,10 @@ from offloaderd.core.model import EntryBatch, HistoryOrder, Loss, Position, Topi
 from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.objects import keys
-from offloaderd.read.stream import split
+from offloaderd.read.stream import ChangeSignals, split
+from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.memory.ledgers import MemoryLedgers
+from tests.patience import PATIENCE_S
 from tests.unit.read.build import (
     PREFIX,
     TOPIC,
@@ -378,6 +380,23 @@ async def test_following_reads_while_it_is_written() -> None:
     assert all(task.result() == wanted for task in following)
     assert len(ledger_ids(ledgers)) > 5
     assert writing.result().entry_id >= 0
+
+
+async def test_a_follower_hears_at_once_of_what_the_source_has_got() -> None:
+    """Not only at the next tick: a follower would be a second behind."""
+    clock = FakeClock()
+    ledgers = MemoryLedgers(clock=clock)
+    rig = make_read_rig(source=ledgers)
+    async with ledgers, rig.reader:
+        await ledgers.create(TOPIC)
+        signals = ChangeSignals(hot=rig.hot, source=ledgers, clock=clock, loader=rig.reader.segments.loader)
+        with signals.following(TOPIC) as signal:
+            await turns(5)
+            async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+                waiting = group.create_task(signal.after(signal.count))
+                await turns(5)
+                assert not waiting.done()
+                await ledgers.append(TOPIC, [b"x"])
 
 
 def ledger_ids(ledgers: MemoryLedgers) -> set[int]:

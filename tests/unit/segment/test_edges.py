@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from offloaderd.core.errors import Transient
-from offloaderd.core.model import EntryBatch, Position, TopicName
+from offloaderd.core.model import EntryBatch, Loss, Position, TopicName
 from offloaderd.fleet import ownership
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import deletion
 from offloaderd.metadata.records.ownership import DaemonNode
+from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map import removal
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.segment.builder import LEDGERS_MAX
-from offloaderd.segment.feed import Entries
+from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.feed import End, Entries
+from offloaderd.segment.resume import reason_to_give_up
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.faults import Faults, FaultyMetadata
@@ -25,6 +30,7 @@ from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, t
 from tests.unit.segment.test_writer import Desk, ScriptedFeed
 
 if TYPE_CHECKING:
+    from offloaderd.objects.port import PartInfo
     from offloaderd.segment.claim.fence import Claim
 
 
@@ -45,6 +51,37 @@ async def test_a_part_that_is_cancelled_before_it_starts_gives_its_room_back() -
     assert budget.used == 0
     assert desk.writer.progress is not None
     assert desk.writer.progress._upload._slots._value == limits.parts_in_flight_max
+
+
+async def test_no_more_parts_are_sent_at_a_time_than_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment with many parts would take the connections and the memory of all topics."""
+    desk = await Desk.made()
+    store, sent, most = desk.rig.store, 0, 0
+    send = store.upload_part
+
+    async def slowly(*given: Any) -> PartInfo:  # noqa: ANN401 - as it is asked
+        nonlocal sent, most
+        sent += 1
+        most = max(most, sent)
+        for _ in range(5):
+            await turn()
+        sent -= 1
+        return await send(*given)
+
+    monkeypatch.setattr(store, "upload_part", slowly)
+    assert await desk.write(ScriptedFeed([Entries((EntryBatch(5, 0, payloads(300, 1000)),)), End()])) is not None
+    assert most == desk.owned.context.upload_context.limits.parts_in_flight_max
+
+
+@pytest.mark.parametrize(
+    ("begin", "kept"),
+    [(Position(0, 10), True), (Position(1, 0), True), (Position(0, 9), False), (Position(0, 11), False)],
+)
+async def test_an_attempt_is_resumed_only_where_the_topic_continues(begin: Position, kept: bool) -> None:
+    """Also in the middle of a ledger: given up, its parts would be sent again; elsewhere it would leave a gap."""
+    desk = await Desk.made()
+    why = reason_to_give_up(replace(desk.attempt(), begin=begin), Position(0, 9), desk.owned.context)
+    assert (why == "") is kept
 
 
 async def test_a_segment_takes_no_more_ledgers_than_one_commit_can_write() -> None:
@@ -79,6 +116,17 @@ async def _claimed(rig: Rig, plan: Faults) -> tuple[FaultyMetadata, TopicName, C
     claim = await ownership.claim(store, topic, node, await store.session(), rig.clock)
     assert claim is not None
     return FaultyMetadata(store, plan), topic, claim
+
+
+async def test_a_loss_whose_recording_was_not_answered_is_recorded_once() -> None:
+    """The store has it: it is neither counted again nor taken for the write of another owner."""
+    rig, faults = Rig(), Faults()
+    store, topic, claim = await _claimed(rig, faults)
+    attempts = AttemptLog(store, claim, clock=rig.clock, metrics=rig.metrics)
+    faults.lose_answer("transact")
+    loss = Loss(Position(0, 4), Position(2, 0), 7, 1)
+    assert (await attempts.note_loss(TopicMap(topic), loss)).losses == (loss,)
+    assert (await catalog.load(rig.tree.connect(), topic)).losses == (loss,)
 
 
 async def test_a_cancelled_claim_is_let_go_though_the_store_is_away_for_a_moment() -> None:

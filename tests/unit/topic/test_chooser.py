@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
 
+from offloaderd.core.aio import Signal
 from offloaderd.core.model import START, LedgerInfo, OffloadMethod, Position
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.segment.roll import Requested, RollPolicy, TopicView
@@ -20,11 +22,16 @@ from offloaderd.topic.chooser import (
     Choice,
     Leave,
     NoteEnd,
+    Requests,
     Resume,
     Wait,
     choose,
     frees_on_seal,
 )
+from tests.patience import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 STREAMING = RollPolicy(segment_bytes_max=1000, segment_age_max_s=60)
 WHOLE = replace(STREAMING, method=OffloadMethod.LEDGER_BASED, threshold_bytes=0)
@@ -108,3 +115,22 @@ def test_pressing_helps_where_a_segment_can_end(
     )
     progress: Any = SimpleNamespace(entries=built) if built else None
     assert frees_on_seal(view, progress) is helps
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda requests: requests.follow(WHOLE),
+        lambda requests: requests.stop(),
+        lambda requests: requests.seal_to(FIRST),
+        lambda requests: requests.free_memory(),
+    ],
+    ids=["another policy", "stop", "seal", "memory"],
+)
+async def test_a_request_wakes_the_topic(ask: Callable[[Requests], None]) -> None:
+    """What waits for the age of its segment would do nothing about it before."""
+    changed = Signal()
+    woken = changed.wait()
+    ask(Requests(changed, STREAMING))
+    async with asyncio.timeout(PATIENCE_S):
+        await woken

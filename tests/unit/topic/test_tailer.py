@@ -14,13 +14,14 @@ from structlog.testing import capture_logs
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import NotFound, OffloaderError, Transient
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.model import Confirmed, Edge, EntryBatch, LedgerInfo, Loss, OfferResult, Position
+from offloaderd.core.model import Confirmed, Edge, EntryBatch, LedgerInfo, Loss, OfferResult, Position, TopicName
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.roll import Requested, TopicView
+from offloaderd.testing.clock import FakeClock
 from offloaderd.topic.buffer import BufferPool, TailingBuffer
 from offloaderd.topic.lag import LagTracker
-from offloaderd.topic.tailer import EntriesMissing, SourceReader, Tailer
+from offloaderd.topic.tailer import PUSH_PATIENCE_S, EntriesMissing, SourceReader, Tailer
 from tests.patience import PATIENCE_S
 from tests.unit.rigs.rig import TOPIC, memory_ledgers, payloads, turn, until
 
@@ -244,6 +245,44 @@ async def test_a_rest_that_is_in_the_way_already_is_dropped() -> None:
     assert tailing.buffer.fill(EntryBatch(3, 0, payloads(5)), LEFT)
     assert tailing.held() == []
     assert await tailing.until_at_end() == whole(3, 4)
+
+
+async def test_a_broker_that_pushes_has_a_moment_for_each_position() -> None:
+    """Before that the source would be read for what is on its way; without one it would be read too late."""
+    tailing, clock = Tailing(), FakeClock()
+    tailing.tailer._clock = clock
+    tailing.pushers = 1
+    for edge in (LEFT, NEXT):
+        assert tailing.tailer._leave_to_pusher(edge)
+        await clock.advance(PUSH_PATIENCE_S - 0.1)
+        assert tailing.tailer._leave_to_pusher(edge)
+        await clock.advance(0.2)
+        assert not tailing.tailer._leave_to_pusher(edge)
+    tailing.pushers = 0
+    assert not tailing.tailer._leave_to_pusher(END)
+
+
+async def test_who_reads_the_source_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic at rest is suspended: its entries would not be read on."""
+    tailing, reading, read = Tailing(), asyncio.Event(), asyncio.Event()
+    await tailing.source.append(TOPIC, payloads(5))
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        running = group.create_task(tailing.tailer.run())
+        await until(lambda: tailing.tailer.resting)
+        ledgers = tailing.source.ledgers
+
+        async def slowly(topic: TopicName) -> list[LedgerInfo]:
+            reading.set()
+            await read.wait()
+            return list(await ledgers(topic))
+
+        monkeypatch.setattr(tailing.source, "ledgers", slowly)
+        tailing.tailer.nudge()
+        await reading.wait()
+        assert not tailing.tailer.resting
+        read.set()
+        await until(lambda: tailing.tailer.resting)
+        running.cancel()
 
 
 async def test_a_whole_ledger_within_a_recorded_loss_is_kept() -> None:

@@ -86,6 +86,25 @@ async def test_sound(ledger: BrokerLedger, reader: RetryingReader) -> None:
         assert data[at - 8 : at] == entry_id.to_bytes(8, "big")
 
 
+async def test_a_ledger_of_any_size_is_read_piece_by_piece(
+    ledger: BrokerLedger, reader: RetryingReader, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of 2 GB is not in memory as a whole, for all its entries or for one."""
+    get = store.get
+    lengths: list[int] = []
+
+    async def noted(key: str, first: int = 0, length: int | None = None) -> bytes:
+        if key == segment.keys.data:
+            lengths.append(length or 0)
+        return await get(key, first, length)
+
+    segment = committed(ledger)
+    monkeypatch.setattr(store, "get", noted)
+    assert await check_broker_entries(reader, segment) == []
+    await find_broker_entry(reader, segment, len(ledger.payloads) - 1)
+    assert 0 < max(lengths) <= PIECE
+
+
 CHANGES: dict[str, tuple[Callable[[bytes], bytes], Kind]] = {
     "shorter": (lambda data: data[:-1], Kind.SIZE),
     "an entry": (lambda data: data[:139] + b"\x09" + data[140:], Kind.BLOCK),

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from offloaderd.core.errors import Conflict, OutcomeUnknown
+from offloaderd.core.errors import Conflict, Denied, OutcomeUnknown
 from offloaderd.metadata import paths
 from offloaderd.testing import FakeClock
-from offloaderd.testing.faults import FaultyStore
+from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.upkeep.gc.findings import Finding, Verdict
 from offloaderd.upkeep.settings import GcSettings
 from tests.unit.upkeep.site import (
@@ -49,6 +49,21 @@ async def test_a_deletion_that_fails_is_told_and_tried_again(ground: Ground, whe
     finds, _ = await ground.collect()
     assert [find.verdict for find in finds] == [Verdict.DELETED] * left
     assert await ground.keys() == all_keys(1)
+
+
+async def test_the_time_of_a_collection_is_shown_once_it_is_complete(ground: Ground) -> None:
+    """By this an alert knows that none has come to its end for days."""
+
+    def last_s() -> float | None:
+        return ground.metrics.registry.get_sample_value("offloaderd_gc_last_complete_timestamp_seconds")
+
+    faults = Faults()
+    faults.fail("list", Denied("no right"), times=-1)
+    with pytest.raises(Denied):
+        await ground.collect(objects=FaultyStore(ground.objects, faults))
+    assert not last_s()
+    await ground.collect()
+    assert last_s() == ground.clock.wall_ms() / 1000
 
 
 async def test_the_clock_object_does_not_stay(ground: Ground) -> None:

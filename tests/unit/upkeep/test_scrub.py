@@ -168,6 +168,24 @@ async def test_a_flipped_bit_is_told_counted_and_recorded(ground: Ground) -> Non
             assert (await recorded(ground)).segments[segment_id(2)].flaws == 0
 
 
+async def test_damage_is_recorded_before_the_next_segment_is_read(ground: Ground) -> None:
+    """A daemon that ends in the middle of a large one leaves what it has found to the next."""
+
+    class Endless(FaultyStore):
+        """Never gives the second segment's data."""
+
+        async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
+            """Wait."""
+            if key == data_key(2):
+                await asyncio.Event().wait()
+            return await ground.objects.get(key, first, length)
+
+    await flip(ground, data_key(1), 150)
+    async with scrubbing(ground, scrubber(ground, objects=Endless(ground.objects, Faults()))):
+        await ground.clock.advance(1.2 * HOUR_S)
+        assert (await recorded(ground)).segments[segment_id(1)].flaws == 1
+
+
 async def test_a_bit_that_flips_on_its_way_is_no_damage(ground: Ground) -> None:
     """What is seen once and not again is not told; the store has the right bytes."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.core.errors import BucketMissing, Denied, Transient
+from offloaderd.core.errors import BucketMissing, Denied, NotFound, Transient
 from offloaderd.core.limits import TokenBucket
 from offloaderd.core.model import LedgerEnd, Loss, Position
 from offloaderd.format import manifest_bytes
@@ -213,7 +213,9 @@ async def test_a_segment_that_is_gone_leaves_a_gap(ground: Ground) -> None:
 async def test_what_overlaps_is_a_problem_unless_the_map_knows_which_counts(ground: Ground) -> None:
     """The bucket alone cannot tell which of two segments was committed; the map can."""
     await ground.store(9, runs(7, 0, 4))
-    assert [kind for kind, _ in kinds(await verified(ground))] == ["overlap"]
+    reports = await verified(ground)
+    assert [kind for kind, _ in kinds(reports)] == ["overlap"]
+    assert [flaw.segment_id for report in reports for flaw in report.flaws] in ([segment_id(3)], [segment_id(9)])
     assert kinds(await verified(ground, against_map=True)) == [("unreferenced", data_key(9))]
 
 
@@ -409,6 +411,16 @@ async def test_what_is_deleted_meanwhile_is_no_flaw(ground: Ground) -> None:
     reports = [report async for report in verifier.run(Wish())]
     assert [report.topic for report in reports] == [TOPIC]
     assert kinds(reports) == []
+
+
+async def test_an_object_that_is_not_there_when_it_is_read_is_missing(ground: Ground) -> None:
+    """Its segment has its other objects: nobody has deleted it by rule, and a reader will not find it."""
+
+    def lost(operation: str, key: str, when: str) -> Exception | None:
+        gone = (operation, key, when) == ("get", data_key(4), "before")
+        return NotFound("no such object") if gone else None
+
+    assert kinds(await verified(ground, objects=FaultyStore(ground.objects, lost))) == [("missing", data_key(4))]
 
 
 async def test_the_rate_is_kept() -> None:
