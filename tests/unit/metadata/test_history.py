@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import CorruptData, NotFound
-from offloaderd.core.model import HistoryOrder, Position, TopicName
+from offloaderd.core.model import HistoryOrder, OffloadMethod, Position, TopicName
 from offloaderd.format.pb.storage import history_pb2
 from offloaderd.metadata import history, paths
 from offloaderd.metadata.history import HistoryRanges
@@ -50,6 +50,7 @@ def plans(draw: st.DrawFn) -> HistoryPlan:
         done_ms=draw(numbers),
         holder=draw(st.text(max_size=5)),
         holder_until_ms=draw(numbers),
+        method=draw(st.sampled_from([OffloadMethod.STREAMING, OffloadMethod.LEDGER_BASED])),
     )
 
 

@@ -305,18 +305,6 @@ async def test_a_push_wakes_a_push_only_topic(rig: Rig) -> None:
     assert len(await rig.committed()) == 3
 
 
-async def test_the_last_entries_of_each_pushed_ledger_are_committed_when_it_is_closed(rig: Rig) -> None:
-    """No more come: nobody asks for a roll, and a small ledger would wait for the age of its segment."""
-    async with rig.engine(push_only=True) as engine:
-        topic = await enabled(engine)
-        topic.pushers += 1
-        for ledger_id in (1, 2, 3):
-            batch = EntryBatch(ledger_id, 0, (b"x" * 10,))
-            assert topic.offer(batch) is OfferResult.ACCEPTED
-            topic.handle.ledger_closed(ledger_id, 0, 1)
-            await until_offloaded(topic, batch.last)
-
-
 async def test_the_end_of_a_pushed_ledger_that_is_not_recorded_keeps_a_topic_active(rig: Rig) -> None:
     """Nobody else could tell it."""
     async with rig.engine(push_only=True) as engine:

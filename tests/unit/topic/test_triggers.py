@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.core.errors import Conflict, InvalidInput
-from offloaderd.core.model import OffloadMethod, Position, TopicName
+from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod, Position, TopicName
 from offloaderd.core.names.patterns import of_topic
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment.roll import RollPolicy
@@ -344,3 +344,16 @@ async def test_a_topic_that_is_only_pushed_has_no_sizes() -> None:
         assert (await topic.by_hand.plan(Wanted())).why is Why.EMPTY
         with pytest.raises(InvalidInput, match="sizes of its ledgers are unknown"):
             await topic.by_hand.plan(Wanted(keep_bytes=0))
+
+
+async def test_the_last_entries_of_each_pushed_ledger_are_committed_when_it_is_closed() -> None:
+    """No more come: nobody asks for a roll, and a small ledger would wait for the age of its segment."""
+    rig = Rig(policy=RollPolicy(segment_bytes_max=1 << 30, segment_age_max_s=3600.0))
+    async with rig.engine(push_only=True) as engine:
+        topic = await enabled(engine)
+        topic.pushers += 1
+        for ledger_id in (1, 2, 3):
+            batch = EntryBatch(ledger_id, 0, (b"x" * 10,))
+            assert topic.offer(batch) is OfferResult.ACCEPTED
+            topic.handle.ledger_closed(ledger_id, 0, 1)
+            await until_offloaded(topic, batch.last)

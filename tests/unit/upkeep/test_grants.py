@@ -392,6 +392,15 @@ async def test_grants_of_what_is_gone_everywhere_are_dropped() -> None:
     assert (await _granted(owned)).keys() == {1}
 
 
+async def test_topics_of_the_first_version_get_their_folder_with_the_first_grant() -> None:
+    """Without it their source could delete nothing, for ever."""
+    rig = await offloaded_topic(10, 10)
+    owned = await Owned.claim(rig)
+    await rig.tree.connect().delete(paths.grants(TOPIC))
+    await _granted(owned)
+    assert await rig.tree.connect().children(paths.grants(TOPIC))
+
+
 async def test_a_lost_answer_of_a_grant_is_read_back() -> None:
     """The grant was written and its answer lost: it is found, counted once, and never written twice."""
     rig = await offloaded_topic(10, 10)
