@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from offloaderd.ledgers.port import LedgerStore
 
+REAL_TIME = "sockets"
+
 STATIONS_MAX = 12
 _PAGE = ROOT / "docs" / "contributing.md"
 _STATION = re.compile(r"(?m)^(\d+)\. `([\w/]+\.py)`: `([\w.]+)` ")

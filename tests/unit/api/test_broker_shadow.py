@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+REAL_TIME = "gRPC"
+
 SHADOW = TopicName.parse("other/ns/shadow")
 SECRET = bytes(range(1, 33))
 

@@ -22,6 +22,8 @@ from tests.unit.topic.test_triggers import ledger_rig
 if TYPE_CHECKING:
     from offloaderd.core.model import TopicName
 
+REAL_TIME = "gRPC"
+
 
 async def ensure(one: Served, topic: str, ledger_id: int = 0) -> broker_pb2.EnsureLedgerResponse:
     """Return the first report about a ledger."""

@@ -14,6 +14,8 @@ from offloaderd.protocol.v1 import control_pb2
 from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.memory.metadata import MemoryTree
 
+REAL_TIME = "gRPC"
+
 CHANGES = (Change("grpc.port", "1", "2"), Change("log.level", '"info"', '"debug"'))
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from grpc import aio
 
+REAL_TIME = "gRPC"
+
 FIRST = CheckResult(name="a", verdict=Verdict.OK, found="well", seconds=0.5)
 SECOND = CheckResult(name="b", verdict=Verdict.FAIL, found="ill", what_to_do="rest")
 

@@ -45,6 +45,8 @@ from tests.unit.read.build import sample
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+REAL_TIME = "gRPC"
+
 EXPECTED = [
     (NotFound("a", hint="b"), grpc.StatusCode.NOT_FOUND, "NOT_FOUND"),
     (TopicNotFound("a"), grpc.StatusCode.NOT_FOUND, "TOPIC_NOT_FOUND"),

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
+REAL_TIME = "gRPC"
+
 SECRET = bytes(range(1, 33))
 MINE, THEIRS = TopicName.parse("public/default/mine"), TopicName.parse("public/other/theirs")
 GRANTS = ("admin alice *", "read bob public/default/*", "offload broker public/default/mine")

@@ -17,6 +17,8 @@ from tests.unit.read.build import sample
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+REAL_TIME = "gRPC"
+
 READ, READ_LEDGER = "/offloaderd.v1.ReadService/Read", "/offloaderd.v1.BrokerService/ReadLedger"
 STATUS = "/offloaderd.v1.AdminService/Status"
 LIMITS = Limits(calls_max=10, identity_calls_max=6, identity_readers_max=4)

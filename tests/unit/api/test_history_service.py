@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from offloaderd.fleet.engine import Engine
 
+REAL_TIME = "gRPC"
+
 
 @asynccontextmanager
 async def served(engine: Engine) -> AsyncIterator[Client]:

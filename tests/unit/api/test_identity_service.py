@@ -25,6 +25,8 @@ from tests.unit.rigs.rig import TOPIC
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+REAL_TIME = "gRPC"
+
 HERE, THERE = UUID(int=1), UUID(int=2)
 BACK = RefusalKind.METADATA_WENT_BACK
 

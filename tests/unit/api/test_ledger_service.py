@@ -20,6 +20,8 @@ from tests.unit.read.build import TOPIC, FastClock
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+REAL_TIME = "gRPC"
+
 
 @asynccontextmanager
 async def served() -> AsyncIterator[tuple[ledgers_pb2_grpc.LedgerServiceAsyncStub, MemoryLedgers]]:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from google.protobuf.descriptor import MethodDescriptor
 
+REAL_TIME = "gRPC"
+
 CHANGES = (
     "Accept",
     "Enable",

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from offloaderd.fleet.engine import Engine
 
+REAL_TIME = "gRPC"
+
 Request = offload_pb2.StreamingOffloadRequest
 Response = offload_pb2.StreamingOffloadResponse
 TOPIC = "public/default/orders"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from offloaderd.fleet.registration import Registration
     from offloaderd.protocol.v1.placement_pb2_grpc import _ServicerContext as Context
 
+REAL_TIME = "gRPC"
+
 CONTEXT = cast("Context", None)
 TOPICS = [TopicName.parse(f"public/default/t{number}") for number in range(20)]
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from offloaderd.api.policy import Retention
     from offloaderd.fleet.engine import Engine
 
+REAL_TIME = "gRPC"
+
 BROKER = policy_pb2.PolicyLevel(broker=True)
 NAMESPACE = policy_pb2.PolicyLevel(namespace="public/default")
 ORDERS = policy_pb2.PolicyLevel(topic="orders")

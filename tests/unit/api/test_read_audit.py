@@ -23,6 +23,8 @@ from tests.unit.api.guarded import guarded
 if TYPE_CHECKING:
     from pathlib import Path
 
+REAL_TIME = "gRPC"
+
 SECRET = bytes(range(1, 33))
 MINE = TopicName.parse("public/default/mine")
 

@@ -26,6 +26,8 @@ from tests.unit.read.build import TOPIC, Piece, flat, make_read_rig, payloads, p
 if TYPE_CHECKING:
     from tests.unit.read.build import ReadRig
 
+REAL_TIME = "gRPC"
+
 MIB = 1024 * 1024
 
 

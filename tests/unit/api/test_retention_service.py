@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.topic.offloader import TopicOffloader
 
+REAL_TIME = "gRPC"
+
 
 class Topics:
     """One topic with its owner, here or elsewhere."""

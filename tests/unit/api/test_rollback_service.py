@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tests.unit.rigs.rig import Rig
     from tests.unit.rigs.rolling import Rolling
 
+REAL_TIME = "gRPC"
+
 NAME = str(TOPIC)
 
 

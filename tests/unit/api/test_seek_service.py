@@ -24,6 +24,8 @@ from tests.unit.read.shelf import Shelf
 if TYPE_CHECKING:
     from tests.unit.read.build import ReadRig
 
+REAL_TIME = "gRPC"
+
 
 def topic_of(entries: int) -> ReadRig:
     """Return a topic in the source, an entry every 10 ms, two messages each."""

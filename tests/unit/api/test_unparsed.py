@@ -25,6 +25,8 @@ from tests.unit.api.test_needs import methods
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+REAL_TIME = "gRPC"
+
 SECRET = bytes(range(1, 33))
 GRANTS = ("admin alice *", "offload broker public/default/mine")
 PUSH = "/offloaderd.v1.OffloadService/StreamingOffload"

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from offloaderd.upkeep.gc.collector import Collector
 
+REAL_TIME = "gRPC"
+
 FIND = Finding(
     key="k",
     kind=Kind.UNCOVERED,

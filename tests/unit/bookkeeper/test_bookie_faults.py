@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from tests.unit.bookkeeper.fake_bookie import Asked
 
+REAL_TIME = "sockets"
+
 T = TypeVar("T")
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from offloaderd.access.certificates import TlsFiles
 
+REAL_TIME = "gRPC"
+
 
 @pytest.fixture(autouse=True)
 def no_settings_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

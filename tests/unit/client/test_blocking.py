@@ -16,6 +16,8 @@ from tests.unit.cli.fake_daemon import Failure, FakeDaemon, at, running_fake
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+REAL_TIME = "gRPC"
+
 
 @pytest.fixture
 def fake() -> Iterator[FakeDaemon]:

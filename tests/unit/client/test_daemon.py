@@ -32,6 +32,8 @@ from tests.patience import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+REAL_TIME = "gRPC"
+
 TOPIC = TopicName.parse("orders")
 MIB = 1024 * 1024
 

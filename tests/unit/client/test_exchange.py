@@ -18,6 +18,8 @@ from tests.unit.client.fleet import TOPIC, patient
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
 
+REAL_TIME = "gRPC"
+
 TRIES = 40
 REFUSED = (grpc.StatusCode.UNIMPLEMENTED, "no such call")
 FAILED = (grpc.StatusCode.INTERNAL, "Internal error from Core")

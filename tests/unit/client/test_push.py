@@ -13,6 +13,8 @@ from tests.unit.client.fleet import LEDGER_ENTRIES, TOPIC, Daemon, at, patient, 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+REAL_TIME = "gRPC"
+
 COUNT = 25
 
 

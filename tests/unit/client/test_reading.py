@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from offloaderd.client import DaemonClient
 
+REAL_TIME = "gRPC"
+
 
 async def numbers(answers: AsyncIterator[ReadAnswer]) -> list[int]:
     """Return the numbers of all entries that come."""

@@ -19,6 +19,8 @@ from tests.unit.api.guarded import guarded
 if TYPE_CHECKING:
     from pathlib import Path
 
+REAL_TIME = "gRPC"
+
 SECRET = bytes(range(1, 33))
 GRANTS = ("read alice *", "read bob public/default/*")
 

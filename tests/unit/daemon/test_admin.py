@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from offloaderd.daemon.doctor.finding import CheckResult
 
+REAL_TIME = "HTTP"
+
 FILES = ObjectsSettings(kind="filesystem")
 
 

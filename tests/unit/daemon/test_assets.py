@@ -13,6 +13,8 @@ from offloaderd.daemon.status_page import site
 from offloaderd.daemon.status_page.site import ASSETS
 from tests.unit.daemon.scene import Scene, opened
 
+REAL_TIME = "HTTP"
+
 PAGES = Path(site.__file__).parent
 
 

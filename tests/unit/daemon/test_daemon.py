@@ -16,6 +16,8 @@ from tests.patience import PATIENCE_S
 if TYPE_CHECKING:
     from pathlib import Path
 
+REAL_TIME = "kazoo's threads"
+
 
 @pytest.mark.parametrize(("servers", "shown"), [("127.0.0.1:1", 0), ("127.0.0.1:1,zookeeper.invalid:1", 1)])
 async def test_an_open_zookeeper_elsewhere_is_shown(servers: str, shown: int, tmp_path: Path) -> None:

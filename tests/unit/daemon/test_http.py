@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     Get = Callable[[str], Awaitable[aiohttp.ClientResponse]]
 
+REAL_TIME = "HTTP"
+
 CLOCK = SystemClock()
 
 

@@ -22,6 +22,8 @@ from tests.unit.daemon.scene import Scene, opened, status, topic
 if TYPE_CHECKING:
     from pathlib import Path
 
+REAL_TIME = "HTTP"
+
 SECRET = b"0123456789abcdef0123456789abcdef"
 GRANTS = ("read alice *", f"read carol {topic(1)}", "offload broker *", "admin root *")
 

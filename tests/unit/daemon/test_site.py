@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     import aiohttp
 
+REAL_TIME = "HTTP"
+
 PAGES = (
     "/status",
     "/status?q=topic&sort=rate&page=2",

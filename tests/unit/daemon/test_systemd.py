@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     LastAnswer = Callable[[], list[str]]
 
+REAL_TIME = "kazoo's threads"
+
 
 @pytest.fixture(params=["file", "abstract"])
 def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, LastAnswer]]:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace import ReadableSpan
 
+REAL_TIME = "HTTP"
+
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     """Takes spans, and keeps them and what came with them."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+REAL_TIME = "sockets"
+
 CLOCK = SystemClock()
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Closed, Conflict, NotFound
 from offloaderd.core.model import EntryBatch, OfferResult, Position, RollReason, TopicName
 from offloaderd.core.names.patterns import of_topic
@@ -28,6 +27,7 @@ from tests.unit.rigs.rig import (
     until,
     until_offloaded,
 )
+from tests.virtual import LoopClock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -287,7 +287,7 @@ async def test_an_engine_that_drains_enables_nothing() -> None:
 
 async def test_the_largest_node_of_a_commit_is_measured() -> None:
     """The metric is the size of the context that was written last."""
-    rig = Rig(ledgers=memory_ledgers(SystemClock()))
+    rig = Rig(ledgers=memory_ledgers(LoopClock()))
     assert rig.ledgers is not None
     last = await rig.ledgers.append(TOPIC, payloads(1500))
     async with rig.engine() as engine:

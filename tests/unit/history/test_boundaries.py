@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import NotFound, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import LedgerInfo, Position
 from offloaderd.history.boundaries import Splitter, segment_bytes_for
 from offloaderd.segment.builder import LEDGERS_MAX, SegmentLayout
 from tests.unit.rigs.rig import TOPIC
+from tests.virtual import LoopClock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,7 +76,7 @@ async def split(
         source,  # type: ignore[arg-type]  # of a source, only the lengths are asked for
         TOPIC,
         segment_bytes=segment_bytes,
-        clock=SystemClock(),
+        clock=LoopClock(),
         metrics=Metrics(),
     )
     return await splitter.split(infos, first, last)

@@ -32,6 +32,7 @@ from tests.unit.rigs.crashing import crash
 from tests.unit.rigs.lives import life, until_found
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn, until
 from tests.unit.segment.test_faults import QuickClock
+from tests.virtual import virtually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -378,7 +379,7 @@ async def test_a_store_that_fails_for_a_while_delays_history(operation: str) -> 
 @given(crashes=st.lists(st.integers(1, 500), max_size=4), size=st.integers(50, 300))
 def test_crashes_at_any_moment_lose_and_double_nothing(crashes: list[int], size: int) -> None:
     """Cancelled after any number of store calls and started again, history and live edge are one topic in the end."""
-    asyncio.run(_crash_and_restart(crashes, size))
+    virtually(_crash_and_restart(crashes, size))
 
 
 async def _crash_and_restart(crashes: list[int], size: int) -> None:

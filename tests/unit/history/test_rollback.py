@@ -26,6 +26,7 @@ from offloaderd.upkeep.gc import references
 from tests.unit.rigs.crashing import crash
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, payloads, turn, until, until_offloaded
 from tests.unit.rigs.rolling import map_of, read_all, rolling, shape, streamed
+from tests.virtual import virtually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -397,7 +398,7 @@ async def test_lost_answers_of_the_metadata_store_are_read_back(skip: int) -> No
 @example(crashes=[70, 60, 50])
 def test_crashes_at_any_moment_lose_and_leave_nothing(crashes: list[int]) -> None:
     """Killed after any number of store calls and started again, every ledger is whole in the end."""
-    asyncio.run(crash_and_restart(crashes))
+    virtually(crash_and_restart(crashes))
 
 
 async def crash_and_restart(crashes: list[int]) -> None:

@@ -11,6 +11,8 @@ from offloaderd.ledgers.book import RollLimits
 from offloaderd.ledgers.embedded.store import EmbeddedLedgers
 from offloaderd.testing import payloads
 
+REAL_TIME = "threads"
+
 TOPICS = [TopicName.parse("a"), TopicName.parse("b")]
 APPEND = 7
 

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from offloaderd.core.model import LedgerInfo
     from offloaderd.ledgers.book import Draft
 
+REAL_TIME = "threads"
+
 TOPIC = TopicName.parse("flights")
 OTHER = TopicName.parse("other")
 

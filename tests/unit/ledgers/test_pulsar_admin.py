@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+REAL_TIME = "HTTP"
+
 TOPIC = TopicName("public", "default", "a b/ü")
 STATS = {"entriesAddedCounter": 100, "lastConfirmedEntry": "13:99", "ledgers": []}
 

@@ -18,6 +18,8 @@ from tests.patience import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+REAL_TIME = "kazoo's threads"
+
 CLOCK = SystemClock()
 CONNECTED, SUSPENDED, LOST = SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.LOST
 

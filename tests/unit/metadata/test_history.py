@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import CorruptData, NotFound
 from offloaderd.core.model import HistoryOrder, OffloadMethod, Position, TopicName
 from offloaderd.format.pb.storage import history_pb2
@@ -18,6 +17,7 @@ from offloaderd.metadata.history import HistoryRanges
 from offloaderd.metadata.records import history as record
 from offloaderd.metadata.records.history import RANGES_PER_NODE, HistoryPlan, HistoryRange, RangeState, Worker
 from offloaderd.testing.memory.metadata import MemoryTree
+from tests.virtual import LoopClock
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -130,7 +130,7 @@ async def test_many_ranges_are_in_nodes_of_bounded_size() -> None:
         assert len(step.value) < 100_000
         await store.create(step.path, step.value)
     at = RANGES_PER_NODE + 7
-    claimed = part(at, state=RangeState.CLAIMED, segment_id=SystemClock().uuid())
+    claimed = part(at, state=RangeState.CLAIMED, segment_id=LoopClock().uuid())
     changes, after = ranges.with_ranges({at: claimed})
     assert [change.path for change in changes] == [paths.history_range_node(TOPIC, 1)]
     await store.transact(changes)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import BucketMissing, NotFound
 from offloaderd.objects.port import find, present
 from offloaderd.testing.memory.objects import MemoryStore
+from tests.virtual import LoopClock
 
 
 async def test_small_parts() -> None:
     """The least size of a part can be lowered."""
-    store = MemoryStore(SystemClock(), part_bytes_min=1)
+    store = MemoryStore(LoopClock(), part_bytes_min=1)
     upload = await store.create_upload("k")
     parts = [await store.upload_part("k", upload, number, [b"x"]) for number in (1, 2)]
     await store.complete_upload("k", upload, parts)
@@ -21,7 +21,7 @@ async def test_small_parts() -> None:
 
 async def test_content_is_copied() -> None:
     """A buffer that is used again does not change what was stored from it."""
-    store = MemoryStore(SystemClock())
+    store = MemoryStore(LoopClock())
     buffer = bytearray(b"first")
     await store.put("k", buffer)
     upload = await store.create_upload("u")
@@ -33,7 +33,7 @@ async def test_content_is_copied() -> None:
 
 async def test_ids_of_uploads() -> None:
     """Two uploads of one key are two."""
-    store = MemoryStore(SystemClock())
+    store = MemoryStore(LoopClock())
     assert await store.create_upload("k") != await store.create_upload("k")
 
 
@@ -46,7 +46,7 @@ async def test_a_missing_bucket_is_no_missing_object() -> None:
     assert await present(answer(NotFound("no such key"))) is None
     with pytest.raises(BucketMissing):
         await present(answer(BucketMissing("no such bucket")))
-    store = MemoryStore(SystemClock())
+    store = MemoryStore(LoopClock())
     assert await find(store, "k") is None
     await store.put("k", b"x")
     assert await find(store, "k") == await store.head("k")

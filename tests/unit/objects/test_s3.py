@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     Use = Callable[[S3Store], Awaitable[object]]
 
+REAL_TIME = "HTTP"
+
 
 async def drained(store: S3Store) -> list[str]:
     """Every key."""

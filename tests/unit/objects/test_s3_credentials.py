@@ -15,6 +15,8 @@ from tests.unit.objects.faulty import Connection, FaultyServer, error_body, stor
 if TYPE_CHECKING:
     from pathlib import Path
 
+REAL_TIME = "HTTP"
+
 FRESH_KEY = "AKIAFRESH"
 KEYLESS = {"access_key": None, "secret_key": None}
 

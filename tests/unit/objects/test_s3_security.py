@@ -16,6 +16,8 @@ from offloaderd.objects.s3.errors import RIGHTS
 from offloaderd.objects.settings import ObjectsSettings
 from tests.unit.objects.faulty import Connection, FaultyServer, store_at
 
+REAL_TIME = "HTTP"
+
 ROOT = Path(__file__).resolve().parents[3]
 KEYLESS = {"access_key": None, "secret_key": None}
 UPLOAD = b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"

@@ -11,18 +11,20 @@ from typing import Any
 
 import pytest
 
-from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Transient
 from offloaderd.objects import whole as turns
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.objects.whole import APART_BYTES, AT_ONCE_BYTES, apart, read_apart, whole
 from offloaderd.testing.memory.objects import MemoryStore
 from tests.patience import PATIENCE_S
+from tests.virtual import LoopClock
+
+REAL_TIME = "threads"
 
 
 async def store() -> MemoryStore:
     """Return a bucket with objects of several lengths."""
-    made = MemoryStore(SystemClock())
+    made = MemoryStore(LoopClock())
     for key, size in (("empty", 0), ("short", 100), ("edge", AT_ONCE_BYTES), ("long", 3 * AT_ONCE_BYTES)):
         await made.put(key, bytes(size))
     return made
@@ -121,7 +123,7 @@ async def test_all_readers_of_a_daemon_share_the_turn() -> None:
     assert await other == 3 * AT_ONCE_BYTES
 
 
-class Pauses(SystemClock):
+class Pauses(LoopClock):
     """Sleeps no time, and remembers whether somebody had the turn meanwhile."""
 
     def __init__(self) -> None:

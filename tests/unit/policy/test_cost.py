@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.core.clock import SystemClock
 from offloaderd.core.model import EntryBatch, Position
 from offloaderd.metadata import paths
 from offloaderd.metadata.topic_map import map as catalog
@@ -33,6 +32,7 @@ from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.verify.cluster import check_committed
 from tests.unit.rigs.lives import until_recorded
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, until_offloaded
+from tests.virtual import LoopClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,7 +67,7 @@ def written_of(asked: Faults) -> list[str]:
 )
 async def test_a_segment_costs_the_requests_of_the_model(entries: int, entry_bytes: int) -> None:
     """Writing one segment, and reading it again as the scrub does, takes the requests that are planned for."""
-    asked, clock = Faults(), SystemClock()
+    asked, clock = Faults(), LoopClock()
     store = FaultyStore(MemoryStore(clock, part_bytes_min=1), asked)
     rig = Rig(objects=store, layout=LAYOUT, upload_bytes=1 << 20)
     async with rig.engine(push_only=True) as engine:

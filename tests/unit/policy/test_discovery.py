@@ -23,6 +23,7 @@ from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.memory.metadata import MemoryMetadata, MemoryTree
 from tests.unit.policy.test_selector import Room
 from tests.unit.rigs.topic_source import TopicSource
+from tests.virtual import virtually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -317,7 +318,7 @@ def test_whatever_happens_discovery_comes_to_rest_where_the_rules_say(steps: lis
             await room.clock.advance(3 * DISCOVERY_S)
             assert counter is None or await room.store.get(paths.TOPICS) == counter
 
-    asyncio.run(history())
+    virtually(history())
 
 
 async def attempt(room: Room, what: str, name: str) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 
-from offloaderd.core.clock import SystemClock
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, Loss, Position, TopicName
 from offloaderd.core.retry import RetryPolicy
@@ -26,6 +25,7 @@ from offloaderd.policy.policies import Effective, Level, OffloadPolicies, Origin
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.read.segments import SegmentOptions
 from offloaderd.testing.memory.objects import MemoryStore
+from tests.virtual import LoopClock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ TOPIC = TopicName("public", "default", "orders")
 PREFIX = "p/"
 
 
-class FastClock(SystemClock):
+class FastClock(LoopClock):
     """Sleeps a thousandth of what is asked; remembers every pause; ids in order."""
 
     def __init__(self) -> None:

@@ -14,6 +14,7 @@ from offloaderd.core.errors import Closed, NotFound
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.read.cache import Cache
 from tests.unit.read.build import for_ever, sample, turns
+from tests.virtual import virtually
 
 if TYPE_CHECKING:
     from offloaderd.read.cache import Slot
@@ -183,4 +184,4 @@ def test_the_budget_adds_up(steps: list[tuple[str, int]]) -> None:
                 assert cache.used_bytes <= max(25, pinned)
                 assert cache.room_bytes == 25 - pinned
 
-    asyncio.run(run())
+    virtually(run())

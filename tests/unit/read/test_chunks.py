@@ -20,6 +20,7 @@ from offloaderd.read.segments import table_of
 from tests.unit.read.build import TOPIC, Piece, flat, make_read_rig, put_segment, sample
 from tests.unit.read.shelf import Shelf
 from tests.unit.read.test_segment import KEYS, PIECES, WHOLE, counted, entries, read
+from tests.virtual import virtually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,7 +103,7 @@ def test_any_reads_in_any_order_are_what_blocks_would_give(
                 low, high = first % len(payloads), min(first % len(payloads) + more, len(payloads) - 1)
                 assert await one(rig, segment, low, high) == payloads[low : high + 1]
 
-    asyncio.run(run())
+    virtually(run())
 
 
 async def test_one_entry_takes_one_request_for_its_chunk() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from offloaderd.core.read_options import ReadPriority
 from offloaderd.objects import keys
 from tests.unit.read.build import PREFIX, TOPIC, Piece, flat, make_read_rig, payload, put_segment
 from tests.unit.read.shelf import Shelf
+from tests.virtual import virtually
 
 if TYPE_CHECKING:
     from offloaderd.core.entries import Entries
@@ -223,4 +223,4 @@ async def check(world: World) -> None:
 def test_each_entry_once_in_order_or_an_error(world: World) -> None:
     """Whatever is missing or broken, a read gives exactly its range in order, or stops with a typed error."""
     assume(not traceless(world))
-    asyncio.run(check(world))
+    virtually(check(world))

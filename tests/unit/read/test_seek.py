@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -40,6 +39,7 @@ from tests.unit.read.seek_topics import (
     topics,
 )
 from tests.unit.read.shelf import Shelf
+from tests.virtual import virtually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -75,14 +75,14 @@ COMMON = settings(
 @given(topics(orderly=True, old=True))
 def test_what_is_found_is_what_a_look_at_every_entry_finds(topic: Topic) -> None:
     """By time and index, in topics of all tiers, with and without PIP-70, of old and new manifests, partly deleted."""
-    asyncio.run(check(topic, [SeekKind.TIME, SeekKind.INDEX]))
+    virtually(check(topic, [SeekKind.TIME, SeekKind.INDEX]))
 
 
 @COMMON
 @given(topics(orderly=True, old=False))
 def test_numbers_go_on_through_ledgers_tiers_and_deletions(topic: Topic) -> None:
     """The sequence number of an entry is its place among all that there ever were."""
-    asyncio.run(check(topic, [SeekKind.SEQUENCE]))
+    virtually(check(topic, [SeekKind.SEQUENCE]))
 
 
 @COMMON
@@ -94,7 +94,7 @@ def test_any_disorder_is_searched_where_manifests_tell_of_it(topic: Topic) -> No
     old = [False] * (len(cuts) - 1)
     removed = min(topic.removed, len(old) - 1)
     stored = replace(topic, cuts=cuts, old=old, removed=removed, trimmed=count, hot=count, unlisted=count)
-    asyncio.run(check(stored, [SeekKind.TIME, SeekKind.INDEX, SeekKind.SEQUENCE]))
+    virtually(check(stored, [SeekKind.TIME, SeekKind.INDEX, SeekKind.SEQUENCE]))
 
 
 async def test_a_clock_that_was_wrong_for_a_moment_misleads_no_search_of_segments() -> None:
@@ -430,7 +430,7 @@ def test_first_true_probes_little_and_is_right(low: int, length: int, first: int
         asked.append(number)
         return number >= first
 
-    answer = asyncio.run(first_true(low, high, guess, true_at))
+    answer = virtually(first_true(low, high, guess, true_at))
     assert answer == min(max(first, low), high)
     if abs(answer - guess) <= 1:
         assert len(asked) <= 4

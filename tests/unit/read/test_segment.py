@@ -35,6 +35,7 @@ from tests.unit.read.build import (
     turns,
 )
 from tests.unit.read.shelf import Broken
+from tests.virtual import virtually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -267,7 +268,7 @@ def test_any_flipped_bit_is_found(what: str, at: int, bit: int) -> None:
         await rig.store.put(KEYS[what], bytes(stored))
         await expect_damage(rig, segment, KEYS[what])
 
-    asyncio.run(run())
+    virtually(run())
 
 
 @pytest.mark.parametrize("what", ["index", "manifest"])
@@ -298,7 +299,7 @@ def test_any_other_length_is_found(what: str, at: int, *, longer: bool) -> None:
         await rig.store.put(KEYS[what], changed)
         await expect_damage(rig, segment, KEYS[what])
 
-    asyncio.run(run())
+    virtually(run())
 
 
 async def expect_damage(rig: ReadRig, segment: CommittedSegment, key: str) -> None:

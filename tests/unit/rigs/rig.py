@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from offloaderd.core.clock import SystemClock
 from offloaderd.core.limits import ByteBudget, Pace
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position, TopicName
@@ -35,6 +34,7 @@ from offloaderd.topic.buffer import BufferPool
 from offloaderd.topic.idle import IdleOptions
 from offloaderd.topic.outage import OutageRules, TopicContext
 from tests.patience import PATIENCE_S
+from tests.virtual import LoopClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -55,7 +55,7 @@ DEADLINE_S = PATIENCE_S
 class Rig:
     """What one test's daemons share, and the settings of those that it starts."""
 
-    clock: SystemClock = field(default_factory=SystemClock)
+    clock: LoopClock = field(default_factory=LoopClock)
     tree: MemoryTree = field(default_factory=MemoryTree)
     ledgers: LedgerStore | None = None
     objects: SegmentStore | None = None
@@ -241,6 +241,6 @@ def payloads(count: int, size: int = 100, *, seed: int = 0) -> list[bytes]:
     return [f"{seed}/{number}/".encode().ljust(size, b".") for number in range(count)]
 
 
-def memory_ledgers(clock: SystemClock, *, ledger_entries_max: int = 1000) -> MemoryLedgers:
+def memory_ledgers(clock: LoopClock, *, ledger_entries_max: int = 1000) -> MemoryLedgers:
     """Make an in-memory ledger store with small ledgers."""
     return MemoryLedgers(clock=clock, ledger_entries_max=ledger_entries_max)

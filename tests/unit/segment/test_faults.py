@@ -21,6 +21,7 @@ from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
 from tests.unit.rigs.crashing import crash
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until, until_offloaded
+from tests.virtual import virtually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -319,7 +320,7 @@ async def test_an_upload_that_was_never_recorded_is_found_and_dropped() -> None:
 @given(crashes=st.lists(st.integers(1, 400), max_size=4), size=st.integers(50, 300))
 def test_crashes_at_any_moment_lose_and_double_nothing(crashes: list[int], size: int) -> None:
     """Cancelled after any number of store calls and started again, the engine commits every entry once."""
-    asyncio.run(_crash_and_restart(crashes, size))
+    virtually(_crash_and_restart(crashes, size))
 
 
 async def _crash_and_restart(crashes: list[int], size: int) -> None:

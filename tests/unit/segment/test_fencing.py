@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.core.clock import SystemClock
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, OfferResult, Position
 from offloaderd.core.names.patterns import of_topic
@@ -28,6 +27,7 @@ from tests.unit.rigs.rig import (
     until,
     until_offloaded,
 )
+from tests.virtual import LoopClock
 
 if TYPE_CHECKING:
     from offloaderd.testing.memory.metadata import MemoryMetadata
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 DAY_MS = 86_400_000
 
 
-class Skewed(SystemClock):
+class Skewed(LoopClock):
     """A clock that is wrong by some time."""
 
     def __init__(self, skew_ms: int) -> None:

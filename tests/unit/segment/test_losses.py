@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from structlog.testing import capture_logs
 
-from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import START, EntryBatch, LedgerEnd, LedgerInfo, Loss, OfferResult, Position
 from offloaderd.metadata.topic_map import map as catalog
@@ -16,6 +15,7 @@ from offloaderd.testing.memory.ledgers import MemoryLedgers
 from tests.unit.rigs.lives import life, until_recorded
 from tests.unit.rigs.owned import Owned
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until, until_offloaded
+from tests.virtual import LoopClock
 
 if TYPE_CHECKING:
     from offloaderd.core.model import Confirmed, TopicName
@@ -28,7 +28,7 @@ async def lost_ranges(rig: Rig) -> list[tuple[str, int]]:
 
 async def test_what_retention_deleted_is_reported_and_the_stream_goes_on() -> None:
     """Ledgers that vanish before they were offloaded are recorded, counted and logged, once; the rest is committed."""
-    rig = Rig(ledgers=memory_ledgers(SystemClock(), ledger_entries_max=10))
+    rig = Rig(ledgers=memory_ledgers(LoopClock(), ledger_entries_max=10))
     assert rig.ledgers is not None
     last = await rig.ledgers.append(TOPIC, payloads(15))
     async with rig.engine() as engine:
@@ -60,7 +60,7 @@ async def test_what_retention_deleted_is_reported_and_the_stream_goes_on() -> No
 
 async def test_a_ledger_that_was_seen_and_vanished_is_a_certain_loss() -> None:
     """The tailer is held up by a full buffer while retention deletes what it has not read yet."""
-    rig = Rig(ledgers=memory_ledgers(SystemClock(), ledger_entries_max=10), buffer_bytes=1500)
+    rig = Rig(ledgers=memory_ledgers(LoopClock(), ledger_entries_max=10), buffer_bytes=1500)
     source = rig.ledgers
     assert source is not None
     await source.append(TOPIC, payloads(10))
@@ -90,7 +90,7 @@ async def test_a_ledger_that_was_seen_and_vanished_is_a_certain_loss() -> None:
 async def test_a_segment_that_was_begun_behind_which_all_is_lost_is_no_alarm() -> None:
     """The next owner finds its record and none of its entries: the loss is told, and nothing fails or stalls."""
     policy = RollPolicy(segment_bytes_max=1 << 30, segment_age_max_s=3600)
-    rig = Rig(policy=policy, ledgers=memory_ledgers(SystemClock(), ledger_entries_max=10))
+    rig = Rig(policy=policy, ledgers=memory_ledgers(LoopClock(), ledger_entries_max=10))
     assert rig.ledgers is not None
     async with rig.engine("setup") as engine:
         await enabled(engine)
@@ -115,7 +115,7 @@ async def test_a_segment_that_was_begun_behind_which_all_is_lost_is_no_alarm() -
 
 async def test_a_ledger_that_was_offloaded_whole_may_vanish() -> None:
     """Its end is recorded even if nothing is committed after it, so a restart raises no alarm."""
-    rig = Rig(ledgers=memory_ledgers(SystemClock(), ledger_entries_max=1000))
+    rig = Rig(ledgers=memory_ledgers(LoopClock(), ledger_entries_max=1000))
     source = rig.ledgers
     assert source is not None
     last = await source.append(TOPIC, payloads(10))
@@ -141,7 +141,7 @@ async def test_what_a_broker_pushes_behind_a_loss_is_kept() -> None:
 
     Whether it had more of them than were pushed, nobody can say.
     """
-    rig = Rig(ledgers=memory_ledgers(SystemClock(), ledger_entries_max=10))
+    rig = Rig(ledgers=memory_ledgers(LoopClock(), ledger_entries_max=10))
     source = rig.ledgers
     assert source is not None
     await source.append(TOPIC, payloads(10))
@@ -169,7 +169,7 @@ async def test_what_a_broker_pushes_behind_a_loss_is_kept() -> None:
 
 async def test_a_broker_that_leaves_ledgers_out_is_not_believed() -> None:
     """The source has what lies between the offloaded position and the first pushed entry: it is read from there."""
-    rig = Rig(ledgers=memory_ledgers(SystemClock(), ledger_entries_max=10))
+    rig = Rig(ledgers=memory_ledgers(LoopClock(), ledger_entries_max=10))
     source = rig.ledgers
     assert source is not None
     await source.append(TOPIC, payloads(10))
@@ -204,7 +204,7 @@ class DeafEdge(MemoryLedgers):
 
 async def test_closed_ledgers_are_offloaded_while_the_edge_is_not_known() -> None:
     """The trouble is told, and what lies before the open ledger does not wait for its end."""
-    source = DeafEdge(clock=SystemClock(), ledger_entries_max=10)
+    source = DeafEdge(clock=LoopClock(), ledger_entries_max=10)
     rig = Rig(ledgers=source)
     last = await source.append(TOPIC, payloads(25))
     async with rig.engine() as engine:
@@ -232,7 +232,7 @@ async def test_ends_that_a_broker_reports_are_recorded() -> None:
 
 async def test_ledgers_that_are_done_with_are_forgotten() -> None:
     """What is remembered of ledgers does not grow with a topic's age."""
-    rig = Rig(ledgers=memory_ledgers(SystemClock(), ledger_entries_max=10))
+    rig = Rig(ledgers=memory_ledgers(LoopClock(), ledger_entries_max=10))
     source = rig.ledgers
     assert source is not None
     async with rig.engine() as engine:

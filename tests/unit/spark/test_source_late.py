@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections import Counter
 from dataclasses import replace
@@ -30,6 +29,7 @@ from tests.unit.read.build import TOPIC, Piece, put_segment
 from tests.unit.spark.lake import BASE_MS, CountingStore, entries, options, planned, read_share, snapshot
 from tests.unit.spark.test_source import counted
 from tests.unit.spark.test_source_messages import cut
+from tests.virtual import virtually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,7 +133,7 @@ def test_each_entry_is_given_or_counted(data: st.DataObject) -> None:
         assert Counter(given + left_out) == Counter(range(count))
         assert all(row["payload"] == held[row["entry_id"]] for row in rows if row["skipped"] is None)
 
-    asyncio.run(run())
+    virtually(run())
 
 
 async def test_why_entries_are_gone_is_told() -> None:

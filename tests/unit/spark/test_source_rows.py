@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import traceback
 import uuid
 from datetime import UTC, datetime
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql.datasource import InputPartition
 
-from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import NotFound
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import TopicPattern
@@ -31,6 +29,7 @@ from offloaderd.upkeep.stored import Site
 from tests.unit.format.test_pulsar_message import batch, entry
 from tests.unit.read.build import PREFIX, TOPIC, Piece, put_segment
 from tests.unit.spark.lake import BASE_MS, CountingStore, entries, options, read_all, snapshot
+from tests.virtual import LoopClock, virtually
 
 if TYPE_CHECKING:
     from offloaderd.metadata.port import MetadataStore
@@ -101,7 +100,7 @@ def test_read_as_a_task_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         async with FilesystemStore(tmp_path) as store:
             await put_segment(store, [Piece(4, 0, held)], segment_id=ONE, block_entries=50)
 
-    asyncio.run(prepare())
+    virtually(prepare())
     for name in ("KIND", "DIRECTORY"):
         monkeypatch.delenv(f"OFFLOADERD__OBJECTS__{name}", raising=False)
     source = SegmentSource(
@@ -182,7 +181,7 @@ async def test_an_excluded_topic_has_no_rows() -> None:
     async with MemoryTree().connect() as metadata:
         for folder in paths.folders(TOPIC):
             await metadata.create(folder, b"")
-        segment = await put_segment(store, [Piece(1, 0, payloads(10, ledger_id=1))], segment_id=SystemClock().uuid())
+        segment = await put_segment(store, [Piece(1, 0, payloads(10, ledger_id=1))], segment_id=LoopClock().uuid())
         steps, _ = (await catalog.load(metadata, TOPIC)).with_commit(segment)
         await metadata.transact(steps)
         stores = Stores(store, metadata)
@@ -219,7 +218,7 @@ async def test_topics_that_go_or_have_nothing_yet() -> None:
 
 async def test_snapshot_is_one_moment() -> None:
     """What is committed after the snapshot is not part of a query."""
-    clock = SystemClock()
+    clock = LoopClock()
     store = CountingStore()
     async with MemoryTree().connect() as metadata:
         for folder in paths.folders(TOPIC):

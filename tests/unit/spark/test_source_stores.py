@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import NotFound
 from offloaderd.metadata import paths
 from offloaderd.metadata.topic_map import map as catalog
@@ -20,6 +18,7 @@ from offloaderd.testing.builders import payloads
 from offloaderd.testing.memory.metadata import MemoryTree
 from tests.unit.read.build import TOPIC, Piece, put_segment
 from tests.unit.spark.lake import CountingStore, options
+from tests.virtual import LoopClock, virtually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -53,7 +52,7 @@ class Site:
                 for folder in paths.folders(TOPIC):
                     await metadata.create(folder, b"")
             held = payloads(30, ledger_id=1)[first : first + 10]
-            segment = await put_segment(self.objects, [Piece(1, first, held)], segment_id=SystemClock().uuid())
+            segment = await put_segment(self.objects, [Piece(1, first, held)], segment_id=LoopClock().uuid())
             steps, _ = (await catalog.load(metadata, TOPIC)).with_commit(segment)
             await metadata.transact(steps)
 
@@ -67,14 +66,14 @@ def test_a_stream_has_one_session(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotFound, match="no topic matches"):
         stream.initialOffset()
     assert (site.opened, site.closed) == (1, 1)
-    asyncio.run(site.commit(0))
+    virtually(site.commit(0))
     offset = stream.initialOffset()
     for last in (9, 19, 29):
         start, offset = offset, stream.latestOffset(offset, EVERYTHING)
         assert offset == {str(TOPIC): f"1:{last}"}, "each look is a new one"
         assert len(stream.partitions(start, offset)) == 1
         if last < 29:
-            asyncio.run(site.commit(last + 1))
+            virtually(site.commit(last + 1))
     stream.prepareForTriggerAvailableNow()
     assert stream.partitions({}, offset), "as a checkpoint repeats it"
     assert (site.opened, site.closed) == (2, 1)

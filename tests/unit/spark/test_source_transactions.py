@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from tests.unit.format.test_pulsar_message import batch, entry
 from tests.unit.read.build import PREFIX, TOPIC, Piece, put_segment
 from tests.unit.spark.lake import CountingStore, options, read_share, snapshot
 from tests.unit.transactional import IDS, OPS, Op, abort, commit, consumed, cut_at, place, sent
+from tests.virtual import virtually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +84,7 @@ def test_rows_are_what_a_consumer_is_given(
         everything = await rows_of(store, found, replace(wish, transactions=Transactions.ALL))
         return [int(row["value"]) for row in rows], [(row["ledger_id"], row["entry_id"]) for row in everything]
 
-    given_out, everything = asyncio.run(run())
+    given_out, everything = virtually(run())
     assert given_out == [at for at in consumed(ops)[0] if first <= at <= last]
     assert everything == [place(at, ledgers) for at in range(first, last + 1)]
 
@@ -117,7 +117,7 @@ def test_steps_of_a_stream_pass_over_no_message(ops: list[Op], cuts: set[int], r
                 offset = reached
         return values
 
-    assert asyncio.run(run()) == consumed(ops)[0]
+    assert virtually(run()) == consumed(ops)[0]
 
 
 async def test_all_rows_say_what_became_of_them() -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import LedgerInfo, OffloadMethod, Position
 from offloaderd.format.pulsar import broker_entry
@@ -15,13 +14,14 @@ from offloaderd.policy.records import TopicPolicy
 from offloaderd.topic.lag import first_after
 from offloaderd.topic.status import Reporter
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, until, until_offloaded
+from tests.virtual import LoopClock
 
 if TYPE_CHECKING:
     from offloaderd.core.model import TopicName
     from offloaderd.topic.offloader import TopicOffloader
 
 
-class HourAgo(SystemClock):
+class HourAgo(LoopClock):
     """The clock of a store whose ledgers were made an hour ago."""
 
     def wall_ms(self) -> int:

@@ -11,7 +11,6 @@ from contextlib import suppress
 import pytest
 from structlog.testing import capture_logs
 
-from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import NotFound, OffloaderError, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Confirmed, Edge, EntryBatch, LedgerInfo, Loss, OfferResult, Position, TopicName
@@ -24,6 +23,7 @@ from offloaderd.topic.lag import LagTracker
 from offloaderd.topic.tailer import PUSH_PATIENCE_S, EntriesMissing, SourceReader, Tailer
 from tests.patience import PATIENCE_S
 from tests.unit.rigs.rig import TOPIC, memory_ledgers, payloads, turn, until
+from tests.virtual import LoopClock
 
 LEFT = Position(0, 3)
 NEXT = Position(3, 0)
@@ -35,7 +35,7 @@ class Tailing:
     """A tailer with its buffer, and all that was reported to it as lost."""
 
     def __init__(self, *losses: Loss) -> None:
-        self.clock = SystemClock()
+        self.clock = LoopClock()
         self.metrics = Metrics()
         self.source = memory_ledgers(self.clock, ledger_entries_max=10)
         self.pool = BufferPool(LIMIT_BYTES)

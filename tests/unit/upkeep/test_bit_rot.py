@@ -6,7 +6,6 @@ like one that was deleted by rule, or never finished. The map tells.
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -35,6 +34,7 @@ from tests.unit.upkeep.site import (
     index_key,
     manifest_key,
 )
+from tests.virtual import virtually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -184,7 +184,7 @@ async def survive(suffered: list[Damage]) -> None:
 @given(st.lists(damages, min_size=1, max_size=3))
 def test_whatever_happens_to_stored_bytes_is_found_and_never_served(suffered: list[Damage]) -> None:
     """Flips, zeroes, cuts, shifts, swaps and losses, of data, index and manifest: found each time, served never."""
-    asyncio.run(survive(suffered))
+    virtually(survive(suffered))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,12 +10,8 @@ import pytest
 
 from offloaderd.core.errors import CorruptData, Unsound
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.format import verify
-from offloaderd.history.rewrite import BucketReader
-from offloaderd.objects import whole
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read.segments import SegmentOptions, SegmentReader
-from offloaderd.segment.failures import FailureTracker
 from offloaderd.upkeep.explain import Explainer
 from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.grants.broker_request import ClosedLedger, Copies, length_of
@@ -155,29 +150,3 @@ async def test_of_a_long_segment_only_the_damaged_block_is_read_again() -> None:
     assert fetched is not None
     assert again is not None
     assert again < fetched
-
-
-async def indexes_checked(owned: Owned, segment: CommittedSegment) -> None:
-    """By everybody who looks at one."""
-    await for_a_broker(owned, segment)
-    await verified(owned, segment)
-    failure_tracker = FailureTracker(TOPIC, owned.rig.clock, lambda: None)
-    reader = BucketReader(owned.context, TOPIC, failure_tracker, lambda: None)
-    await reader.stored(await reader.volume(segment))
-
-
-async def test_long_indexes_are_taken_apart_beside_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An index of 32 MiB takes seconds: whoever looks at one does that in a thread, as with manifests."""
-    owned = await Owned.claim(await offloaded_topic(10, 10))
-    segment, sound, threads = owned.offloader.map.segments[1], verify.check_index, list[int]()
-
-    def check(*arguments: object, **named: object) -> None:
-        threads.append(threading.get_ident())
-        sound(*arguments, **named)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(whole, "APART_BYTES", 0)
-    for module in ("upkeep.verify.segment", "upkeep.grants.copy_check", "history.rewrite"):
-        monkeypatch.setattr(f"offloaderd.{module}.check_index", check)
-    await indexes_checked(owned, segment)
-    assert len(threads) == 3
-    assert threading.get_ident() not in threads
