@@ -251,6 +251,15 @@ def test_nothing_is_left_over() -> None:
     assert not found
 
 
+def test_unit_tests_know_no_real_time() -> None:
+    """Each that needs it says why (tests/unit/conftest.py); to all others time is the loop's, so no machine is slow."""
+    modules = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "unit").rglob("*.py")}
+    reasons = {path: re.search(r'^REAL_TIME = "(.+)"$', text, re.MULTILINE) for path, text in modules.items()}
+    assert [path for path, text in modules.items() if "\nREAL_TIME" in text and not reasons[path]] == []
+    real = re.compile(r"\b(SystemClock|time\.(sleep|monotonic)|asyncio\.run)\b")
+    assert [str(path) for path, text in modules.items() if not reasons[path] and real.search(text)] == []
+
+
 def test_errors_of_tasks_are_taken_from_their_group_by_hand() -> None:
     """No `except*`: what it raises is put into a group again by Python 3.11.2, and not by 3.11.7."""
     found = [

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
     from offloaderd.core.clock import Clock
 
+REAL_TIME = "gRPC"
+
 
 class Admin(admin_pb2_grpc.AdminServiceServicer):
     """Answers; `slow` keeps a call waiting."""

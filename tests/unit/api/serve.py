@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from offloaderd.core.metrics.metrics import Metrics
 
+REAL_TIME = "gRPC"
+
 MESSAGE_BYTES_MAX = 32 * 1024 * 1024
 OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),

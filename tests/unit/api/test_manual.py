@@ -396,6 +396,6 @@ async def test_a_topic_that_is_being_claimed_is_waited_for(monkeypatch: pytest.M
             await one.offload()
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(one.offload())
-            await asyncio.sleep(0.02)  # noqa: TID251 - real time passes while the claim is waited for
+            await asyncio.sleep(0.02)  # noqa: TID251 - time passes while the claim is waited for
             monkeypatch.setattr(one.engine, "owned", owned)
         assert waiting.result()[0].outcome == "running"

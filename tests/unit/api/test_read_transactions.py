@@ -21,6 +21,7 @@ from offloaderd.read.transactions import look_back_from
 from tests.unit.format.test_pulsar_message import batch, chunks_of, entry
 from tests.unit.read.build import TOPIC, Piece, make_read_rig, put_segment, turns
 from tests.unit.transactional import IDS, OPS, Op, abort, commit, consumed, cut_at, place, sent
+from tests.virtual import virtually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -101,7 +102,7 @@ def test_messages_are_those_that_a_consumer_is_given(
         waits_at = (held.position.ledger_id, held.position.entry_id) if held is not None else None
         return [int(one.data) for one in messages], states, waits_at
 
-    found, everything, held = asyncio.run(run())
+    found, everything, held = virtually(run())
     expected, waits = consumed(ops)
     assert found == [at for at in expected if first <= at <= last]
     assert everything == [place(at, ledgers) for at in range(first, last + 1)]

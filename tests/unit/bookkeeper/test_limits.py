@@ -18,6 +18,7 @@ from offloaderd.ledgers.pulsar.source import BookKeeperLedgers
 from offloaderd.testing import FakeClock, payloads
 from tests.unit.bookkeeper.clockwork import in_time
 from tests.unit.bookkeeper.fake_cluster import TOPIC, FakeCluster
+from tests.virtual import virtually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,7 +137,7 @@ def test_bytes_stay_below_the_rate(sizes: list[int], rate: int, topics: int) -> 
         total = sum(size for _, size in log[:-topics])
         assert total <= rate * (log[-1][0] + BURST_S) + topics * max(sizes)
 
-    asyncio.run(run())
+    virtually(run())
 
 
 async def test_a_read_keeps_to_the_limit() -> None:

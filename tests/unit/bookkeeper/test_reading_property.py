@@ -19,6 +19,7 @@ from offloaderd.ledgers.pulsar.source import BookKeeperLedgers
 from offloaderd.testing import FakeClock
 from tests.unit.bookkeeper.clockwork import in_time
 from tests.unit.bookkeeper.fake_cluster import ALL, TOPIC, FakeCluster, Shape
+from tests.virtual import virtually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,7 +161,7 @@ def test_every_entry_once_and_in_order_or_a_typed_error(case: Case) -> None:
                     assert case.first + len(found) == entry_id
         assert cluster.bookies.in_flight == 0
 
-    asyncio.run(run())
+    virtually(run())
 
 
 async def _with_deadlines(work: Any, cluster: FakeCluster, clock: FakeClock) -> None:  # noqa: ANN401 - a coroutine

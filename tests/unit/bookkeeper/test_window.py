@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from offloaderd.bookkeeper.connections.connection import Window
 from offloaderd.core.errors import InvalidInput
+from tests.virtual import virtually
 
 TURN_S = 0
 
@@ -150,4 +151,4 @@ def test_it_never_admits_more_than_its_slots(slots_max: int, steps: list[str]) -
             for task in waiting:
                 task.cancel()
 
-    asyncio.run(run())
+    virtually(run())

@@ -3,7 +3,6 @@
 # ruff: noqa: ANN401, N802 - a servicer's methods are named by the proto, and generated messages come as they are
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import dataclass
 from functools import partial
@@ -45,6 +44,7 @@ from tests.unit.upkeep.site import (
     runs,
     segment_id,
 )
+from tests.virtual import virtually
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
@@ -82,7 +82,7 @@ class Threaded(inspect_pb2_grpc.InspectServiceServicer):
 
     def Explain(self, request: Any, context: Any) -> Any:
         """Explain."""
-        return asyncio.run(self._service.Explain(request, context))
+        return virtually(self._service.Explain(request, context))
 
     def Verify(self, request: Any, context: Any) -> Any:
         """Verify."""
@@ -90,7 +90,7 @@ class Threaded(inspect_pb2_grpc.InspectServiceServicer):
         async def events() -> list[Any]:
             return [event async for event in self._service.Verify(request, context)]
 
-        yield from asyncio.run(events())
+        yield from virtually(events())
 
 
 async def filled() -> Ground:
@@ -109,7 +109,7 @@ async def filled() -> Ground:
 @pytest.fixture
 def ground() -> Ground:
     """The site."""
-    return asyncio.run(filled())
+    return virtually(filled())
 
 
 async def only_known(topic: TopicName) -> None:
@@ -151,7 +151,7 @@ def flip(ground: Ground, key: str, at: int) -> None:
         data[at] ^= 1
         await ground.objects.put(key, bytes(data), metadata=info.metadata)
 
-    asyncio.run(change())
+    virtually(change())
 
 
 def test_where_an_entry_is(ctl: Ctl) -> None:
@@ -177,7 +177,7 @@ def test_an_explanation_as_a_document(ctl: Ctl, ground: Ground) -> None:
     found = ctl("explain", "flights", "1:5", "--json").json
     place = found["place"]
     assert (found["state"], found["tiers"]) == ("offloaded", {"buffer": False, "source": False, "objects": True})
-    payload = asyncio.run(ground.objects.get(place["data_key"], place["payload_offset"], place["payload_bytes"]))
+    payload = virtually(ground.objects.get(place["data_key"], place["payload_offset"], place["payload_bytes"]))
     assert payload == b"1:5"
     assert place["verified"]["level"] == "full"
     assert found["grant"]["revoked_reason"] == "why"
@@ -282,7 +282,7 @@ def test_damage_is_shown_with_what_to_do(ctl: Ctl, ground: Ground) -> None:
 
 def test_a_segment_that_is_gone(ctl: Ctl, ground: Ground) -> None:
     """Each of its objects is missed by name."""
-    asyncio.run(ground.objects.delete([data_key(1), index_key(1), manifest_key(1)]))
+    virtually(ground.objects.delete([data_key(1), index_key(1), manifest_key(1)]))
     answer = ctl("verify", "flights")
     assert answer.code == 5
     assert [line.split()[1] for line in answer.out.splitlines() if "MISSING" in line] == [

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from tests.unit.cli.conftest import Ctl
     from tests.unit.cli.fake_daemon import FakeDaemon
 
+REAL_TIME = "processes"
+
 DEADLINE_S = 60.0
 
 

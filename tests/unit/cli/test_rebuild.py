@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -11,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from offloaderd.cli.offloaderd.__main__ import cli
-from offloaderd.core.clock import SystemClock
 from offloaderd.objects import keys
 from offloaderd.objects.filesystem import FilesystemStore
 from tests.unit.upkeep.site import Ground, runs
+from tests.virtual import LoopClock, virtually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,13 +29,13 @@ def config(tmp_path: Path) -> Path:
         f'[daemon]\ncluster = "standalone"\n[objects]\nkind = "filesystem"\ndirectory = "{tmp_path / "bucket"}"\n'
         'prefix = "seg/"\n[metadata]\nservers = "127.0.0.1:1"\nconnect_timeout_s = 0.5\n'
     )
-    asyncio.run(fill(tmp_path / "bucket"))
+    virtually(fill(tmp_path / "bucket"))
     return path
 
 
 async def fill(directory: Path) -> None:
     """Store two segments of a topic, a third that overlaps the second, and an orphan."""
-    store = FilesystemStore(directory, SystemClock())
+    store = FilesystemStore(directory, LoopClock())
     await store.create_bucket()
     ground = Ground()
     ground.objects = store

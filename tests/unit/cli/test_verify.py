@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from offloaderd.cli.offloaderd.__main__ import cli
 from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.testing import FakeClock
 from tests.unit.upkeep.site import PREFIX, TOPIC, Ground, data_key, runs, segment_id
+from tests.virtual import virtually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,7 @@ def bucket(tmp_path: Path) -> Path:
             await ground.store(2, runs(1, 4, 4))
 
     directory.mkdir()
-    asyncio.run(fill())
+    virtually(fill())
     return directory
 
 

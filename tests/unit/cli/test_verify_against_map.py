@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ from offloaderd.testing import FakeClock
 from offloaderd.upkeep.grants import records as grant_records
 from tests.unit.cli.test_verify import damage
 from tests.unit.upkeep.site import PREFIX, TOPIC, Ground, data_key, manifest_key, runs
+from tests.virtual import virtually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,7 +90,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     """Three sound ledgers."""
-    return asyncio.run(Site(tmp_path, monkeypatch).fill())
+    return virtually(Site(tmp_path, monkeypatch).fill())
 
 
 def fates(result: Result) -> list[tuple[int, str]]:
@@ -103,13 +103,13 @@ def test_ledgers_whose_copy_is_damaged_are_kept(site: Site) -> None:
     """In the metadata, where all see it; a second run changes nothing, and one without the map revokes nothing."""
     damage(site.bucket, data_key(2))
     assert site.verify().exit_code == 1
-    assert asyncio.run(site.damaged()) == ()
+    assert virtually(site.damaged()) == ()
     result = site.verify("--against-map")
     assert result.exit_code == 1
     assert "  KEPT         ledger 2: its grant is revoked, so its source keeps it" in result.stdout
     assert f"offloadctl grants allow {TOPIC} 2" in result.stdout
-    assert asyncio.run(site.damaged()) == (2,)
-    grant = asyncio.run(grant_records.load(site.ground.tree.connect(), TOPIC, 2))
+    assert virtually(site.damaged()) == (2,)
+    grant = virtually(grant_records.load(site.ground.tree.connect(), TOPIC, 2))
     assert grant is not None
     assert grant.grant.revoked_reason.startswith("its copy was found damaged by offloaderd verify: ")
     assert data_key(2) in grant.grant.revoked_reason
@@ -122,7 +122,7 @@ def test_what_is_missing_or_unreadable_is_kept_as_well(site: Site) -> None:
     (data,) = [one for one in site.bucket.rglob("*") if str(one).endswith(data_key(3).rpartition("/")[2])]
     data.unlink()
     assert fates(site.verify("--against-map", "--level", "metadata", "--json")) == [(1, "kept"), (3, "kept")]
-    assert asyncio.run(site.damaged()) == (1, 3)
+    assert virtually(site.damaged()) == (1, 3)
 
 
 def test_a_dry_run_says_of_which_ledgers(site: Site) -> None:
@@ -132,7 +132,7 @@ def test_a_dry_run_says_of_which_ledgers(site: Site) -> None:
     assert result.exit_code == 1
     assert "  DRY-RUN      ledger 2: its grant was not revoked" in result.stdout
     assert f"offloadctl grants revoke {TOPIC} 2" in result.stdout
-    assert asyncio.run(site.damaged()) == ()
+    assert virtually(site.damaged()) == ()
     assert site.verify("--dry-run").exit_code == 2
 
 
@@ -154,7 +154,7 @@ def test_a_ledger_that_is_gone_from_its_source_is_named(site: Site) -> None:
     """Nothing keeps it any more."""
     damage(site.bucket, data_key(2))
     grant = grant_record.encode(Grant(ledger_id=2, source_deleted_ms=5))
-    asyncio.run(site.ground.tree.connect().create(paths.grant(TOPIC, 2), grant))
+    virtually(site.ground.tree.connect().create(paths.grant(TOPIC, 2), grant))
     result = site.verify("--against-map")
     assert "  GONE         ledger 2: " in result.stdout
     assert "it may be the last one" in result.stdout

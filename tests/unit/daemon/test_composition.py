@@ -11,7 +11,6 @@ import pytest
 from pydantic import SecretStr
 
 from offloaderd.bookkeeper.settings import BookkeeperSettings
-from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Transient
 from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics
@@ -39,6 +38,7 @@ from offloaderd.upkeep.retention import Limits, limits_of
 from offloaderd.upkeep.settings import GrantSettings, RetentionSettings
 from offloaderd.upkeep.verify.cluster import CALLS_BYTES
 from tests.unit.read.build import turns
+from tests.virtual import LoopClock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,7 +119,7 @@ def test_a_policy_has_to_go_with_the_daemon() -> None:
 def test_ledgers_are_cut_alike_with_a_source_and_without() -> None:
     """What is rewritten as whole ledgers follows the same settings where there is nobody to describe a ledger."""
     settings = SETTINGS.model_copy(update={"offload": OffloadSettings(block_bytes=2 << 20, part_bytes=16 << 20)})
-    clock, metrics = SystemClock(), Metrics()
+    clock, metrics = LoopClock(), Metrics()
     store = MemoryLedgers(clock=clock, ledger_entries_max=10)
     made = [
         contexts.topic_context(
@@ -153,7 +153,7 @@ async def test_a_backfill_reaches_the_metadata_as_the_daemon_does(monkeypatch: p
 
     monkeypatch.setattr(stores, "ZooKeeperStore", made)
     with pytest.raises(Transient):
-        await executors.open_stores(settings, SystemClock()).__aenter__()
+        await executors.open_stores(settings, LoopClock()).__aenter__()
     assert seen == [metadata]
 
 
@@ -170,10 +170,10 @@ async def test_calls_that_verify_hold_so_much_however_many_they_are() -> None:
             held -= length or 0
             return await super().get(key, first, length)
 
-    objects = Slow(SystemClock(), part_bytes_min=1)
+    objects = Slow(LoopClock(), part_bytes_min=1)
     await objects.put("block", b"x")
     keeper, reader = SimpleNamespace(found=None), SimpleNamespace(priority=None)
-    made: Any = serving.inspection(SETTINGS, None, reader, MemoryTree().connect(), objects, SystemClock(), keeper)  # type: ignore[arg-type]
+    made: Any = serving.inspection(SETTINGS, None, reader, MemoryTree().connect(), objects, LoopClock(), keeper)  # type: ignore[arg-type]
 
     async def look() -> None:
         async with made.verifier._reader().piece("block", 0, 5 << 20):

@@ -32,6 +32,8 @@ from offloaderd.topic.buffer import BufferPool
 from tests.authority import Authority
 from tests.unit.daemon.test_log_levels import standard_levels
 
+REAL_TIME = "gRPC"
+
 TOPIC = TopicName.parse("public/default/orders")
 CLOCK = SystemClock()
 PUBLIC = Path(__file__).parents[2] / "golden" / "token-public.txt"

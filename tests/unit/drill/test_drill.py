@@ -24,6 +24,8 @@ from tests.authority import Authority
 if TYPE_CHECKING:
     from pathlib import Path
 
+REAL_TIME = "processes"
+
 WORD = "0123456789ab"
 CLOCK = SystemClock()
 

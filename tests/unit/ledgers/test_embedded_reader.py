@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import CorruptData, Denied, NotFound
 from offloaderd.core.model import Confirmed, Position, TopicName
 from offloaderd.ledgers.book import RollLimits
 from offloaderd.ledgers.embedded.database import READERS
 from offloaderd.ledgers.embedded.store import EmbeddedLedgers, EmbeddedReader
+from tests.virtual import LoopClock
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 TOPIC = TopicName.parse("public/default/orders")
 OTHER = TopicName.parse("public/other/orders")
-CLOCK = SystemClock()
+CLOCK = LoopClock()
 
 
 async def read(reader: EmbeddedReader, ledger_id: int, first: int, last: int) -> list[bytes]:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import BucketMissing, Denied, InvalidInput, NoSpace, NotFound, Transient
 from offloaderd.objects.filesystem import FilesystemStore, ObjectDirectory, escaped, translated, unescaped
+from tests.virtual import LoopClock
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=16)
 
@@ -201,7 +201,7 @@ def test_failed_draft_is_removed(tmp_path: Path) -> None:
         yield b"x"
         raise OSError(errno.ENOSPC, "full")
 
-    directory = ObjectDirectory(tmp_path, SystemClock())
+    directory = ObjectDirectory(tmp_path, LoopClock())
     with pytest.raises(OSError, match="full"):
         directory.draft(pieces())  # type: ignore[arg-type]
     assert list((tmp_path / ".drafts").iterdir()) == []

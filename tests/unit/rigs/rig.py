@@ -1,4 +1,4 @@
-"""A whole engine on in-memory adapters, with the real clock and small segments."""
+"""A whole engine on in-memory adapters, with the loop's clock and small segments."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ async def until_offloaded(topic: TopicOffloader, position: Position) -> None:
 async def until(condition: Callable[[], bool]) -> None:
     """Wait until something holds that nobody announces."""
     while not condition():
-        await asyncio.sleep(0.005)  # noqa: TID251 - real time, for the real clock of the rig
+        await asyncio.sleep(0.005)  # noqa: TID251 - virtual time, where the module has no REAL_TIME
 
 
 async def turn() -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class QuickClock:
-    """The real clock with short pauses, so that tests of many retries end soon."""
+    """The rig's clock with short pauses, so that tests of many retries end soon."""
 
     def __init__(self, rig: Rig) -> None:
         self._clock = rig.clock

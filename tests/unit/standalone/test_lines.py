@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from offloaderd.core.errors import InvalidInput, OffloaderError
 from offloaderd.standalone import dataset
 from offloaderd.standalone.dataset import Lines
+from tests.virtual import virtually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +34,7 @@ def test_every_line_comes_once_in_order(
     path.write_bytes(content)
     monkeypatch.setattr(dataset, "CHUNK_BYTES", chunk)
     source = Lines(str(path))
-    found = [entry for batch in asyncio.run(collect(source)) for entry in batch]
+    found = [entry for batch in virtually(collect(source)) for entry in batch]
     expected = content.split(b"\n")
     assert found == [line for line in expected if line]
     ends_open = bool(expected[-1])

@@ -15,6 +15,8 @@ from offloaderd.standalone.ports import GRPC_OFFSET, LOOPBACK, PORT_MAX, PORT_MI
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+REAL_TIME = "ports of the machine"
+
 
 @pytest.fixture
 def taken() -> Iterator[int]:

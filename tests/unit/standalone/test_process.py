@@ -20,6 +20,8 @@ from offloaderd.standalone.process import ChildProcess, Command, ServerDied
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+REAL_TIME = "processes"
+
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 

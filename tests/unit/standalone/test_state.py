@@ -17,6 +17,8 @@ from offloaderd.standalone.state import StandaloneState
 if TYPE_CHECKING:
     from pathlib import Path
 
+REAL_TIME = "ports of the machine"
+
 STATE = StandaloneState(
     ports={"grpc": 1_001, "http": 1_002, "s3": 1_003}, bucket="b", access_key="the-key", secret_key="the-secret"
 )

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from offloaderd.core.model import TopicName
     from offloaderd.standalone.walkthrough import Comparison, Progress
 
+REAL_TIME = "processes"
+
 ENTRIES = [b"one", b"two", b"three", b"four"]
 
 

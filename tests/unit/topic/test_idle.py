@@ -91,7 +91,7 @@ async def suspended(engine: Engine) -> IdleTopic:
 async def stays_active(engine: Engine) -> None:
     """Make sure that the topic does not sleep."""
     for _ in range(50):
-        await asyncio.sleep(ACTIVE_S / 50)  # noqa: TID251 - real time, for the real clock of the rig
+        await asyncio.sleep(ACTIVE_S / 50)  # noqa: TID251 - virtual time
         assert idle_topic_of(engine) is None
 
 
