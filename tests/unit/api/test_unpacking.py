@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from tests.unit.read.build import ReadRig
 
+REAL_TIME = "threads"
+
 MIB = 1 << 20
 REQUEST = read_pb2.ReadRequest(topic="orders")
 
