@@ -1,8 +1,8 @@
 """Virtual time under unit tests: the simulation's loop, on which waiting costs nothing, and a clock on it.
 
 Each callback takes `STEP_S`, so that what looks again at every turn of the loop sees time go on as well. What would run
-in a thread runs on the loop at its next turn. There are no sockets: a module that needs them, or threads, says so
-(`REAL_TIME`, tests/unit/conftest.py).
+in a thread runs on the loop at its next turn. Connections are of the virtual wire (tests/simulation/network.py), also
+with TLS. A module that needs real ones, or threads, says so (`REAL_TIME`, tests/unit/conftest.py).
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class UnitLoop(VirtualLoop):
         return called
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise NotImplementedError("there are no sockets in virtual time: the module of the test has to say REAL_TIME")
+        raise NotImplementedError("virtual time has neither files nor processes: the module has to say REAL_TIME")
 
-    create_connection = create_server = create_unix_server = subprocess_exec = add_reader = _refuse
+    create_unix_server = subprocess_exec = add_reader = _refuse
 
     def _run_once(self) -> None:
         ready, timers = self.ready, self._timers

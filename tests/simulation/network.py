@@ -132,6 +132,8 @@ class Server:
 class Socket(asyncio.Transport):
     """One side of a connection; `process` is the one that has connected, on both sides of it."""
 
+    _start_tls_compatible = True  # what asyncio asks of a transport before TLS begins on it
+
     def __init__(
         self,
         network: Network,
@@ -223,6 +225,10 @@ class Socket(asyncio.Transport):
             self.peer.put(_Mark.RESET)
             self._lose(None)
 
+    def _force_close(self, _: BaseException | None) -> None:
+        """Be closed at once by asyncio's TLS."""
+        self.abort()
+
     def vanish(self) -> None:
         """Be reset by nobody of the two."""
         if not self._closing:
@@ -259,15 +265,25 @@ class Socket(asyncio.Transport):
                 data += what
         if data:
             self.peer.arrived(len(data))
-            assert isinstance(self.protocol, asyncio.Protocol)
-            self.protocol.data_received(bytes(data))
+            self._hand_on(bytes(data))
         if mark is _Mark.RESET:
             self._lose(ConnectionResetError("connection reset by peer"))
         elif mark is _Mark.END and not self._closing:
-            assert isinstance(self.protocol, asyncio.Protocol)
+            assert isinstance(self.protocol, (asyncio.Protocol, asyncio.BufferedProtocol))
             if not self.protocol.eof_received():
                 self.close()
         self._look()
+
+    def _hand_on(self, data: bytes) -> None:
+        while data and isinstance(self.protocol, asyncio.BufferedProtocol):  # TLS
+            buffer = memoryview(self.protocol.get_buffer(len(data)))
+            size = min(len(buffer), len(data))
+            buffer[:size] = data[:size]
+            self.protocol.buffer_updated(size)
+            data = data[size:]
+        if data:
+            assert isinstance(self.protocol, asyncio.Protocol)
+            self.protocol.data_received(data)
 
     def arrived(self, size: int) -> None:
         """Note that the other side has got bytes."""

@@ -12,8 +12,6 @@ from offloaderd.format.pb.bookkeeper.registration_pb2 import BookieServiceInfo
 from tests.unit.bookkeeper.fake_bookie import fake_bookie
 from tests.unit.bookkeeper.pool_world import ENTRIES, LEDGER, world
 
-REAL_TIME = "sockets"
-
 OPAQUE = "bk-opaque.5"
 
 

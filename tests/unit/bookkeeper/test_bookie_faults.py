@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from tests.unit.bookkeeper.fake_bookie import Asked
 
-REAL_TIME = "sockets"
-
 T = TypeVar("T")
 
 

@@ -13,8 +13,6 @@ from tests.unit.bookkeeper import wire
 from tests.unit.bookkeeper.fake_bookie import BUSY
 from tests.unit.bookkeeper.pool_world import ENTRIES, LEDGER, world
 
-REAL_TIME = "sockets"
-
 
 async def test_what_is_stored_is_read() -> None:
     """An entry, a batch within both limits, and the end of a ledger with what is known to be confirmed."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from tests.unit.bookkeeper.fake_bookie import Asked
 
-REAL_TIME = "sockets"
-
 CERTIFICATES = Path(__file__).with_name("certificates")
 USER: dict[str, Any] = {"sasl_username": "offloaderd", "sasl_password": "s3cret"}
 

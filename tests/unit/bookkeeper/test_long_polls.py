@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from tests.unit.bookkeeper.fake_bookie import Asked
 
-REAL_TIME = "sockets"
-
 SOON = BookkeeperSettings(request_timeout_s=0.1, long_polls_in_flight_max=3000)
 LAC = 8
 
