@@ -80,6 +80,8 @@ class Faults:
         self.garbled = rng.choice([0.0, 0.0, 0.01, 0.05])
         self.upgrade = rng.random() < 0.3
         """Whether all daemons are of a release without ids at first."""
+        self.misled = rng.random() < 0.4
+        """Whether daemons read another history as soon as they can tell, where the source is a simulated one."""
 
     def draw(self, service: str, rng: Rng, *, times: float = 1.0) -> str:
         """Return what happens to one request; nothing, mostly. `times` makes it more likely."""

@@ -337,7 +337,10 @@ class SimDaemon:
                 loop.cancel()
 
     async def collect(self, *, grace_s: float) -> None:
-        """Collect garbage once. Raises what a collection raises."""
+        """Collect garbage once, if it answers calls by now. Raises what a collection raises."""
+        # Before its first answer a daemon with ids makes the deployment known (daemon/topic_context.py).
+        if self._has_ids and paths.IDENTITY not in (self._tree or self._world.tree).nodes:
+            return
         async with aclosing(self.collector.collect(grace_s=grace_s, apply=True)) as finds:
             async for find in finds:
                 if isinstance(find, Summary):

@@ -48,6 +48,8 @@ class Nemesis:
         world = self._world
         if world.faults.upgrade:
             self._begin(self._once_possible("upgrade"))
+        if world.faults.misled:
+            self._begin(self._once_possible("misled"))
         if world.cluster is not None:
             self._begin(world.cluster.fail())
         while True:
@@ -121,7 +123,8 @@ class Nemesis:
             if daemon.process is not None:
                 daemon.clock.offset_ms = daemon.offset_ms
         elif event == "delete topic":
-            if world.options.retention == "blind" and world.oracle.commits:
+            # Not while daemons read another history: as World._trim says, nobody could tell.
+            if world.options.retention == "blind" and world.oracle.commits and not world.misled:
                 world.ledgers.delete_topic(rng.choice(world.topics))
         elif event in CONDITIONS:
             self._condition += 1
@@ -206,7 +209,7 @@ class Nemesis:
         world = self._world
         maps = [world.oracle.maps.get(topic) for topic in world.topics]
         known = all(found and found.segments and found.created.keys() == found.contexts.keys() for found in maps)
-        if not known or any(one.misled for one in world.daemons):
+        if not known or world.misled:
             return False
         misled = self._rng.choice(HISTORIES)
         world.faults.count(f"reads {misled}")
@@ -225,7 +228,7 @@ class Nemesis:
         """
         world, rng = self._world, self._rng
         tree, oracle = world.tree, world.oracle
-        if any(one.misled for one in world.daemons) or not oracle.maps:
+        if world.misled or not oracle.maps:
             return False
         oldest = [0] * SNAPSHOTS + [max(0, tree.number - LATELY)] * SNAPSHOTS
         chosen = sorted(rng.randrange(first, tree.number + 1) for first in oldest)

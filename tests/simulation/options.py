@@ -72,11 +72,12 @@ class Options:
         )
 
     @classmethod
-    def draw(cls, rng: Rng, *, readback: bool) -> Options:
-        """Draw the settings of a run."""
+    def draw(cls, rng: Rng, *, readback: bool, pushes: bool = True) -> Options:
+        """Draw the settings of a run. `pushes` allows brokers that push."""
         block = rng.choice([200, 400, 1000])
         retention = rng.choice(["keep", "keep", "offloaded", "blind", "granted", "granted"])
         push = rng.choice(["no", "no", "no", "beside", "only"])
+        push = push if pushes else "no"
         topics, part = rng.choice([1, 1, 2]), block * rng.choice([1, 2, 3])
         if push == "only":
             retention = "keep"

@@ -126,7 +126,8 @@ class World:
 
     def draw_options(self) -> Options:
         """Draw what daemons and users are set to."""
-        return Options.draw(self.chance.stream("options"), readback=self.faults.rotten)
+        pushes = self.real_source or not self.faults.misled
+        return Options.draw(self.chance.stream("options"), readback=self.faults.rotten, pushes=pushes)
 
     def wall_ms(self) -> int:
         """The right time."""
@@ -143,6 +144,11 @@ class World:
     def trace_hash(self) -> str:
         """Return the hash of the trace so far."""
         return self._hash.hexdigest()
+
+    @property
+    def misled(self) -> bool:
+        """Whether a daemon reads another history."""
+        return any(daemon.misled for daemon in self.daemons)
 
     def is_deleted(self, topic: TopicName, position: Position) -> bool:
         """Say whether the source has deleted the ledger of an entry."""
@@ -268,12 +274,20 @@ class World:
         self.ledgers.confirm(topic)
 
     def _trim(self, topic: TopicName, rng: Rng) -> None:
-        """Delete the oldest closed ledgers as the retention of this run says."""
-        oldest = next((one for one in self.ledgers.topics[topic] if not one.deleted), None)
+        """Delete the oldest closed ledger as the retention of this run says.
+
+        While daemons read another history, one that is offloaded stays: by a list that has nothing of what is offloaded
+        nobody can tell another history from the own one after its retention.
+        """
+        left = [one for one in self.ledgers.topics[topic] if not one.deleted]
+        oldest = left[0] if left else None
         if oldest is None or not oldest.closed or self.options.retention in {"keep", "granted"}:
             return
         found, last = self.oracle.maps.get(topic), Position(oldest.ledger_id, len(oldest.entries) - 1)
         offloaded = found.offloaded if found is not None else None
+        shared = found is not None and any(one.ledger_id in found.contexts for one in left[1:])
+        if self.misled and not shared:
+            return
         done = found is not None and offloaded is not None and offloaded >= last and not found.awaits(last)
         if done or (self.options.retention == "blind" and rng.random() < 0.15):
             self.trace("broker", f"deletes ledger {oldest.ledger_id} of {topic.local}")
