@@ -332,13 +332,20 @@ async def test_a_draining_daemon_sends_the_broker_away() -> None:
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_blocked_topic_gives_no_more_credit_until_the_store_is_back() -> None:
+async def test_a_blocked_topic_gives_no_more_credit_until_the_store_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under `block`, what is sent in an outage stays unread but for the batch that was already awaited."""
     rig, faults = small(), Faults()
     rig.objects = FaultyStore(MemoryStore(rig.clock, part_bytes_min=1), faults)
     async with rig.engine(push_only=True) as engine, serving(rig, engine) as stub:
         topic = await enabled(engine, TopicPolicy(outage=OutagePolicy.BLOCK))
         faults.fail("upload_part", Throttled("no"), times=-1)
+        waits, may_take = asyncio.Event(), topic.outage.may_take
+
+        async def told() -> None:
+            waits.set()
+            await may_take()
+
+        monkeypatch.setattr(topic.outage, "may_take", told)
         call = stream(stub)
         await call.write(opening())
         await call.write(batch(0, payloads(30)))
@@ -346,13 +353,16 @@ async def test_a_blocked_topic_gives_no_more_credit_until_the_store_is_back() ->
         for first in range(30, 60, 10):
             await call.write(batch(first, payloads(10)))
         assert [(await call.read()).WhichOneof("response") for _ in range(3)] == ["opened", "offered", "offered"]
+        await waits.wait()
+        began = rig.clock.monotonic()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(answer := asyncio.ensure_future(call.read())), 0.3)  # noqa: TID251
+        waited_s = rig.clock.monotonic() - began
         assert topic.handle.last_offered() == Position(1, 39)
         faults.heal()
         assert (await answer).WhichOneof("response") in {"offered", "offloaded"}
         await until_offloaded(topic, Position(1, 59))
-        assert rig.metrics.backpressure_seconds._value.get() > 0.2
+        assert rig.metrics.backpressure_seconds._value.get() > waited_s > 0.2
         call.cancel()
 
 

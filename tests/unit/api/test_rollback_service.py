@@ -13,6 +13,7 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import OffloadMethod
 from offloaderd.core.names.patterns import of_topic
 from offloaderd.protocol.v1 import rollback_pb2_grpc
+from tests.patience import PATIENCE_S
 from tests.unit.api import serve
 from tests.unit.api.serve import serving
 from tests.unit.rigs.rig import TOPIC
@@ -72,7 +73,7 @@ async def test_plan_convert_follow_and_plan_again() -> None:
         assert [one.standing for one in limited.ledgers[:2]] == ["convertible"] * 2
         answer = await client.convert_topic(TOPIC, to_ledger_id=2)
         assert answer.order.to_ledger_id == 2
-        reports = [one async for one in client.follow_rollback(TOPIC, timeout_s=5.0)]
+        reports = [one async for one in client.follow_rollback(TOPIC, timeout_s=PATIENCE_S)]
         assert (reports[-1].done, reports[-1].left, reports[-1].done_bytes) == (3, 0, 3000)
         assert reports[-1].order.ended_ms
         answer = await client.convert_topic(TOPIC)
@@ -107,7 +108,7 @@ async def test_what_cannot_be_is_refused_with_its_reason() -> None:
         await refused(NotFound, "no ledger 9", client.convert_topic(TOPIC, to_ledger_id=9))
         await refused(NotFound, "not enabled", client.convert_topic(other("unknown")))
         await refused(NotFound, "nothing of this topic was ordered", client.stop_rollback(TOPIC))
-        reports = [one async for one in client.follow_rollback(TOPIC, timeout_s=5.0)]
+        reports = [one async for one in client.follow_rollback(TOPIC, timeout_s=PATIENCE_S)]
         assert [one.HasField("order") for one in reports] == [False]
         assert (await client.convert_topic(TOPIC)).order.to_ledger_id == 0
         assert (await client.stop_rollback(TOPIC)).ended_ms

@@ -19,6 +19,7 @@ from offloaderd.protocol import conversion as convert
 from offloaderd.protocol.conversion import BATCH_ENTRIES_MAX, UNCOUNTED_BYTES, check_append, check_push
 from offloaderd.protocol.v1 import common_pb2, ledgers_pb2, offload_pb2
 from tests.authority import token
+from tests.patience import PATIENCE_S
 from tests.unit.api.guarded import guarded
 from tests.unit.api.test_needs import methods
 
@@ -64,7 +65,7 @@ async def outcome(way: aio.Channel, path: str, data: bytes, name: str | None) ->
     """Send bytes as the one request of a call, under a name or none, and return how the call ended."""
     metadata = () if name is None else (("authorization", f"Bearer {token(SECRET, name)}"),)
     stub: Any = way.stream_stream(path)
-    call = stub(iter([data]), metadata=metadata, timeout=20)
+    call = stub(iter([data]), metadata=metadata, timeout=PATIENCE_S)
     return await call.code(), await call.details()
 
 

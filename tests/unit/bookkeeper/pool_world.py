@@ -103,7 +103,7 @@ class World:
 
     async def settle(self) -> None:
         """Give what has been sent the time to arrive."""
-        await asyncio.sleep(ROOM_S)  # noqa: TID251 - real sockets take real time
+        await asyncio.sleep(ROOM_S)  # noqa: TID251 - virtual time
 
     async def ended(self) -> None:
         """Wait until the bookie has seen all connections end."""

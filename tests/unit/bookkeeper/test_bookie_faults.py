@@ -103,7 +103,7 @@ async def test_requests_wait_while_the_socket_takes_none() -> None:
         for over in (made.resume_writing, lambda: made.connection_lost(None)):
             made.pause_writing()
             waiting = group.create_task(made.writable())
-            await asyncio.sleep(0.01)  # noqa: TID251 - real time for a real wait
+            await asyncio.sleep(0.01)  # noqa: TID251 - virtual time
             assert not waiting.done()
             over()
             await waiting

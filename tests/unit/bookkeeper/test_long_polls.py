@@ -106,7 +106,7 @@ async def test_a_bookie_that_lives_is_waited_for() -> None:
         assert await task == LAC + 1
         await it.settle()
         before = probes(it)
-        await asyncio.sleep(0.3)  # noqa: TID251 - real sockets take real time
+        await asyncio.sleep(0.3)  # noqa: TID251 - virtual time
         assert probes(it) == before
         assert it.value("offloaderd_bookie_requests_total", operation="probe", outcome="ok") >= 3
 
@@ -158,7 +158,7 @@ async def test_a_connection_with_long_polls_is_not_idle(monkeypatch: pytest.Monk
     async with world(BookkeeperSettings(request_timeout_s=0.2)) as it, asyncio.TaskGroup() as group:
         task = group.create_task(newer(it))
         (asked,) = await out(it)
-        await asyncio.sleep(0.5)  # noqa: TID251 - real sockets take real time
+        await asyncio.sleep(0.5)  # noqa: TID251 - virtual time
         assert not task.done()
         asked.reply(rung(asked))
         assert await task == LAC + 1

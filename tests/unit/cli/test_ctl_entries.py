@@ -257,9 +257,7 @@ def test_produce_from_a_pipe_appends_before_the_end(fake: FakeDaemon) -> None:
         assert process.stdin is not None
         process.stdin.write(b"early\nla")
         process.stdin.flush()
-        for _ in range(200):
-            if fake.appended:
-                break
+        while not fake.appended and process.poll() is None:
             try:
                 process.wait(0.05)
             except subprocess.TimeoutExpired:

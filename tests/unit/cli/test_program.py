@@ -34,6 +34,7 @@ from offloaderd.core.errors import (
 )
 from offloaderd.standalone import state
 from offloaderd.standalone.state import StandaloneState
+from tests.patience import PATIENCE_S
 from tests.unit.cli.fake_daemon import Failure
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def test_interrupting_a_read_gives_130(fake: FakeDaemon) -> None:
             except subprocess.TimeoutExpired:
                 continue
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
+        assert process.wait(PATIENCE_S) == 130
         assert process.stderr is not None
         assert process.stderr.read().strip() == b""  # click ends the line that shows ^C
 

@@ -131,13 +131,21 @@ async def test_topics_have_a_page_of_their_own(together: bool) -> None:
     assert "offloaderd_ready" not in topics
 
 
+async def in_time(get: Get) -> aiohttp.ClientResponse:
+    """Ask for health until the machine is quick enough to send a request within the limit."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            with contextlib.suppress(aiohttp.ServerDisconnectedError):
+                return await get("/healthz")
+
+
 async def test_a_client_that_never_ends_its_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Header lines that come one by one, or none at all, hold a connection no longer than the limit."""
     monkeypatch.setattr(http, "IDLE_S", 0.5)
     async with served(Metrics(), Health()) as get:
-        host, port = (await get("/healthz")).url.host, (await get("/healthz")).url.port
+        url = (await in_time(get)).url
         for opening in (b"", b"GET /metrics HTTP/1.1\r\nHost: x\r\n"):
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await asyncio.open_connection(url.host, url.port)
             writer.write(opening)
             async with asyncio.timeout(PATIENCE_S):
                 while not reader.at_eof():
@@ -146,7 +154,7 @@ async def test_a_client_that_never_ends_its_request_is_closed(monkeypatch: pytes
                     if opening and not reader.at_eof():
                         writer.write(b"X-More: 1\r\n")
             writer.close()
-        assert (await get("/healthz")).status == 200
+        assert (await in_time(get)).status == 200
 
 
 async def test_a_client_that_takes_no_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

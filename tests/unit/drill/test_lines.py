@@ -17,6 +17,7 @@ from offloaderd.drill.tcp_proxy import Link, Listener
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
 from tests.authority import Authority
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -62,7 +63,7 @@ def store(endpoint: str) -> S3Store:
         signed_host="s3.eu-west-1.amazonaws.com",
         access_key="key",
         secret_key="secret",
-        connect_timeout_s=5.0,
+        connect_timeout_s=PATIENCE_S,
     )
     return S3Store(options, None, CLOCK)
 

@@ -29,6 +29,7 @@ from offloaderd.ledgers.book import RollLimits
 from offloaderd.ledgers.embedded.database import RESERVE_BYTES
 from offloaderd.ledgers.embedded.store import EmbeddedLedgers, EmbeddedReader
 from offloaderd.testing import FakeClock, payloads
+from tests.patience import PATIENCE_S
 from tests.unit.ledgers import appender
 
 if TYPE_CHECKING:
@@ -436,7 +437,7 @@ async def test_the_loop_stays_free_while_a_commit_takes_its_time(
 
         def slow(draft: Draft) -> None:
             loop.call_soon_threadsafe(entered.set)
-            asyncio.run_coroutine_threadsafe(release.wait(), loop).result(timeout=10)
+            asyncio.run_coroutine_threadsafe(release.wait(), loop).result(timeout=PATIENCE_S)
             write(draft)
 
         monkeypatch.setattr(store._database, "write", slow)

@@ -49,7 +49,7 @@ class FakeClient:
 
     def stop(self) -> None:
         """Block until the test lets it."""
-        self.may_stop.wait(10)
+        self.may_stop.wait(PATIENCE_S)
         self.stopped.set()
         self.tell("LOST", "CLOSED")
         if self.stop_error is not None:
@@ -109,7 +109,7 @@ class Rig:
     async def open(self) -> FakeClient:
         """Open with session 1."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.connection.open(10))
+            group.create_task(self.connection.open(PATIENCE_S))
             await settle()
             self.clients[0].connected(1)
         return self.clients[0]
@@ -132,7 +132,7 @@ async def test_opening_waits_for_the_first_session() -> None:
     """The session's id is the client's, in hexadecimal, unsigned."""
     rig = Rig()
     async with asyncio.TaskGroup() as group:
-        opening = group.create_task(rig.connection.open(10))
+        opening = group.create_task(rig.connection.open(PATIENCE_S))
         await settle()
         assert rig.clients[0].started
         assert not opening.done()
@@ -154,7 +154,7 @@ async def test_opening_in_vain_stops_the_client() -> None:
     rig = Rig()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await rig.connection.open(10)
+            await rig.connection.open(PATIENCE_S)
     assert rig.clients[0].stopped.is_set()
 
 
@@ -170,9 +170,9 @@ async def test_a_client_that_cannot_be_made_is_told() -> None:
     await connection.close()
 
 
-async def test_a_short_interruption_keeps_the_session() -> None:
+async def test_a_short_interruption_keeps_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """Suspended and back with the same id: the same Session, never lost, and watches are woken."""
-    rig = Rig(session_timeout_s=0.1)
+    rig = Rig(session_timeout_s=PATIENCE_S)
     client = await rig.open()
     session = await rig.connection.session()
     client.suspended()
@@ -182,7 +182,10 @@ async def test_a_short_interruption_keeps_the_session() -> None:
     client.connected(1)
     await settle()
     assert rig.connection.live
-    await CLOCK.sleep(0.2)
+    loop = asyncio.get_running_loop()
+    later = loop.time() + 2 * PATIENCE_S
+    monkeypatch.setattr(loop, "time", lambda: later)
+    await settle()
     assert not session.lost.is_set()
     assert rig.states == [CONNECTED, SUSPENDED, CONNECTED]
     assert rig.wakes == 2
@@ -346,7 +349,7 @@ async def test_closing_gives_up_on_a_client_that_hangs(monkeypatch: pytest.Monke
         await rig.connection.close()
     assert not client.closed
     client.may_stop.set()
-    client.stopped.wait(5)
+    client.stopped.wait(PATIENCE_S)
 
 
 async def test_a_connection_that_is_gone_again_is_no_session() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from offloaderd.drill.tcp_proxy import Listener
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -66,7 +67,7 @@ class FaultyServer:
 async def store_at(server: FaultyServer, **options: Any) -> AsyncIterator[S3Store]:  # noqa: ANN401 - the section's own
     """A store that talks to this server, patient: whoever tests time-outs says how long they are."""
     settings: dict[str, Any] = {"access_key": "key", "secret_key": "hush"}
-    settings |= {"connect_timeout_s": 10.0, "read_timeout_s": 10.0}
+    settings |= {"connect_timeout_s": PATIENCE_S, "read_timeout_s": PATIENCE_S}
     async with Listener(server.serve) as listener:
         made = ObjectsSettings(bucket="bucket", endpoint=listener.endpoint, **settings | options)
         async with S3Store(made, bytes_per_s_min=1 << 30) as store:

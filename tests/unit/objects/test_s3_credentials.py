@@ -128,7 +128,7 @@ async def test_a_request_on_its_way_is_not_cut_off(credentials: Path) -> None:
         connection.answer("200 OK", ETag='"e"')
 
     server = FaultyServer(classifier)
-    async with store_at(server, read_timeout_s=20.0, **KEYLESS) as store, asyncio.TaskGroup() as group:
+    async with store_at(server, **KEYLESS) as store, asyncio.TaskGroup() as group:
         slow = group.create_task(store.put("slow", b"abc"))
         await arrived.wait()
         with pytest.raises(Expired):

@@ -145,7 +145,7 @@ async def test_a_web_identity_becomes_a_role_and_is_renewed_before_it_ends(
     role = {"role_arn": "arn:aws:iam::1:role/offloaderd", "web_identity_token_file": str(token)}
     async with Listener(sts.serve) as listener:
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", listener.endpoint)
-        async with store_at(server, **KEYLESS, **role, connect_timeout_s=5.0, read_timeout_s=5.0) as store:
+        async with store_at(server, **KEYLESS, **role) as store:
             await store.put("k", b"abc")
             await store.put("k", b"abc")
     assert len(asked) == 2

@@ -16,6 +16,7 @@ from offloaderd.spark.export import folder as export_folder
 from offloaderd.spark.export.commit import Commit
 from offloaderd.spark.export.folder import ExportFolder
 from offloaderd.spark.files import check_scheme, link_new, move_new
+from tests.patience import PATIENCE_S
 from tests.unit.spark.local_files import LocalFiles
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def test_rounds_follow_each_other(archive: Archive) -> None:
 
 def test_of_two_that_meet_at_the_commit_one_is_told(archive: Archive) -> None:
     """However often they meet: one commits, the other hears of it, and the round is there once."""
-    rounds, meeting = 150, Barrier(2, timeout=20)
+    rounds, meeting = 150, Barrier(2, timeout=PATIENCE_S)
 
     def exports(name: str) -> list[str]:
         outcomes = []

@@ -16,6 +16,7 @@ import pytest
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Denied, InvalidConfig, NoSpace
 from offloaderd.standalone.process import ChildProcess, Command, ServerDied
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -56,7 +57,7 @@ async def never() -> bool:
 async def test_life(tmp_path: Path) -> None:
     """A child gets ready, runs in a session of its own with its environment, and is gone after stop."""
     async with child(tmp_path, f"import os; print(os.environ['DEMO'], flush=True); {SLEEP}") as demo:
-        await demo.ready(said(tmp_path, "up"), 10)
+        await demo.ready(said(tmp_path, "up"), PATIENCE_S)
         assert demo.running
         assert demo.pid is not None
         assert os.getsid(demo.pid) == demo.pid != os.getsid(0)
@@ -79,7 +80,7 @@ async def test_early_death(tmp_path: Path) -> None:
     """A child that ends before it is ready is reported with its code and last words."""
     async with child(tmp_path, "print('one'); print(); print('  two  '); raise SystemExit(3)") as demo:
         with pytest.raises(ServerDied, match=r"Demo ended with exit code 3 \(one \| two; log: .*demo\.log\)"):
-            await demo.ready(never, 10)
+            await demo.ready(never, PATIENCE_S)
 
 
 async def test_deadline(tmp_path: Path) -> None:
@@ -112,20 +113,20 @@ async def test_causes_of_death(tmp_path: Path, words: str, kind: type[Exception]
     """What the log says about disk and port decides the error."""
     async with child(tmp_path, f"raise SystemExit({words!r})") as demo:
         with pytest.raises(kind) as caught:
-            await demo.ready(never, 10)
+            await demo.ready(never, PATIENCE_S)
     assert type(caught.value) is kind
 
 
 async def test_watch(tmp_path: Path) -> None:
     """A child that is killed is noticed; one that is stopped is not missed."""
     async with child(tmp_path, SLEEP) as demo:
-        await demo.ready(said(tmp_path, "up"), 10)
+        await demo.ready(said(tmp_path, "up"), PATIENCE_S)
         assert demo.pid is not None
         os.kill(demo.pid, signal.SIGKILL)
         with pytest.raises(ServerDied, match="ended by SIGKILL"):
             await demo.watch()
     async with child(tmp_path, SLEEP) as demo, asyncio.TaskGroup() as group:
-        await demo.ready(said(tmp_path, "up"), 10)
+        await demo.ready(said(tmp_path, "up"), PATIENCE_S)
         watching = group.create_task(demo.watch())
         await demo.stop()
     assert watching.result() is None
@@ -135,7 +136,7 @@ async def test_stubborn(tmp_path: Path) -> None:
     """A child that ignores SIGTERM is killed after its time of grace."""
     demo = child(tmp_path, STUBBORN, grace_s=0.2)
     demo.start()
-    await demo.ready(said(tmp_path, "up"), 10)
+    await demo.ready(said(tmp_path, "up"), PATIENCE_S)
     await demo.stop()
     assert await demo.wait() == -signal.SIGKILL
 
@@ -144,7 +145,7 @@ async def test_cancelled_stop(tmp_path: Path) -> None:
     """A stop that is cancelled kills at once: nothing is left behind."""
     demo = child(tmp_path, STUBBORN)
     demo.start()
-    await demo.ready(said(tmp_path, "up"), 10)
+    await demo.ready(said(tmp_path, "up"), PATIENCE_S)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
             await demo.stop()
@@ -155,7 +156,7 @@ async def test_program_missing(tmp_path: Path) -> None:
     """A program that is not there is named."""
     async with child(tmp_path, SLEEP, program="/nonexistent/program") as demo:
         with pytest.raises(ServerDied, match="cannot run /nonexistent/program: No such file"):
-            await demo.ready(never, 10)
+            await demo.ready(never, PATIENCE_S)
 
 
 async def test_log_of_the_run_before(tmp_path: Path) -> None:
@@ -198,7 +199,7 @@ time.sleep(60)
 def test_dies_with_its_parent(tmp_path: Path, late: bool) -> None:
     """A child is gone as soon as its parent is killed, however brutally, and also when it has hardly started."""
     clock = SystemClock()
-    until = clock.monotonic() + 10
+    until = clock.monotonic() + PATIENCE_S
     with subprocess.Popen([sys.executable, "-c", PARENT, tmp_path], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
