@@ -124,8 +124,11 @@ async def test_the_root_is_created(zookeeper: str) -> None:
 
 async def test_a_write_without_an_answer_is_unknown_and_read_back_in_order(server: PrivateServer) -> None:
     """A server that hangs: writes are OutcomeUnknown, reads Transient; a later read shows what became of the write."""
-    async with zookeeper_store(server.address, "/r", session_s=30, call_s=0.5) as store:
-        await store.create("/n", b"0")
+    async with (
+        zookeeper_store(server.address, "/r", session_s=30, call_s=PATIENCE_S) as patient,
+        zookeeper_store(server.address, "/r", session_s=30, call_s=0.5) as store,
+    ):
+        await patient.create("/n", b"0")
         server.pause()
         for call in (store.create("/a", b""), store.transact([Create("/b", b"")]), store.delete("/n", 7)):
             with pytest.raises(OutcomeUnknown, match="may or may not"):
@@ -145,8 +148,8 @@ async def test_a_write_without_an_answer_is_unknown_and_read_back_in_order(serve
             await changes.next()
             waiting.cancel()
         await eventually(lambda: _readable(store))
-        assert await store.get("/n") == Versioned(b"1", 1)
-        assert await store.children("/") == ["a", "b", "n"]
+        assert await patient.get("/n") == Versioned(b"1", 1)
+        assert await patient.children("/") == ["a", "b", "n"]
 
 
 async def _at_most_in_flight(store: ZooKeeperStore, limit: int) -> None:
