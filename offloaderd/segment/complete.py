@@ -7,6 +7,7 @@ rebuild trusts it: its objects are verified, and compared with those that they r
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import google_crc32c
 import structlog
@@ -118,19 +119,12 @@ class SegmentCompletion:
             gauge.dec(object_bytes)
 
     async def _read_back(self, key: str, described: SegmentManifest) -> None:
-        """Read every block and compare its checksum, a second time if it differs."""
+        """Read every block and compare its checksum."""
         for block in described.blocks:
-            if await self._flaw(key, block) and (flaw := await self._flaw(key, block)):
+            try:
+                await self._upload.checked(partial(check_block, info=block, key=key), key, block.offset, block.length)
+            except CorruptData as flaw:
                 raise SegmentFailed(f"what was stored reads back differently: {flaw}") from flaw
-
-    async def _flaw(self, key: str, block: BlockInfo) -> CorruptData | None:
-        """Read a block and return how it differs; one read alone may be damaged in transit."""
-        data = await self._upload.fetch(key, block.offset, block.length)
-        try:
-            check_block(data, block, key=key)
-        except CorruptData as error:
-            return error
-        return None
 
 
 async def put_manifest(
@@ -142,25 +136,22 @@ async def put_manifest(
 
 
 def same_bytes(key: str, found: bytes, sent: bytes) -> None:
-    """Raise SegmentFailed unless an object reads back as it was sent."""
+    """Raise CorruptData unless an object reads back as it was sent."""
     if found != sent:
-        raise SegmentFailed(f"{key} reads back with other bytes than were sent")
+        raise CorruptData(key=key, offset=0, expected="what was sent", found="other bytes")
 
 
 def same_manifest(key: str, found: bytes, sent: bytes) -> None:
-    """Raise SegmentFailed unless a manifest reads back with the same content, chunks apart.
+    """Raise CorruptData unless a manifest reads back with the same content, chunks apart.
 
     A writer knows the chunks of the blocks that it cut itself, so the manifest of a fenced owner differs in them alone.
     """
     if found == sent:
         return
     expected = manifest_bytes.decode(sent, key=key)
-    try:
-        held = manifest_bytes.decode(found, key=key, data_bytes=expected.data_bytes)
-    except CorruptData as error:
-        raise SegmentFailed(f"the manifest that was stored reads back differently: {error}") from error
+    held = manifest_bytes.decode(found, key=key, data_bytes=expected.data_bytes)
     if without_chunks(held) != without_chunks(expected):
-        raise SegmentFailed(f"{key} reads back with something else than was sent")
+        raise CorruptData(key=key, offset=0, expected="what was sent", found="something else")
 
 
 def without_chunks(described: SegmentManifest) -> SegmentManifest:

@@ -27,7 +27,6 @@ from offloaderd.format.v1 import LedgerLayout
 from offloaderd.format.verify import check_block, check_index
 from offloaderd.metadata.records.attempt import Attempt, Seal, StoredPart
 from offloaderd.metadata.topic_map.map import TopicMap
-from offloaderd.objects.whole import apart
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.refusals import TopicIdentity
 from offloaderd.segment.context import OffloadContext
@@ -158,10 +157,9 @@ async def _proven(
     Raises SegmentFailed or CorruptData if it is another segment, or incomplete.
     """
     data_key, index_key, manifest_key = found.keys.all
-    data = await upload.find(found.bucket, manifest_key)
-    if data is None:
+    if await upload.find(found.bucket, manifest_key) is None:
         return None
-    described = await apart(partial(manifest_bytes.decode, key=manifest_key), data)
+    described = await upload.checked(partial(manifest_bytes.decode, key=manifest_key), manifest_key)
     whole = described.method is OffloadMethod.LEDGER_BASED
     ours = (
         found.segment_id,
@@ -174,9 +172,10 @@ async def _proven(
     if ours != theirs:
         raise SegmentFailed(f"{manifest_key} describes segment {theirs}, not {ours}")
     await upload.verify(data_key, described.data_bytes)
-    check_index(await upload.find(found.bucket, index_key) or b"", described, key=index_key)
+    await upload.checked(partial(check_index, manifest=described, key=index_key), index_key)
     for block in described.blocks:
-        check_block(await upload.fetch(data_key, block.offset, block.length), block, key=data_key)
+        check = partial(check_block, info=block, key=data_key)
+        await upload.checked(check, data_key, block.offset, block.length)
     return described
 
 

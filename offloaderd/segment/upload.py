@@ -18,6 +18,7 @@ import structlog
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import (
     BucketMissing,
+    CorruptData,
     Denied,
     InvalidInput,
     NoSpace,
@@ -34,7 +35,7 @@ from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.objects.checks import combined_etag, md5
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
 from offloaderd.objects.port import ObjectInfo, PartInfo, SegmentStore, find, present
-from offloaderd.objects.whole import apart
+from offloaderd.objects.whole import Get, apart, read_sure
 from offloaderd.segment.builder import CutPart
 from offloaderd.segment.failures import FailureTracker, StoreReach, error_class
 from offloaderd.segment.feed import Reservation
@@ -299,17 +300,17 @@ class SegmentUpload:
     async def put(self, kind: ObjectKind, data: bytes, check: Callable[[bytes], None]) -> None:
         """Put the index or the manifest and read it back; again if it differs from what was sent.
 
-        One read or one PUT may be damaged, which is no reason to give up a finished segment. Raises what `check` raises
-        in the last of `PUTS_MAX` tries.
+        One PUT may be damaged, which is no reason to give up a finished segment. Raises SegmentFailed if `check` raises
+        CorruptData in the last of `PUTS_MAX` tries.
         """
         key, labels = self._where.of(kind), self._labels(kind)
         for tries in range(1, PUTS_MAX + 1):
             await self._persist(lambda: self._objects.put(key, data, metadata=labels))
             try:
-                await apart(check, await self._persist(lambda: self._objects.get(key)))
-            except SegmentFailed as error:
+                await self.checked(check, key)
+            except CorruptData as error:
                 if tries == PUTS_MAX:
-                    raise
+                    raise SegmentFailed(f"what was stored reads back differently: {error}") from error
                 log.warning("upload.put_retried", key=key, error=str(error), tries=tries)
             else:
                 break
@@ -323,9 +324,17 @@ class SegmentUpload:
             raise SegmentFailed(f"{key} holds {found} bytes, not {data_bytes}")
         self._up.metrics.verified_bytes.inc(data_bytes)
 
-    async def fetch(self, key: str, first: int, length: int) -> bytes:
-        """Read a range of an object of this segment."""
-        return await self._persist(lambda: self._objects.get(key, first, length))
+    async def checked(self, check: Callable[[bytes], T], key: str, first: int = 0, length: int | None = None) -> T:
+        """Return the result of `check` for a range of an object of this segment.
+
+        Bytes that are damaged in transit are read again, until two reads are alike: only then they are what is stored.
+        Raises CorruptData as `check` does for those.
+        """
+
+        async def take(get: Get) -> T:
+            return await apart(check, await get(None))
+
+        return await self._persist(lambda: read_sure(take, lambda _: self._objects.get(key, first, length)))
 
     async def find(self, bucket: str, key: str) -> bytes | None:
         """Read a small object of any segment; None if it or its bucket does not exist."""

@@ -16,6 +16,7 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.port import Create, Delete, Replace
 from offloaderd.metadata.records import ownership
 from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.objects.whole import READS_MAX
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
@@ -188,6 +189,27 @@ async def test_one_damaged_answer_gives_up_no_segment(what: str, kind: str) -> N
     assert bool(damaged) is (what == "get" or bool(kind))
     assert rig.metrics.segments.labels(state="failed")._value.get() == 0
     assert await rig.leftovers() == []
+
+
+@pytest.mark.parametrize("kind", ["", "-index", "-manifest"])
+async def test_reads_that_are_damaged_each_time_give_up_no_segment(kind: str) -> None:
+    """Bytes that differ from read to read say nothing of what is stored: the source may have its entries no more."""
+    rig, _ = faulty_rig()
+    rig.readback = True
+    get, reads = rig.store.get, 0
+
+    async def garbled(key: str, first: int = 0, length: int | None = None) -> bytes:
+        nonlocal reads
+        data = await get(key, first, length)
+        if reads > READS_MAX or not (key.endswith(kind) if kind else len(key.rsplit("/", 1)[-1]) == 36):
+            return data
+        reads += 1
+        return data[:-1] + bytes([data[-1] ^ reads])
+
+    rig.store.get = garbled  # type: ignore[method-assign]
+    await offload_all(rig, payloads(300))
+    assert reads > READS_MAX
+    assert rig.metrics.segments.labels(state="failed")._value.get() == 0
 
 
 async def test_a_stalled_topic_says_why_and_leaves_the_others_running() -> None:

@@ -295,6 +295,24 @@ async def test_losses_that_only_the_manifest_has_are_recorded_again() -> None:
     assert unrecorded(TopicMap(TOPIC), found) == [loss]
 
 
+@pytest.mark.parametrize("number", range(3))
+async def test_what_is_finished_is_recognized_through_damaged_reads(number: int) -> None:
+    """Bytes that differ from read to read are damaged on their way: no reason to stop the topic."""
+    rig, backup, _ = await backed_up()
+    key = (await catalog.load(rig.tree.connect(), TOPIC)).segments[0].keys.all[number]
+    sound, reads = rig.store.get, 0
+
+    async def get(asked: str, first: int = 0, length: int | None = None) -> bytes:
+        nonlocal reads
+        data = await sound(asked, first, length)
+        reads += asked == key
+        return data[:-1] + bytes([data[-1] ^ reads]) if asked == key and reads < 4 else data
+
+    rig.store.get = get  # type: ignore[method-assign]
+    assert (await finished(rig, backup)).proven
+    assert reads > 3
+
+
 async def test_chunks_of_another_length_are_not_taken_from_the_manifest() -> None:
     """One manifest has one length of chunks: readers of the segment would check bytes by the wrong sums."""
     rig, backup, _ = await backed_up(chunk_bytes=256)

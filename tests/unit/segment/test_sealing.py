@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd.core.errors import CorruptData
 from offloaderd.format import manifest_bytes
 from offloaderd.segment.complete import same_manifest, without_chunks
-from offloaderd.segment.upload import SegmentFailed
 from tests.unit.format import builders
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ def test_chunks_of_another_owner_are_as_good() -> None:
 @pytest.mark.parametrize("changes", [{"epoch": 9}, {"cluster": "other"}, {"index_crc32c": 1}])
 def test_anything_else_is_not_what_was_sent(changes: dict[str, object]) -> None:
     """The attempt is given up: somebody else writes there."""
-    with pytest.raises(SegmentFailed, match="something else than was sent"):
+    with pytest.raises(CorruptData, match="expected what was sent, found something else"):
         read_back(replace(SENT, **changes))  # type: ignore[arg-type]
 
 
 def test_what_is_no_manifest_is_not_what_was_sent() -> None:
     """A changed byte is told by the manifest's own checksum."""
     sent = manifest_bytes.encode(SENT)
-    with pytest.raises(SegmentFailed, match="reads back differently"):
+    with pytest.raises(CorruptData, match="in m at byte"):
         same_manifest("m", sent[:-1] + b"\x00", sent)
