@@ -308,7 +308,7 @@ async def test_what_is_finished_is_recognized_through_damaged_reads(number: int)
         reads += asked == key
         return data[:-1] + bytes([data[-1] ^ reads]) if asked == key and reads < 4 else data
 
-    rig.store.get = get  # type: ignore[method-assign]
+    rig.store.get = get  # type: ignore[method-assign,assignment]
     assert (await finished(rig, backup)).proven
     assert reads > 3
 
