@@ -40,7 +40,8 @@ def label(what: str) -> str:
 class Ledger:
     """One ledger with all it ever held. `hidden` newest entries of an open one are not yet known to be confirmed.
 
-    `told`: as many of its entries as anybody has seen while it was open, confirmed or not.
+    `told`: as many of its entries as any daemon has seen, confirmed or not; all of them if it was listed as closed.
+    `listed`: whether it was in a list that a daemon got.
     """
 
     ledger_id: int
@@ -50,11 +51,16 @@ class Ledger:
     deleted: bool = False
     hidden: int = 0
     told: int = 0
+    listed: bool = False
 
     @property
     def closed(self) -> bool:
         """Whether nothing is added any more."""
         return self.closed_ms > 0
+
+    def show(self, info: LedgerInfo) -> None:
+        """Note what a list that a daemon got has of it."""
+        self.listed, self.told = True, max(self.told, info.entries)
 
     @property
     def confirmed(self) -> int:
@@ -83,7 +89,7 @@ class Ledgers:
         self.topics: dict[TopicName, list[Ledger]] = {}
         self.gone: set[TopicName] = set()
         self.unseen: set[tuple[TopicName, Position]] = set()
-        """What was deleted with its topic before anybody could see it."""
+        """What was deleted before anybody could see it."""
         self.sources: list[Source] = []
         self.cluster: Cluster | None = None
         """The nodes and bookies that have all this, where daemons have the real source."""
@@ -130,19 +136,24 @@ class Ledgers:
         """Delete a closed ledger, as retention does."""
         for ledger in self.topics[topic]:
             if ledger.ledger_id == ledger_id and ledger.closed:
-                ledger.deleted = True
+                self._delete(topic, ledger)
         self._changed(topic)
+
+    def _delete(self, topic: TopicName, ledger: Ledger) -> None:
+        ledger.deleted = True
+        if not ledger.listed:  # then nothing tells that it ever was: ids of ledgers have gaps
+            self.unseen.update((topic, Position(ledger.ledger_id, at)) for at in range(len(ledger.entries)))
 
     def delete_topic(self, topic: TopicName) -> None:
         """Delete a topic with all its ledgers."""
         for ledger in self.topics[topic]:
-            if not ledger.closed:
+            if not ledger.deleted:
                 self.unseen.update(
                     (topic, Position(ledger.ledger_id, at)) for at in range(ledger.told, len(ledger.entries))
                 )
         self.roll(topic)
         for ledger in self.topics[topic]:
-            ledger.deleted = True
+            self._delete(topic, ledger)
         self.gone.add(topic)
         self._changed(topic)
 
@@ -239,7 +250,10 @@ class Source:
         def act() -> list[LedgerInfo]:
             if topic not in self._ledgers.topics or topic in self._ledgers.gone:
                 raise NotFound(f"unknown topic {topic}")
-            return [one.info() for one in self._seen(topic)]
+            found = [(one, one.info()) for one in self._seen(topic)]
+            for one, info in found:
+                one.show(info)
+            return [info for _, info in found]
 
         return await self._wire.call(f"ledgers {topic.local}", act, write=False)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from offloaderd.core.errors import OffloaderError
+from offloaderd.core.errors import Conflict, NotFound, OffloaderError
 from offloaderd.core.model import OffloadMethod
 from offloaderd.core.names.patterns import of_topic
 from offloaderd.metadata import paths
@@ -40,6 +41,9 @@ class Nemesis:
         self._rng = world.chance.stream("nemesis")
         self._condition = 0
         self._busy = 0
+        self._lifts: Counter[tuple[TopicName, int]] = Counter()
+        self._lifted: Counter[tuple[TopicName, int]] = Counter()
+        """How often users began to lift revocations, and ended that with an answer."""
         self.waiting: set[str] = set()
         """Events that are to come as soon as they can."""
 
@@ -356,11 +360,19 @@ class Nemesis:
         if not there:
             return
         ledger_id = self._rng.choice(there)
+        key = topic, ledger_id
+        ended = self._lifted[key]
         await grant_records.revoke(
             daemon.zookeeper, topic, ledger_id, reason="simulated", now_ms=daemon.clock.wall_ms()
         )
-        world.revoked.add((topic, ledger_id))
+        if self._lifts[key] == ended:  # else another user has lifted one meanwhile: either may have come first
+            world.revoked.add(key)
         world.trace("user", f"revoked {ledger_id}")
         await daemon.clock.sleep(self._rng.uniform(1.0, 6.0))
-        world.revoked.discard((topic, ledger_id))
-        await grant_records.allow(daemon.zookeeper, topic, ledger_id)
+        world.revoked.discard(key)
+        self._lifts[key] += 1
+        try:
+            await grant_records.allow(daemon.zookeeper, topic, ledger_id)
+        except (Conflict, NotFound) as error:
+            world.trace("user", f"not lifted: {error}")
+        self._lifted[key] += 1

@@ -113,8 +113,10 @@ class BookKeeper(BookKeeperLedgers):
     async def ledgers(self, topic: TopicName) -> Sequence[LedgerInfo]:
         """See LedgerSource; the model learns what it told."""
         infos = await super().ledgers(topic)
-        if infos and not infos[-1].closed:
-            self._told(topic, infos[-1].ledger_id, infos[-1].entries)
+        listed = {info.ledger_id: info for info in infos}
+        for ledger in self._ledgers_known.topics.get(topic, ()):
+            if ledger.ledger_id in listed:
+                ledger.show(listed[ledger.ledger_id])
         return infos
 
     async def confirmed(self, topic: TopicName, ledger_id: int) -> Confirmed:
