@@ -119,15 +119,20 @@ async def _while_held(giving_up: Coroutine[Any, Any, None], topic: TopicName, se
         log.warning("topic.release_unknown", topic=str(topic), hint="it becomes free when the session ends")
 
 
-async def release_unclaimed(store: MetadataStore, topic: TopicName, session: Session, clock: Clock) -> None:
-    """Release what a cancelled claim may have left with the session, so that no daemon waits for it."""
+async def release_unclaimed(
+    store: MetadataStore, topic: TopicName, session: Session, clock: Clock, *, ended: Container[str] = ()
+) -> None:
+    """Release what a cancelled claim may have left with the session, so that no daemon waits for it.
+
+    A claim of one of the sessions in `ended` may have been carried out under this one.
+    """
 
     async def look() -> tuple[int, Owner | None]:
         return (await store.get(paths.epoch(topic))).version, await owner_of(store, topic)
 
     async def letting_go() -> None:
         version, owner = await until_answered(clock, look)
-        if owner is not None and owner.session_id == session.session_id:
+        if owner is not None and (owner.session_id == session.session_id or owner.session_id in ended):
             await release(store, Claim(topic, owner.epoch, version), session, clock)
 
     try:

@@ -111,6 +111,7 @@ class Supervisor:
         self._metrics = home.context.upload_context.metrics
         self._failed_s = 0.0
         self._holds: tuple[OffloadPolicies, Paused | None] | None = None  # what the offloader applies
+        self._claims_late = False  # the next session may carry a claim out that nobody waits for
         self._stop = Event()
         self._abandon = Event()
         self._suspend = Event()
@@ -207,7 +208,9 @@ class Supervisor:
                     if not self.provisional:
                         await race(self._stop.wait(), self._clock.sleep(backoff.pause_s(error)))
                 if self.provisional:
-                    return
+                    break
+            if self._claims_late:
+                await self._release_unclaimed(await self._home.context.metadata.session())
         finally:
             self.ended.set()
 
@@ -328,9 +331,14 @@ class Supervisor:
             claim = await ownership.claim(store, self.topic, home.me, session, self._clock, wait=wait, ended=home.ended)
 
         await race(claiming(), self._stop.wait(), session.lost.wait())
+        self._claims_late = claim is None and session.lost.is_set()
         if claim is None and not session.lost.is_set():
-            await ownership.release_unclaimed(store, self.topic, session, self._clock)
+            await self._release_unclaimed(session)
         return claim
+
+    async def _release_unclaimed(self, session: Session) -> None:
+        metadata, ended = self._home.context.metadata, self._home.ended
+        await ownership.release_unclaimed(metadata, self.topic, session, self._clock, ended=ended)
 
     async def _work(self, offloader: TopicOffloader, session: Session) -> None:
 

@@ -11,6 +11,7 @@ from offloaderd.core.errors import Transient
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.patterns import of_topic
 from offloaderd.fleet import ownership
+from offloaderd.fleet.supervisor import SharedContext, Supervisor
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import ownership as records
 from offloaderd.metadata.records.ownership import DaemonNode
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from offloaderd.fleet.supervisor import Supervisor
-    from offloaderd.metadata.port import Step
+    from offloaderd.metadata.port import Session, Step
     from offloaderd.testing.memory.metadata import MemoryMetadata
 
 
@@ -262,6 +262,55 @@ async def test_a_cancelled_claim_leaves_no_owner_behind() -> None:
     assert await ownership.owner_of(store, topic) is not None
     await ownership.release_unclaimed(store, topic, session, rig.clock)
     assert await ownership.owner_of(store, topic) is None
+
+
+class Late(FaultyMetadata):
+    """A metadata store that carries a claim out under the session that comes after the present one."""
+
+    group: asyncio.TaskGroup
+
+    def __init__(self, store: MemoryMetadata) -> None:
+        super().__init__(store, Faults())
+        self.under_way = asyncio.Event()
+        self._claim: asyncio.Task[None] | None = None
+
+    async def _transact_late(self, session: Session, steps: Sequence[Step]) -> None:
+        await session.lost.wait()
+        await super().transact(steps)
+
+    async def transact(self, steps: Sequence[Step]) -> None:
+        """See MetadataStore; the first one is a claim."""
+        if self._claim is not None:
+            await super().transact(steps)
+        else:
+            self._claim = self.group.create_task(self._transact_late(await super().session(), steps))
+            self.under_way.set()
+            await asyncio.shield(self._claim)
+
+    async def session(self) -> Session:
+        """See MetadataStore; what was sent before comes first."""
+        if self._claim is not None:
+            await self._claim
+        return await super().session()
+
+
+async def test_a_claim_that_is_carried_out_after_its_session_is_given_up_with_the_topic() -> None:
+    """Its node would stay for as long as this daemon lives, and the next owner would wait for it as long."""
+    rig = Rig()
+    store = rig.tree.connect()
+    for folder in paths.folders(TOPICS[0]):
+        await store.create(folder, b"")
+    late = Late(store)
+    me = DaemonNode(daemon_id="a", address="a:1", version="0", started_ms=1)
+    home = SharedContext(context=rig.context(late, source=None), book=rig.book(late), duties={}, me=me, ended=set())
+    supervisor = Supervisor(home, TOPICS[0], TopicPolicy(enabled=True))
+    async with asyncio.TaskGroup() as late.group:
+        late.group.create_task(supervisor.run())
+        await late.under_way.wait()
+        store.expire()
+        supervisor.stop()
+    assert (await store.get(paths.epoch(TOPICS[0]))).version == 0
+    assert await ownership.owner_of(store, TOPICS[0]) is None
 
 
 async def test_what_a_former_run_holds_is_claimed_at_once_and_nothing_else() -> None:
