@@ -300,8 +300,13 @@ class Supervisor:
         ledgers = listing(self._home.context, identity, topic_map, left.attempt)
         if left.begin is None and policy.method is not OffloadMethod.NONE:
             topic_map = await adopt_head(self._home.context, attempts, topic_map, ledgers)
-        topic_map = await history.prepare(self._home.context, attempts, topic_map, left, policy, me, ledgers)
+        undecided = False
+        try:
+            topic_map = await history.prepare(self._home.context, attempts, topic_map, left, policy, me, ledgers)
+        except history.Undecided:
+            undecided = True
         offloader = TopicOffloader(self._home.context, attempts, topic_map, policy, left, identity)
+        offloader.record.history_undecided = undecided
         identity.failure_tracker = offloader.failure_tracker
         cause = self.idle_topic.cause if self.idle_topic is not None else Cause.DUE
         if self.idle_topic is not None:

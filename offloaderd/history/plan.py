@@ -48,6 +48,10 @@ class Replanned(Closed):
     """The topic has to be claimed again, since its history has to be decided first."""
 
 
+class Undecided(Transient):
+    """The source does not say whether a topic has history to plan; what it has in the map is served meanwhile."""
+
+
 class Left(NamedTuple):
     """The part of a topic's planned history that is not offloaded yet."""
 
@@ -124,8 +128,8 @@ async def prepare(
 
     If a topic's map begins with a later ledger than the source (it was rebuilt without the earlier segments), the older
     ledgers are planned as well. There is no plan where brokers have offloaded some of them and these are not adopted:
-    each ledger is then handled by itself. Raises Fenced, Transient when the source of a new topic is away, and
-    IdentityRefused when `ledgers` are of another history.
+    each ledger is then handled by itself. Raises Fenced, Transient when the source of a new topic is away, Undecided
+    when that of another one is, and IdentityRefused when `ledgers` are of another history.
     """
     limit = context.history_bytes_max
     plan = topic_map.unfinished
@@ -142,7 +146,14 @@ async def prepare(
     if first is not None and (first.entry_id or any(loss.before == first for loss in topic_map.losses)):
         return topic_map
     after = adopted.ledger_id if first is None and adopted is not None else -1
-    infos = await _ledgers(ledgers, topic_map)
+    try:
+        infos = await ledgers()
+    except NotFound:
+        return topic_map
+    except Transient as error:
+        if not topic_map.segments:
+            raise
+        raise Undecided(f"the source of {topic_map.topic} does not answer: {error.message}") from error
     extent = extent_of(infos, first.ledger_id if first is not None else None, after=after)
     if extent is None or await brokers_have(context, topic_map, extent, after):
         return topic_map
@@ -183,18 +194,6 @@ async def brokers_have(context: OffloadContext, topic_map: TopicMap, extent: Ext
     except NotFound:
         return False
     return any(after < info.ledger_id < extent.boundary for info in found)
-
-
-async def _ledgers(ledgers: Listing, topic_map: TopicMap) -> Sequence[LedgerInfo]:
-    """Return the source's ledgers; none if the source does not answer and the topic has segments already."""
-    try:
-        return await ledgers()
-    except NotFound:
-        return ()
-    except Transient:
-        if not topic_map.segments:
-            raise
-        return ()
 
 
 async def _record(context: OffloadContext, attempts: AttemptLog, topic_map: TopicMap, plan: HistoryPlan) -> TopicMap:
@@ -267,8 +266,11 @@ class History:
         """Raise Replanned once the topic's history has to be decided again.
 
         This is so when a topic that has offloaded nothing by another method begins to stream, or when a job has planned
-        to offload the closed ledgers of a topic that does not stream.
+        to offload the closed ledgers of a topic that does not stream, or when a source that was away at the claim has
+        ledgers before all segments.
         """
+        if offloader.record.history_undecided:
+            await self._until_listed(offloader)
 
         def streams() -> bool:
             return offloader.policy.method is OffloadMethod.STREAMING
@@ -279,6 +281,18 @@ class History:
             await race(offloader.policy_changed.wait(), self._planned_by_job(offloader))
         if not offloader.map.segments and offloader.map.history is None and offloader.attempt is None:
             raise Replanned(f"{offloader.topic} begins to stream: what it holds by now is history")
+
+    async def _until_listed(self, offloader: OwnedTopic) -> None:
+        """Return once the source answers. Raises Replanned if it has ledgers before the first one of the map."""
+        source = self._context.source
+        assert source is not None  # noqa: S101 - without one there is nothing to decide
+        try:
+            infos = await until_answered(self._clock, partial(source.ledgers, offloader.topic))
+        except NotFound:
+            infos = ()
+        begin = next((one.begin for one in offloader.map.segments), None)
+        if begin is not None and extent_of(infos, begin.ledger_id) is not None:
+            raise Replanned(f"{offloader.topic} holds ledgers before {begin}, and its source was away at the claim")
 
     async def _planned_by_job(self, offloader: OwnedTopic) -> None:
         """Raise Replanned when a job has planned history; the job has ended the topic's claim."""

@@ -55,6 +55,8 @@ class TopicRecord:
         self.chain = LedgerChain(resume, end=end, begin=begin, losses=topic_map.losses)
         self.history_error: OffloaderError | None = None
         """The present failure of offloading history."""
+        self.history_undecided = False
+        """Whether the source was away when its history was to be planned."""
         self.history_ranges = HistoryRanges(topic_map.topic)
         """The ranges of history, as far as they were read."""
         self.trash_due = False

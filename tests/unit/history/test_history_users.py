@@ -261,6 +261,25 @@ async def test_a_map_that_was_rebuilt_without_its_history_has_it_planned_again()
     assert (await plan_of(rig)).boundary == 6
 
 
+async def test_history_is_planned_once_the_source_answers_that_was_away_at_the_claim(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Under the same owner: the next claim may be long after the source has deleted what nobody had planned."""
+    rig = await pending()
+    plan = rebuild.make_plan(await rebuild.read_buckets(rig.store, [SITE], lambda _: None))
+    rig.tree = type(rig.tree)()
+    await rebuild.write(rig.tree.connect(), plan, topics=(), enable=True, now_ms=1, progress=lambda _: None)
+    rig.history_bytes_max = 4 << 30
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.ledgers, "ledgers", Away().ledgers)
+        async with rig.engine("two") as engine:
+            assert (await offloader_of(engine)).map.history is None
+            patch.undo()
+            await until(lambda: (found := engine.find(TOPIC)) is not None and found.map.history is not None)
+            await until_done(await offloader_of(engine))
+    await checked(rig, 200)
+
+
 async def test_no_history_is_planned_by_the_list_of_another_source() -> None:
     """An owner that was misled would leave a plan of ledgers that the right source never had."""
     rig = await pending()
