@@ -194,7 +194,10 @@ class Nemesis:
 
     def _upgrade_one(self, daemon: SimDaemon, misled: str = "") -> None:
         if daemon.old:
-            daemon.old, daemon.misled = False, misled if self._world.faults.on else ""
+            # A limited retention may have emptied a map meanwhile: then nothing offloaded tells the lists apart.
+            offloaded = all(found.segments for found in self._world.oracle.maps.values())
+            misled = misled if self._world.faults.on and offloaded else ""
+            daemon.old, daemon.misled = False, misled
             self._begin(self._restart(daemon))
             if misled:
                 self._world.loop.in_world(self._rng.uniform(5.0, 12.0), self._lead_back, daemon)
