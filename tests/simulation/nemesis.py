@@ -194,9 +194,7 @@ class Nemesis:
 
     def _upgrade_one(self, daemon: SimDaemon, misled: str = "") -> None:
         if daemon.old:
-            # A limited retention may have emptied a map meanwhile: then nothing offloaded tells the lists apart.
-            offloaded = all(found.segments for found in self._world.oracle.maps.values())
-            misled = misled if self._world.faults.on and offloaded else ""
+            misled = misled if self._world.faults.on and self._world.shares_ledgers() else ""
             daemon.old, daemon.misled = False, misled
             self._begin(self._restart(daemon))
             if misled:
@@ -216,7 +214,7 @@ class Nemesis:
         world = self._world
         maps = [world.oracle.maps.get(topic) for topic in world.topics]
         known = all(found and found.segments and found.created.keys() == found.contexts.keys() for found in maps)
-        if not known or world.misled:
+        if not known or world.misled or not world.shares_ledgers():
             return False
         misled = self._rng.choice(HISTORIES)
         world.faults.count(f"reads {misled}")

@@ -150,6 +150,14 @@ class World:
         """Whether a daemon reads another history."""
         return any(daemon.misled for daemon in self.daemons)
 
+    def shares_ledgers(self) -> bool:
+        """Whether the source has a ledger of each map: else nothing offloaded tells its list from another one's."""
+        held = {topic: found.contexts for topic, found in self.oracle.maps.items()}
+        ledgers = self.ledgers.topics.items()
+        return all(
+            any(not one.deleted and one.ledger_id in held.get(topic, ()) for one in all_) for topic, all_ in ledgers
+        )
+
     def is_deleted(self, topic: TopicName, position: Position) -> bool:
         """Say whether the source has deleted the ledger of an entry."""
         return any(ledger.deleted for ledger in self.ledgers.topics[topic] if ledger.ledger_id == position.ledger_id)
