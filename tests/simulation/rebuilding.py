@@ -25,7 +25,9 @@ HARMLESS = {Kind.FRONT, Kind.DOUBT}
 
 async def check(world: World, objects: ObjectReader, sites: Sequence[Site]) -> None:
     """Plan a rebuild, and compare it with the maps; nobody may be at work."""
-    plan = rebuild.make_plan(await rebuild.read_buckets(objects, sites, lambda _: None))
+    stored = await rebuild.read_buckets(objects, sites, lambda _: None)
+    without = world.last_copies & {one.segment.segment_id for one in stored.known}  # a collection has told of them
+    plan = rebuild.make_plan(stored, without=without)
     problems = [*plan.problems, *(problem for topic in plan.topics for problem in topic.problems)]
     harmless = HARMLESS | ({Kind.ORPHAN} if world.second is not None else set())  # what it had begun
     if bad := [problem for problem in problems if problem.kind not in harmless]:

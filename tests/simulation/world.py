@@ -21,6 +21,7 @@ from offloaderd.core.errors import (
 )
 from offloaderd.core.model import Position, TierRetention, TopicName
 from offloaderd.core.names.patterns import of_topic
+from offloaderd.format import manifest_bytes
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt
 from offloaderd.objects import keys
@@ -118,6 +119,8 @@ class World:
         """Segments that were committed without a head."""
         self.strays: set[str] = set()
         """Uploads of which nobody knows whose they are: they were there before the place was marked."""
+        self.last_copies: set[UUID] = set()
+        """Finished segments of which restored metadata know nothing, and that hold entries that are nowhere else."""
         self.operator = Operator(self)
         self._rng = self.chance.stream("workload")
         self.writing = True
@@ -501,6 +504,27 @@ class World:
             return False
         return key in self.bucket.names() and upload.initiated_ms >= self.bucket.stored_ms(key)
 
+    def _is_last_copy(self, name: str) -> bool:
+        """Whether a segment, of which restored metadata know nothing, holds an entry that is nowhere else: it stays."""
+        found = parsed(name)
+        if found is None or not self.faults.fired["metadata restored"]:
+            return False
+        parts = (one for one in self.bucket.names() if (other := parsed(one)) and other.object_id == found.object_id)
+        manifest = next((one for one in parts if one.endswith("-manifest")), "")
+        if (data := self.bucket.data(manifest)) is None:
+            return False
+        described = manifest_bytes.decode(data, key=manifest)
+        topic = next(one for one in self.topics if one.managed_ledger == described.managed_ledger)
+        held = (
+            Position(part.ledger_id, entry_id)
+            for part in described.ledgers
+            for entry_id in range(part.first_entry_id, part.last_entry_id + 1)
+        )
+        if not any(self.is_deleted(topic, at) and self.oracle.maps[topic].find(at) is None for at in held):
+            return False
+        self.last_copies.add(described.segment_id)
+        return True
+
     def _check_leftovers(self) -> None:
         """P5: what is in the bucket is referenced, and what is referenced is there."""
         self.oracle.check_kept()
@@ -527,7 +551,8 @@ class World:
         doubtful = {upload.key for upload in self.bucket.uploads() if not self._ours(upload)}
         open_ones = [upload for upload in self.bucket.uploads() if upload.key not in doubtful]
         uploads = [one.key for one in open_ones if (found := parsed(one.key)) and str(found.object_id) not in doomed]
-        if left := [*(names - held - theirs), *uploads]:
+        kept = {name for name in names - held - theirs if self._is_last_copy(name)}
+        if left := [*(names - held - theirs - kept), *uploads]:
             self.oracle.fail("P5", f"nobody refers to {sorted(left)}, and one collection left it")
 
 
