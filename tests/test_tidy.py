@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import subprocess
 from collections import Counter
@@ -141,8 +142,16 @@ def text(name: str) -> str:
 
 @cache
 def tree(name: str) -> ast.Module:
-    """Return a module's syntax tree."""
-    return ast.parse(text(name), name)
+    """Return a module's syntax tree.
+
+    Python before 3.11.5 fails if another tree is parsed meanwhile (cpython #106905), as by a collection of garbage that
+    logs a traceback.
+    """
+    gc.disable()
+    try:
+        return ast.parse(text(name), name)
+    finally:
+        gc.enable()
 
 
 def definitions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:

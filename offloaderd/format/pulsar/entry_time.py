@@ -18,7 +18,7 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from offloaderd.format.pb.pulsar.broker_entry_metadata_pb2 import BrokerEntryMetadataRun
-from offloaderd.format.pb.pulsar.messages_pb2 import MessageMetadata, MessageMetadataRun
+from offloaderd.format.pb.pulsar.messages_pb2 import MessageMetadataRun
 from offloaderd.format.pulsar import broker_entry
 
 CHECKSUM = b"\x0e\x01"
@@ -93,10 +93,10 @@ def _publish_time(payload: bytes) -> int | None:
     if not 0 < size <= len(payload) - begin:
         return None
     try:
-        metadata = MessageMetadata.FromString(payload[begin : begin + size])
+        found = MessageMetadataRun.FromString(payload[begin : begin + size])
     except DecodeError:
         return None
-    return metadata.publish_time if metadata.IsInitialized() else None
+    return found.publish_time[-1] if found.producer_name and found.sequence_id and found.publish_time else None
 
 
 def survey(payloads: Sequence[bytes]) -> Survey:

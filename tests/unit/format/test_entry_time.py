@@ -137,6 +137,14 @@ def test_numbers_of_more_than_64_bits_are_no_order() -> None:
     assert survey(payloads).time_min == 2**63 - 1
 
 
+def test_what_is_no_property_takes_no_time_from_a_message() -> None:
+    """Only the fields that Pulsar requires are read, of one message as of many."""
+    entry = message().replace(b"2\x01k", b'"\x01k')
+    assert entry != message()
+    assert time_of(entry) == EntryTime(NOW, None)
+    assert survey([message(), entry]) == brute_force([message(), entry])
+
+
 @pytest.mark.parametrize(
     ("payload", "expected"),
     [
