@@ -31,7 +31,7 @@ from offloaderd.core.errors import (
     OffloaderError,
     OutcomeUnknown,
 )
-from offloaderd.core.model import OffloadMethod, TopicName
+from offloaderd.core.model import OffloadMethod, RefusalKind, TopicName
 from offloaderd.format import head, manifest_bytes
 from offloaderd.format.head import TopicHead
 from offloaderd.format.manifest import Broken, SegmentManifest
@@ -44,7 +44,7 @@ from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records import loss as loss_record
 from offloaderd.metadata.records import ownership
-from offloaderd.metadata.records.identity import Deployment
+from offloaderd.metadata.records.identity import Acceptance, Deployment, TopicIdentityRecord, head_evidence
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.objects.port import ObjectReader
@@ -78,6 +78,8 @@ class Found:
     """Epochs of the newest commits, from the heads of the topics."""
     deployments: set[str] = field(default_factory=set)
     """Deployments of those commits, from the same heads."""
+    at_heads: dict[TopicName, set[UUID]] = field(default_factory=dict)
+    """The segments that the same heads name."""
     brokers: list[Known] = field(default_factory=list)
     """Ledgers that brokers have offloaded, once they were searched."""
 
@@ -131,6 +133,8 @@ async def _read_heads(objects: ObjectReader, site: Site, found: Found) -> None:
         if one is not None and one.managed_ledger == topic.managed_ledger:
             found.epochs[topic] = max(found.epochs.get(topic, 0), one.epoch)
             found.deployments |= {one.deployment_id} - {""}
+            named = {segment.segment_id for segment in (one.newest, one.history) if segment is not None}
+            found.at_heads[topic] = found.at_heads.get(topic, set()) | named
 
 
 async def read_brokers(objects: ObjectReader, sites: Sequence[Site], found: Found) -> None:
@@ -277,7 +281,8 @@ def make_plan(
         plan = plan_topic(topic, by_topic[topic], prefer=prefer, brokers=brokers)
         problems = (*own[topic], *plan.problems)
         epoch = max(plan.epoch, found.epochs.get(topic, 0))
-        plans.append(TopicPlan(map=plan.map, epoch=epoch, problems=problems))
+        left_out = tuple(sorted(found.at_heads.get(topic, set()).intersection(without)))
+        plans.append(TopicPlan(map=plan.map, epoch=epoch, problems=problems, left_out=left_out))
     author = "".join(found.deployments) if len(found.deployments) == 1 else ""
     return Plan(topics=tuple(plans), problems=tuple(own[None]), deployment_id=author)
 
@@ -372,10 +377,18 @@ async def _write_topic(metadata: MetadataStore, plan: TopicPlan, *, enable: bool
     last_ms = plan.map.segments[-1].offloaded_ms
     epoch = ownership.Epoch(epoch=plan.epoch, daemon_id=AUTHOR, claimed_ms=last_ms)
     wanted.append((paths.epoch(topic), ownership.encode_epoch(epoch)))
+    if plan.left_out:  # the operator has decided about them: the owner does not refuse what the heads say of them
+        accepted = TopicIdentityRecord(accepted=tuple(_accepted(one, last_ms) for one in plan.left_out))
+        wanted.append((paths.identity(topic), identity_record.encode(accepted)))
     await each(wanted, lambda node: _put(metadata, *node))
     below = [(f"{path}/{n}", piece.value) for path, stored in contexts.items() for n, piece in stored.pieces.items()]
     await each(below, lambda node: _put(metadata, *node))
     await _put(metadata, paths.policy(topic), encode_policy(TopicPolicy(enabled=enable)))
+
+
+def _accepted(segment_id: UUID, at_ms: int) -> Acceptance:
+    evidence = head_evidence(segment_id)
+    return Acceptance(kind=RefusalKind.METADATA_WENT_BACK, evidence=evidence, by=AUTHOR, at_ms=at_ms)
 
 
 async def _put(metadata: MetadataStore, path: str, value: bytes) -> None:

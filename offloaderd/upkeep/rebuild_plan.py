@@ -66,6 +66,8 @@ class TopicPlan:
     map: TopicMap
     epoch: int
     problems: tuple[Problem, ...]
+    left_out: tuple[UUID, ...] = ()
+    """The segments of the topic's heads that the operator left out."""
 
     @property
     def topic(self) -> TopicName:

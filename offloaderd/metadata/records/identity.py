@@ -53,6 +53,11 @@ def hint(kind: str) -> str:
     return f"{known}; {_ACCEPT}" if known else _ACCEPT
 
 
+def head_evidence(segment_id: UUID) -> str:
+    """Return the evidence that a topic's head names a segment of which the metadata know nothing."""
+    return f"head at segment {segment_id}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceIdentity:
     """The source of ledger ids. `kind` is bookkeeper, embedded or none; an empty `instance_id` is unknown."""

@@ -29,6 +29,7 @@ from offloaderd.format.head import HeadSegment, TopicHead
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.metadata.records.identity import head_evidence
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
@@ -219,7 +220,7 @@ class HeadKeeper:
                     RefusalKind.METADATA_WENT_BACK,
                     f"segment {head.segment_id} was committed up to {head.end}, and the metadata say that the topic "
                     f"is offloaded up to {end or 'nothing'}",
-                    f"head at segment {head.segment_id}",
+                    head_evidence(head.segment_id),
                 )
 
     async def _is_ahead(

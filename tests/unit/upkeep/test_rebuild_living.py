@@ -123,3 +123,22 @@ async def test_a_segment_that_is_gone_from_the_middle_is_a_gap(seed: int) -> Non
         assert await target.children(paths.TOPICS) == []
         for key, data in stored.items():
             await rig.store.put(key, data)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 5])
+async def test_a_segment_that_the_operator_left_out_stops_no_owner(seed: int) -> None:
+    """The head still names it; its next owner does not refuse that, and offloads the entries again."""
+    rig = await lived(seed)
+    last = (await catalog.load(rig.tree.connect(), TOPIC)).segments[-1]
+    found = await rebuild.read_buckets(rig.store, [SITE], lambda _: None)
+    plan = rebuild.make_plan(found, without=[last.segment_id])
+    rig.tree = MemoryTree()
+    await rebuild.write(rig.tree.connect(), plan, topics=(), enable=True, now_ms=1, progress=lambda _: None)
+    async with rig.engine("next owner") as engine:
+        topic = await offloader_of(engine)
+        while topic.offloaded is None or topic.offloaded < last.end:
+            await topic.request_roll()
+            await turn()
+    again = (await catalog.load(rig.tree.connect(), TOPIC)).segments
+    assert again[-1].end == last.end
+    assert last.segment_id not in {one.segment_id for one in again}
