@@ -33,7 +33,8 @@ class UnitLoop(VirtualLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self.set_exception_handler(None)
+        self.set_exception_handler(self._keep_outcome)
+        self._outcome: BaseException | None = None
 
     def run_in_executor(
         self, executor: Executor | None, function: Callable[..., T], *args: object
@@ -47,6 +48,14 @@ class UnitLoop(VirtualLoop):
         raise NotImplementedError("virtual time has neither files nor processes: the module has to say REAL_TIME")
 
     create_unix_server = subprocess_exec = add_reader = _refuse
+
+    def _keep_outcome(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Keep what asyncio would only log: the outcome of a test, such as its time limit, raised in a callback."""
+        error = context.get("exception")
+        if error is None or isinstance(error, Exception):
+            loop.default_exception_handler(context)
+        else:
+            self._outcome = error
 
     def _run_once(self) -> None:
         ready, timers = self.ready, self._timers
@@ -62,6 +71,9 @@ class UnitLoop(VirtualLoop):
             if not handle.cancelled():
                 handle._run()
                 self._now += STEP_S
+                if self._outcome is not None:
+                    outcome, self._outcome = self._outcome, None
+                    raise outcome
 
 
 def _call(called: asyncio.Future[T], function: Callable[..., T], args: tuple[object, ...]) -> None:
