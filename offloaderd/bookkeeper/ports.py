@@ -90,7 +90,7 @@ class Bookies(Protocol):
 
         Returns when the request is sent; its future raises what the call does, and may be cancelled. It takes no slot
         of a window, and may return a LAC that is not above `previous_lac` at any time: a bookie does not wait for
-        ledgers that it does not know (-1). A fence tells nothing: real bookies wait as before, others may answer at
+        ledgers that it does not know (-1). A fence ends no long poll: real bookies wait as before, others may answer at
         once. Raises Unsupported by a bookie that knows no long polls, and TimedOut by one that hangs, long before the
         end of `seconds`.
         """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd.metadata.zookeeper import client
 from tests.conformance.metadata_stores import MemoryTrees, Tree, ZooKeeperTree
 from tests.conformance.simulated import SIMULATED, SimulatedTree, simulated_world
 from tests.simulation.loop import VirtualLoop
@@ -41,6 +42,12 @@ def _fits(item: pytest.Item) -> bool:
     if chosen is None or "adapter" not in chosen.params:
         return True
     return (chosen.params["adapter"] == SIMULATED) is (VirtualLoop in chosen.params.values())
+
+
+@pytest.fixture
+def quick_reconnects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let clients come back as soon as the server does."""
+    monkeypatch.setattr(client, "RECONNECT_PAUSE_MAX_S", 0.2)
 
 
 @pytest.fixture(params=["memory", "zookeeper", SIMULATED])

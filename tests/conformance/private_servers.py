@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import Transient
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.standalone.ports import free_ports
@@ -15,6 +16,7 @@ from offloaderd.standalone.zookeeper import ZooKeeperOptions, ZooKeeperServer, z
 from tests.real.freezing import freeze
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from offloaderd.metadata.port import MetadataStore, SessionObserver
@@ -34,7 +36,7 @@ class Server(Protocol):
         ...
 
     async def start(self) -> None:
-        """Have it there again."""
+        """Start it over what it has stored."""
         ...
 
     async def kill(self) -> None:
@@ -42,7 +44,7 @@ class Server(Protocol):
         ...
 
     def pause(self) -> None:
-        """Have it silent; connections stay open."""
+        """Let it answer nothing; connections stay open."""
         ...
 
 
@@ -84,3 +86,23 @@ class PrivateServer:
         """Open a store of one root."""
         options = MetadataSettings(session_timeout_s=session_s)
         return ZooKeeperStore(self.address, "/r", options, call_timeout_s=call_s, observer=observer)
+
+
+@asynccontextmanager
+async def private_server(directory: Path) -> AsyncIterator[PrivateServer]:
+    """Run a server, and kill it at the end."""
+    server = PrivateServer(directory)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.kill()
+
+
+async def readable(store: MetadataStore) -> bool:
+    """Return whether the store answers."""
+    try:
+        await store.children("/")
+    except Transient:
+        return False
+    return True

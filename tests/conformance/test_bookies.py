@@ -84,7 +84,7 @@ class ScriptedLedger:
         self._bookie.max_lac[self.ledger_id] = max(lac, self._bookie.max_lac.get(self.ledger_id, -1))
 
     async def fence(self) -> None:
-        """Nobody waits at this bookie."""
+        """Do nothing: no test has a long poll at this bookie."""
 
 
 class ScriptedShelf:

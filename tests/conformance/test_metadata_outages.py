@@ -11,10 +11,9 @@ import pytest
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import NotFound, OutcomeUnknown, Transient
 from offloaderd.metadata.port import Create, SessionState
-from offloaderd.metadata.zookeeper import client as zookeeper_client
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from tests.conformance.metadata_stores import Changes, eventually
-from tests.conformance.private_servers import PrivateServer, Server
+from tests.conformance.private_servers import Server, private_server, readable
 from tests.conformance.simulated import SIMULATED, SimulatedServer, simulated_world
 from tests.conformance.test_armed_nodes import Armed
 from tests.patience import PATIENCE_S
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.port import MetadataStore
 
+pytestmark = pytest.mark.usefixtures("quick_reconnects")
 CLOCK = SystemClock()
 
 
@@ -47,16 +47,8 @@ async def server(adapter: str, tmp_path: Path) -> AsyncIterator[Server]:
         with simulated_world() as world:
             yield SimulatedServer(world)
         return
-    private = PrivateServer(tmp_path)
-    await private.start()
-    yield private
-    await private.kill()
-
-
-@pytest.fixture(autouse=True)
-def quick_reconnects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let clients come back as soon as the server does."""
-    monkeypatch.setattr(zookeeper_client, "RECONNECT_PAUSE_MAX_S", 0.2)
+    async with private_server(tmp_path) as server:
+        yield server
 
 
 @asynccontextmanager
@@ -68,14 +60,6 @@ async def watching(store: MetadataStore, path: str) -> AsyncIterator[Changes]:
         await changes.next()
         yield changes
         task.cancel()
-
-
-async def _readable(store: MetadataStore) -> bool:
-    try:
-        await store.children("/")
-    except Transient:
-        return False
-    return True
 
 
 async def test_calls_fail_fast_while_the_server_is_away_and_work_when_it_is_back(server: Server) -> None:
@@ -102,11 +86,11 @@ async def test_calls_fail_fast_while_the_server_is_away_and_work_when_it_is_back
                 await server.start()
                 await later.next()
             await changes.next()
-            await eventually(lambda: _readable(store))
+            await eventually(lambda: readable(store))
             assert await store.session() is session
             assert not session.lost.is_set()
             assert await store.children("/") == ["mine"]
-            await eventually(lambda: _readable(other))
+            await eventually(lambda: readable(other))
             await other.create("/watched", b"")
             await changes.next()
             await other.replace("/watched", b"", 0)

@@ -15,12 +15,11 @@ from offloaderd.core.errors import Denied, InvalidConfig, OutcomeUnknown, Transi
 from offloaderd.drill.tcp_proxy import Listener
 from offloaderd.metadata.port import Create, Versioned
 from offloaderd.metadata.settings import MetadataSettings
-from offloaderd.metadata.zookeeper import client as zookeeper_client
 from offloaderd.metadata.zookeeper import store as adapter
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.standalone.ports import free_ports
 from tests.conformance.metadata_stores import Changes, eventually, expire_session, zookeeper_store
-from tests.conformance.private_servers import PrivateServer
+from tests.conformance.private_servers import PrivateServer, private_server, readable
 from tests.conformance.test_armed_nodes import Armed
 from tests.patience import PATIENCE_S
 from tests.real.relay import relay
@@ -29,30 +28,15 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("quick_reconnects")
 CLOCK = SystemClock()
 
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[PrivateServer]:
     """A running server."""
-    private = PrivateServer(tmp_path)
-    await private.start()
-    yield private
-    await private.kill()
-
-
-@pytest.fixture(autouse=True)
-def quick_reconnects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let clients come back as soon as the server does."""
-    monkeypatch.setattr(zookeeper_client, "RECONNECT_PAUSE_MAX_S", 0.2)
-
-
-async def _readable(store: ZooKeeperStore) -> bool:
-    try:
-        await store.children("/")
-    except Transient:
-        return False
-    return True
+    async with private_server(tmp_path) as server:
+        yield server
 
 
 async def test_no_server_at_the_start_is_one_clear_error() -> None:
@@ -147,7 +131,7 @@ async def test_a_write_without_an_answer_is_unknown_and_read_back_in_order(serve
             server.resume()
             await changes.next()
             waiting.cancel()
-        await eventually(lambda: _readable(store))
+        await eventually(lambda: readable(store))
         assert await patient.get("/n") == Versioned(b"1", 1)
         assert await patient.children("/") == ["a", "b", "n"]
 
