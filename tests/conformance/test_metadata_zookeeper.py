@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 from kazoo.client import KazooClient
-from kazoo.security import make_digest_acl
+from kazoo.security import make_acl, make_digest_acl
 
 from offloaderd.core.clock import SystemClock
-from offloaderd.core.errors import Denied, InvalidConfig, OutcomeUnknown, Transient
+from offloaderd.core.errors import Denied, InvalidConfig, NotFound, OutcomeUnknown, Transient
 from offloaderd.drill.tcp_proxy import Listener
 from offloaderd.metadata.port import Create, Versioned
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.metadata.zookeeper import store as adapter
-from offloaderd.metadata.zookeeper.store import ZooKeeperStore
+from offloaderd.metadata.zookeeper.store import NodeFacts, ZooKeeperStore
 from offloaderd.standalone.ports import free_ports
 from tests.conformance.metadata_stores import Changes, eventually, expire_session, zookeeper_store
 from tests.conformance.private_servers import PrivateServer, private_server, readable
@@ -208,6 +208,22 @@ async def test_who_is_armed_watches_the_node_and_not_what_is_below(zookeeper: st
         armed.disarm()
         await expire_session(store)
         await eventually(lambda: _forgotten(store))
+
+
+async def test_facts_of_a_node_are_its_last_change_and_whether_everybody_may_change_it(zookeeper: str) -> None:
+    """The time is the server's of the last write; a node that others may only read is not writable."""
+    name = CLOCK.uuid().hex
+    async with zookeeper_store(zookeeper, f"/offloaderd/{name}") as store:
+        await store.create("/a", b"")
+        client = await store._connection.client()
+        assert isinstance(client, KazooClient)
+        full = f"/offloaderd/{name}/a"
+        stat = await asyncio.to_thread(client.exists, full)
+        assert await store.about("/a") == NodeFacts(stat.mtime, writable=True)
+        await asyncio.to_thread(client.set_acls, full, [make_acl("world", "anyone", read=True)])
+        assert await store.about("/a") == NodeFacts(stat.mtime, writable=False)
+        with pytest.raises(NotFound):
+            await store.about("/b")
 
 
 async def test_an_access_list_that_forbids_it_is_denied(zookeeper: str) -> None:
