@@ -210,7 +210,7 @@ async def test_who_is_armed_watches_the_node_and_not_what_is_below(zookeeper: st
         await eventually(lambda: _forgotten(store))
 
 
-async def test_facts_of_a_node_are_its_last_change_and_whether_everybody_may_change_it(zookeeper: str) -> None:
+async def test_facts_of_a_node_are_its_last_change_and_whether_all_may_change_it(zookeeper: str) -> None:
     """The time is the server's of the last write; a node that others may only read is not writable."""
     name = CLOCK.uuid().hex
     async with zookeeper_store(zookeeper, f"/offloaderd/{name}") as store:
