@@ -11,7 +11,7 @@ Rules:
 from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -23,8 +23,8 @@ from offloaderd.core.model import Position
 from offloaderd.format.v1 import BlockScan, BlockSpan, LedgerObjectIndex, block_spans, decode_index
 from offloaderd.format.verify import differs
 from offloaderd.metadata.committed import CommittedSegment
-from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read.cache import Cache, ReadAhead, Slot
+from offloaderd.read.disk.fetcher import Fetcher, Range
 
 PIECE_BYTES = 1024 * 1024
 """Bytes of one request, and about the distance of remembered places."""
@@ -77,6 +77,11 @@ class LedgerTable:
         ):
             self._places.insert(index, place)
 
+    def range(self, number: int) -> Range:
+        """Return the bytes of a piece."""
+        start = number * PIECE_BYTES
+        return Range(start, min(PIECE_BYTES, self.data_bytes - start))
+
     @property
     def cost_bytes(self) -> int:
         """Greatest memory of the table, about."""
@@ -99,7 +104,7 @@ def table_of(segment: CommittedSegment, index_data: bytes) -> LedgerTable:
 class LedgerObjects:
     """Reads the ledgers of brokers out of their buckets. `report` gets damage."""
 
-    fetcher: RetryingReader
+    fetcher: Fetcher
     pieces: Cache[bytes]
     tables: Cache[LedgerTable]
     metrics: Metrics
@@ -148,11 +153,21 @@ class LedgerObjects:
         wanted = scan.wanted_at
         number = wanted // PIECE_BYTES
         piece = await window.piece(number)
-        with reported(self.report):
-            found = scan.feed(piece[wanted - number * PIECE_BYTES :])
+        try:
+            with reported(self.report):
+                found = scan.feed(piece[wanted - number * PIECE_BYTES :])
+        except CorruptData:
+            self._forget(table, {max(0, number - 1), number})  # an entry may begin in the piece before
+            raise
         if scan.inside:
             table.learn(Place(scan.next_entry_id, scan.at))
         return found
+
+    def _forget(self, table: LedgerTable, numbers: set[int]) -> None:
+        """Drop damaged pieces from the disk: nothing but the framing of their entries shows damage."""
+        there = self.fetcher.at(table.bucket)
+        for number in numbers:
+            there.forget(table.key, table.range(number))
 
     @asynccontextmanager
     async def _table(self, segment: CommittedSegment) -> AsyncIterator[LedgerTable]:
@@ -172,8 +187,7 @@ class LedgerObjects:
 
     def claim(self, table: LedgerTable, number: int, *, ahead: bool) -> Slot[bytes]:
         """Pin a piece, and fetch a new one."""
-        start = number * PIECE_BYTES
-        length = min(PIECE_BYTES, table.data_bytes - start)
+        start, length = table.range(number)
         slot, new = self.pieces.claim((table.bucket, table.key, number), length)
         if new:
             if ahead:
@@ -182,9 +196,11 @@ class LedgerObjects:
         return slot
 
     async def _load_piece(self, table: LedgerTable, start: int, length: int, slot: Slot[bytes]) -> None:
-        with reported(self.report):
-            data = await self.fetcher.at(table.bucket).exactly(table.key, start, length)
-        self.pieces.fill(slot, data, length)
+        there = self.fetcher.at(table.bucket)
+        async with AsyncExitStack() as stack:
+            with reported(self.report):
+                (piece,) = await stack.enter_async_context(there.ranges(table.key, [Range(start, length)]))
+            self.pieces.fill(slot, await there.sound(table.key, piece, bytes), length)
 
 
 class _Window:

@@ -15,6 +15,7 @@ Rules:
 - Ledgers that a broker has offloaded itself have no manifest: `broker_ledgers.py` reads them.
 - The cache has blocks as stored: passing them on needs no decoding of entries. Several readers of a block fetch and
   check it once.
+- What is fetched comes from the disk cache, if there is one and it has it (`disk/`), and is checked all the same.
 - Checking runs block by block and yields to the event loop in between; nothing awaits for a single entry.
 """
 
@@ -22,11 +23,11 @@ import asyncio
 from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar, cast
+from typing import NamedTuple, Self, TypeVar, cast
 
 import structlog
 
@@ -48,6 +49,8 @@ from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read import cache
 from offloaderd.read.broker_ledgers import LedgerObjects, LedgerTable
 from offloaderd.read.cache import Cache, ReadAhead, Slot
+from offloaderd.read.disk.cache import DiskCache
+from offloaderd.read.disk.fetcher import Fetcher, Range
 
 V = TypeVar("V")
 
@@ -110,7 +113,7 @@ NEAR = 16
 class Chunks:
     """Reads single chunks of blocks. `report` gets damage."""
 
-    fetcher: RetryingReader
+    fetcher: Fetcher
     pieces: Cache[bytes]
     report: Callable[[CorruptData], None]
 
@@ -163,33 +166,42 @@ class Chunks:
         checks = [
             partial(checked_chunk, block=block, chunk_bytes=size, number=one, key=table.data_key) for one in numbers
         ]
-        extents = [extent(block, size, one, one) for one in numbers]
+        ranges = [Range(*extent(block, size, one, one)) for one in numbers]
+        extents = _Extents(ranges, Range(block.offset, block.length))
         await _load_checked(self.fetcher, self.pieces, table, extents, slots, checks, SLOT_BYTES, self.report)
 
 
+class _Extents(NamedTuple):
+    """Neighbouring ranges of a data object, and the block `around` them if they are parts of one."""
+
+    ranges: Sequence[Range]
+    around: Range | None = None
+
+
 async def _load_checked(
-    reader: RetryingReader,
+    fetcher: Fetcher,
     cache: Cache[V],
     table: SegmentTable,
-    extents: Sequence[tuple[int, int]],
+    extents: "_Extents",
     slots: Sequence[Slot[V]],
     checks: Sequence[Callable[[bytes], V]],
     slot_bytes: int,
     report: Callable[[CorruptData], None],
 ) -> None:
-    """Fetch neighbouring pieces of the data object, by offset and length, with one request; check each."""
-    fetcher = reader.at(table.bucket)
-    with reported(report):
-        pieces = await fetcher.pieces(table.data_key, extents[0][0], [length for _, length in extents])
-    for (offset, length), slot, piece, check in zip(extents, slots, pieces, checks, strict=True):
-        try:
-            sound = await fetcher.sound(table.data_key, offset, piece, check)
-        except CorruptData as error:
-            report(error)
-            cache.fail(slot, error)
-        else:
-            cache.fill(slot, sound, length + slot_bytes)
-        await asyncio.sleep(0)  # noqa: TID251 - yields to the loop between pieces, takes no time
+    """Fetch neighbouring pieces of the data object with one request; check each."""
+    there = fetcher.at(table.bucket)
+    async with AsyncExitStack() as stack:
+        with reported(report):
+            pieces = await stack.enter_async_context(there.ranges(table.data_key, extents.ranges, extents.around))
+        for (_, length), slot, piece, check in zip(extents.ranges, slots, pieces, checks, strict=True):
+            try:
+                sound = await there.sound(table.data_key, piece, check)
+            except CorruptData as error:
+                report(error)
+                cache.fail(slot, error)
+            else:
+                cache.fill(slot, sound, length + slot_bytes)
+            await asyncio.sleep(0)  # noqa: TID251 - yields to the loop between pieces, takes no time
 
 
 def _chunk_key(table: SegmentTable, number: int, chunk: int) -> Hashable:
@@ -219,7 +231,7 @@ class SegmentReader:
     """Called for damaged segments, and those without an object, which may be under deletion."""
 
     def __init__(self, objects: ObjectReader, *, clock: Clock, metrics: Metrics, options: SegmentOptions) -> None:
-        self._fetcher = RetryingReader(objects, clock=clock, retry=options.retry)
+        self._fetcher = Fetcher(RetryingReader(objects, clock=clock, retry=options.retry))
         self._metrics = metrics
         self._options = options
         self._reads = 0
@@ -245,6 +257,15 @@ class SegmentReader:
     ) -> None:
         """Cancel all fetches; reads under way raise Closed."""
         await self.loader.__aexit__(kind, error, trace)
+
+    @property
+    def disk(self) -> DiskCache | None:
+        """The disk cache that keeps what is fetched; whoever sets it opens it."""
+        return self._fetcher.disk
+
+    @disk.setter
+    def disk(self, disk: DiskCache | None) -> None:
+        self._fetcher.disk = disk
 
     @property
     def used_bytes(self) -> int:
@@ -405,7 +426,7 @@ class SegmentReader:
         self, table: SegmentTable, blocks: Sequence[BlockInfo], slots: Sequence[Slot[FramedEntries]]
     ) -> None:
         checks = [partial(framed_block, info=one, key=table.data_key, method=table.manifest.method) for one in blocks]
-        extents = [(one.offset, one.length) for one in blocks]
+        extents = _Extents([Range(one.offset, one.length) for one in blocks])
         await _load_checked(self._fetcher, self._blocks, table, extents, slots, checks, SLOT_BLOCK_BYTES, self._report)
 
     def _report(self, error: CorruptData) -> None:

@@ -40,7 +40,7 @@ ERROR_CLASSES = (
     "identity",
     "other",
 )
-CACHES = ("blocks", "segments")
+CACHES = ("blocks", "segments", "disk")
 BOOKIE_OPERATIONS = ("read", "batch", "last", "wait", "probe")
 BOOKIE_TIMED = ("read", "batch", "last")
 """Without long polls (`wait`), which last until an entry arrives, and probes, which only test the connection."""

@@ -92,6 +92,21 @@ class ServiceMetrics(Families):
         LONG_SECONDS_BUCKETS,
     )
     readers = gauge("Reads open now; at most read.readers_max.")
+    disk_cache_open = gauge("1 while the disk cache is used. 0 with cache.directory set: the log says why.")
+    disk_cache_read_bytes = counter("Bytes that reads took from the disk cache instead of the store.")
+    disk_cache_written_bytes = counter("Bytes written to the disk cache. Far above disk_cache_read_bytes: a small one.")
+    disk_cache_declined = counter(
+        "Ranges that were fetched and not written to the disk cache. once: it is full, and they were requested once, "
+        "or less often than what is there. writes: the disk takes less than is fetched. off: see disk_cache_open.",
+        cause=("once", "writes", "off"),
+    )
+    disk_cache_failures = counter(
+        "Failures of the disk below cache.directory; readers get what they want from the store. damaged: other bytes "
+        "than were written. missing: a removed file. slow: a read of more than 5 s. directory: it cannot be opened.",
+        cause=("damaged", "missing", "read", "write", "slow", "directory"),
+    )
+    disk_cache_gets_saved = counter("GETs that were not sent, as the disk cache had all that was wanted.")
+    disk_cache_money_saved = counter("What these would have cost by prices.get_1000, without traffic.")
     seeks = counter(
         "Seeks by kind of target and by what was needed to answer: manifests, one block or entry, a scan of several, "
         "nothing there yet. Many scans: the segments are of older versions, or the entries are in the source still.",

@@ -1,0 +1,427 @@
+"""The disk cache of a daemon: ranges of objects that readers fetched, on a local disk, for all of them.
+
+Rules:
+- It is never an error for a reader. What cannot be read, is damaged, or takes too long counts as missing, and the
+  reader fetches it. What cannot be written is dropped. A directory that is not there, is used by another daemon, or was
+  removed is opened again from time to time; the reason is in `state`.
+- A range that is being fetched is fetched once: others wait for it (`Flight`). Waiting, they hold no range themselves.
+- The event loop does no I/O. One thread writes and deletes, in the order of the decisions, so the files never exceed
+  the budget; a few threads read. Ranges that wait to be written have a limit, beyond which nothing is admitted.
+- A start takes over the files of the last one by their names and sizes. Nothing is synced: files are checked when read.
+- On a full disk the budget becomes smaller, and grows back later: the cache leaves room for others.
+"""
+
+import asyncio
+import errno
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self, TypeVar
+
+import structlog
+
+from offloaderd.core.aio import Event, Signal, Tasks
+from offloaderd.core.clock import Clock
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.read.disk.files import BlockFiles, Damaged, Place, Replaced, Stored, file_bytes
+from offloaderd.read.disk.table import DiskTable
+
+R = TypeVar("R")
+
+log = structlog.get_logger(__name__)
+
+READERS = 4
+"""Threads that read."""
+READS_MAX = 64
+"""Reads that run or wait for a thread; with more, a disk is slower than the store."""
+READ_S = 5.0
+"""Longest read. The disk is not asked for `RETRY_S` after one that takes longer."""
+RETRY_S = 30.0
+"""Pause after a failed write, and between tries to open the directory."""
+WAITING_BYTES_MAX = 32 * 1024 * 1024
+"""Ranges with reserved room that are being fetched, or wait to be written; they are in memory."""
+BATCH_BYTES = 4 * 1024 * 1024
+"""Ranges that are written by one call of the thread."""
+SQUEEZE_BYTES = 64 * 1024 * 1024
+"""Room that the cache leaves on a full disk."""
+RESTORE_S = 600.0
+"""How long the budget stays smaller after that."""
+CLOSE_S = 2.0
+"""How long the end waits for the write under way."""
+
+
+class Wanted(NamedTuple):
+    """A range, and where it may be: the file of its own place, or from byte `first` of that of a block around it."""
+
+    place: Place
+    data_bytes: int
+    around: Place | None = None
+    first: int = 0
+
+
+class Flight:
+    """A range that is being fetched; ends by `DiskCache.keep` or `DiskCache.abandon`."""
+
+    __slots__ = ("data", "data_bytes", "done", "place", "reserved")
+
+    def __init__(self, place: Place, data_bytes: int, *, reserved: bool) -> None:
+        self.place = place
+        self.data_bytes = data_bytes
+        self.reserved = reserved
+        self.data: bytes | None = None
+        self.done = Event()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskOptions:
+    """Directory, budget in bytes, and the price of a GET, 0 if unknown."""
+
+    directory: Path
+    limit_bytes: int
+    get_price: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """A file to write, or to delete without data."""
+
+    place: Place
+    data: bytes | None
+
+
+class DiskCache:
+    """Ranges by place; an async context manager. It opens its directory in the background."""
+
+    def __init__(
+        self, options: DiskOptions, *, clock: Clock, metrics: Metrics, files: BlockFiles | None = None
+    ) -> None:
+        self.options = options
+        self.state = "opening"
+        """`open`, or why it is not used."""
+        self.table = DiskTable(options.limit_bytes)
+        self.changed = Signal()
+        """Notified when the state changes, and when a range has been written."""
+        self._files = files or BlockFiles(options.directory)
+        self._clock = clock
+        self._metrics = metrics
+        self._tasks = Tasks("the disk cache")
+        self._reader = ThreadPoolExecutor(READERS, thread_name_prefix="cache-read")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="cache-write")
+        self._flights: dict[Place, Flight] = {}
+        self._queue: deque[_Write] = deque()
+        self._writing: dict[Place, bytes] = {}
+        self._waiting_bytes = 0
+        self._queued = Signal()
+        self._reads = 0
+        self._no_reads_until_s = self._no_writes_until_s = self._squeezed_until_s = 0.0
+        self._hits, self._misses, self._joins = (
+            metrics.cache_requests.labels(cache="disk", result=result) for result in ("hit", "miss", "joined")
+        )
+        metrics.cache_limit_bytes.labels(cache="disk").set(options.limit_bytes)
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        self._tasks.start(self._run(), name="disk cache")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop writing, and unlock the directory; what was not written yet is dropped."""
+        await self._tasks.__aexit__(kind, error, trace)
+        self._shut("closed")
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._in(self._writer, self._files.close)
+        except TimeoutError:
+            log.warning("disk_cache.writer_hangs", directory=str(self.options.directory))
+        self._writer.shutdown(wait=False, cancel_futures=True)
+        self._reader.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether ranges are looked up."""
+        return self.state == "open"
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes in memory with room on the disk, not written yet."""
+        return self._waiting_bytes
+
+    def holds(self, place: Place) -> bool:
+        """Whether a range is on the disk, or on its way there; counts as no request."""
+        return place in self.table
+
+    async def get(self, wanted: Sequence[Wanted]) -> list[bytes | None]:
+        """Return the ranges, None for those that are to be fetched. Waits for ranges that others fetch."""
+        found: list[bytes | None] = [None] * len(wanted)
+        if not self.is_open:
+            return found
+        joined = {number: flight for number, one in enumerate(wanted) if (flight := self._flights.get(one.place))}
+        for number, flight in joined.items():
+            await flight.done.wait()
+            found[number] = flight.data
+        self._joins.inc(sum(found[number] is not None for number in joined))
+        reads: list[tuple[int, Place, int, int]] = []
+        for number, one in enumerate(wanted):
+            if number in joined:
+                continue
+            if (data := self._writing.get(one.place)) is not None:
+                self.table.find(one.place)
+                found[number] = data
+            elif one.around is not None and one.around in self.table and self.table.find(one.around):
+                reads.append((number, one.around, one.first, one.data_bytes))
+            elif self.table.find(one.place):
+                reads.append((number, one.place, 0, one.data_bytes))
+        for (number, *_), data in zip(reads, await self._read([read[1:] for read in reads]), strict=True):
+            found[number] = data
+        hits = sum(data is not None for number, data in enumerate(found) if number not in joined)
+        self._hits.inc(hits)
+        self._misses.inc(sum(data is None for data in found))
+        return found
+
+    async def _read(self, parts: Sequence[tuple[Place, int, int]]) -> Sequence[bytes | None]:
+        """Read parts of files: place, first byte, length. What is damaged or missing is forgotten."""
+        nothing = [None] * len(parts)
+        if not parts or self._reads >= READS_MAX or self._clock.monotonic() < self._no_reads_until_s:
+            return nothing
+        self._reads += 1
+        work = self._in(self._reader, lambda: [_tried(self._files.read, *part) for part in parts])
+        work.add_done_callback(self._read_ended)
+        try:
+            async with asyncio.timeout(READ_S):
+                answers = await asyncio.shield(work)
+        except TimeoutError:
+            self._no_reads_until_s = self._clock.monotonic() + RETRY_S
+            self._failed("slow", "disk_cache.slow", seconds=READ_S)
+            return nothing
+        found: list[bytes | None] = []
+        for (place, *_), answer in zip(parts, answers, strict=True):
+            if isinstance(answer, bytes):
+                self._metrics.disk_cache_read_bytes.inc(len(answer))
+                found.append(answer)
+                continue
+            found.append(None)
+            if self.table.remove(place):  # else it was replaced meanwhile
+                kind = "damaged" if isinstance(answer, Damaged) else "missing"
+                kind = kind if isinstance(answer, Damaged | FileNotFoundError) else "read"
+                self._failed(kind, "disk_cache.entry_dropped", file=place.hex(), error=str(answer))
+                self._enqueue(_Write(place, None))
+        return found
+
+    def _read_ended(self, _: asyncio.Future[list[bytes | Exception]]) -> None:
+        self._reads -= 1
+
+    def begin(self, place: Place, data_bytes: int, *, wanted: bool = False) -> Flight:
+        """Begin to fetch a range, with room reserved for it if it is admitted; `wanted` as for `DiskTable.reserve`."""
+        size = file_bytes(data_bytes)
+        flight = Flight(place, data_bytes, reserved=self._admits(data_bytes) and self._reserve(place, size, wanted))
+        if flight.reserved:
+            self._waiting_bytes += data_bytes
+        self._flights.setdefault(place, flight)
+        return flight
+
+    def _admits(self, data_bytes: int) -> bool:
+        """Whether anything is admitted now."""
+        now_s = self._clock.monotonic()
+        if not self.is_open or now_s < self._no_writes_until_s:
+            self._metrics.disk_cache_declined.labels(cause="off").inc()
+            return False
+        if self._waiting_bytes + data_bytes > WAITING_BYTES_MAX:
+            self._metrics.disk_cache_declined.labels(cause="writes").inc()
+            return False
+        if self.table.limit_bytes < self.options.limit_bytes and now_s >= self._squeezed_until_s:
+            self._limit(self.options.limit_bytes)
+        return True
+
+    def _reserve(self, place: Place, size: int, wanted: bool) -> bool:
+        victims = self.table.reserve(place, size, wanted=wanted)
+        if victims is None:
+            self._metrics.disk_cache_declined.labels(cause="once").inc()
+            return False
+        self._delete(victims, "size")
+        return True
+
+    def keep(self, flight: Flight, data: bytes) -> None:
+        """End a flight with its checked bytes; they are written if they have room."""
+        if flight.done.is_set():
+            return
+        if not flight.reserved or len(data) != flight.data_bytes or flight.place not in self.table:
+            self._end(flight, data)
+            return
+        flight.reserved = False  # the room is the file's now
+        self._writing[flight.place] = data
+        self._enqueue(_Write(flight.place, data))
+        self._end(flight, data)
+
+    def abandon(self, flight: Flight) -> None:
+        """End a flight without bytes, unless it has ended; its room is free again."""
+        if not flight.done.is_set():
+            self._end(flight, None)
+
+    def _end(self, flight: Flight, data: bytes | None) -> None:
+        if flight.reserved:
+            self.table.remove(flight.place)
+            self._waiting_bytes -= flight.data_bytes
+            flight.reserved = False
+        flight.data = data
+        flight.done.set()
+        if self._flights.get(flight.place) is flight:
+            del self._flights[flight.place]
+        self._account()
+
+    def put(self, place: Place, data: bytes) -> None:
+        """Keep a whole small object, under the same rules."""
+        if data and place not in self.table:
+            self.keep(self.begin(place, len(data)), data)
+
+    def discard(self, place: Place) -> None:
+        """Forget a range whose bytes are not those of the object."""
+        if self.table.remove(place):
+            self._failed("damaged", "disk_cache.entry_dropped", file=place.hex(), error="not what the object holds")
+            self._delete([place], "stale")
+
+    def saved(self, gets: int) -> None:
+        """Count GETs that were not sent."""
+        self._metrics.disk_cache_gets_saved.inc(gets)
+        self._metrics.disk_cache_money_saved.inc(gets * self.options.get_price)
+
+    async def room(self) -> None:
+        """Wait until half of what may wait to be written is free, or the cache is not open."""
+        while self.is_open and self._waiting_bytes > WAITING_BYTES_MAX // 2:
+            await self.changed.wait_at_most(self._clock, 1.0)
+
+    def _delete(self, places: Sequence[Place], cause: str) -> None:
+        for place in places:
+            self._metrics.cache_evictions.labels(cache="disk", cause=cause).inc()
+            self._enqueue(_Write(place, None))
+        self._account()
+
+    def _enqueue(self, write: _Write) -> None:
+        self._queue.append(write)
+        self._queued.notify()
+
+    def _limit(self, limit_bytes: int) -> None:
+        self._delete(self.table.shrink(limit_bytes), "size")
+        self._metrics.cache_limit_bytes.labels(cache="disk").set(limit_bytes)
+
+    def _account(self) -> None:
+        self._metrics.cache_bytes.labels(cache="disk").set(self.table.used_bytes)
+
+    def _failed(self, cause: str, event: str, **details: object) -> None:
+        self._metrics.disk_cache_failures.labels(cause=cause).inc()
+        log.warning(event, directory=str(self.options.directory), **details)
+
+    def _in(self, executor: ThreadPoolExecutor, function: Callable[[], R]) -> asyncio.Future[R]:
+        return asyncio.get_running_loop().run_in_executor(executor, function)
+
+    async def _run(self) -> None:
+        """Open the directory and write to it, again and again, until cancelled."""
+        while True:
+            try:
+                stored = await self._in(self._writer, self._files.open)
+            except OSError as error:
+                self._shut(_reason(error))
+            else:
+                self._opened(stored)
+                await self._write()
+                await self._in(self._writer, self._files.close)
+            await self._clock.sleep(RETRY_S)
+
+    def _opened(self, stored: Sequence[Stored]) -> None:
+        over = self.table.fill(stored)
+        self.state = "open"
+        self._delete(over, "size")
+        log.info("disk_cache.opened", directory=str(self.options.directory), files=len(self.table))
+        self._metrics.disk_cache_open.set(1)
+        self.changed.notify()
+
+    def _shut(self, reason: str) -> None:
+        """Forget the files, which stay where they are; flights end by themselves, without room."""
+        if reason not in {"closed", self.state}:
+            self._failed("directory", "disk_cache.off", error=reason)
+        self.state = reason
+        self.table.clear()
+        self._queue.clear()
+        self._waiting_bytes -= sum(map(len, self._writing.values()))
+        self._writing.clear()
+        self._metrics.disk_cache_open.set(0)
+        self._account()
+        self.changed.notify()
+
+    async def _write(self) -> None:
+        """Write and delete what is queued, until the directory is lost."""
+        while True:
+            if not self._queue:
+                await self._queued.wait()
+                continue
+            batch = self._batch()
+            failure = await self._in(self._writer, partial(_applied, self._files, batch))
+            if isinstance(failure, Replaced):
+                self._shut(_reason(failure))
+                return
+            self._wrote(batch, failure)
+
+    def _batch(self) -> list[_Write]:
+        batch: list[_Write] = []
+        size = 0
+        while self._queue and size < BATCH_BYTES:
+            write = self._queue.popleft()
+            size += len(write.data or b"") + 4096
+            batch.append(write)
+        return batch
+
+    def _wrote(self, batch: Sequence[_Write], failure: OSError | None) -> None:
+        for write in batch:
+            if write.data is None:
+                continue
+            self._writing.pop(write.place, None)
+            self._waiting_bytes -= len(write.data)
+            if failure is None:
+                self.table.written(write.place)
+                self._metrics.disk_cache_written_bytes.inc(len(write.data))
+            else:
+                self.table.remove(write.place)
+                self._enqueue(_Write(write.place, None))  # an earlier file of the batch may be complete
+        if failure is not None:
+            now_s = self._clock.monotonic()
+            self._no_writes_until_s = now_s + RETRY_S
+            self._failed("write", "disk_cache.write_failed", error=_reason(failure))
+            if failure.errno in {errno.ENOSPC, errno.EDQUOT}:
+                self._squeezed_until_s = now_s + RESTORE_S
+                self._limit(max(0, self.table.used_bytes - SQUEEZE_BYTES))
+        self._account()
+        self.changed.notify()
+
+
+def _reason(error: OSError) -> str:
+    return f"{error.strerror or error} ({error.filename})" if error.filename else error.strerror or str(error)
+
+
+def _tried(read: Callable[[Place, int, int], bytes], place: Place, first: int, length: int) -> bytes | Exception:
+    try:
+        return read(place, first, length)
+    except (OSError, Damaged) as error:
+        return error
+
+
+def _applied(files: BlockFiles, batch: Sequence[_Write]) -> OSError | None:
+    """Write and delete in order; return the first error of a write, after which nothing more is written."""
+    failure: OSError | None = None
+    try:
+        files.check()
+    except OSError as error:
+        return error if isinstance(error, Replaced) else Replaced(error.errno, str(error))
+    for write in batch:
+        try:
+            if write.data is None:
+                files.delete(write.place)
+            elif failure is None:
+                files.write(write.place, write.data)
+        except OSError as error:
+            failure = error if write.data is not None else failure
+    return failure
