@@ -6,6 +6,7 @@ Nothing here is opened or started; the daemon does that, and has all of it follo
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from offloaderd.api.admin import AdminService, DaemonSnapshot
 from offloaderd.api.broker import BrokerService
@@ -36,6 +37,7 @@ from offloaderd.objects.port import SegmentStore
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.policy.rules import Surroundings
+from offloaderd.read.disk.cache import DiskCache, DiskOptions
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.read.segments import SegmentOptions
 from offloaderd.topic.idle import IdleOptions
@@ -83,6 +85,7 @@ class Components:
             duties={"retention": retention.run, "grants": self.grants.run, "scrub": self.scrubber.run},
         )
         self.reader = reader = _reader(settings, engine, ledgers, clock, keeper)
+        self.disk = reader.segments.disk = disk_cache(settings, clock, metrics)
         self.gc = _collector(settings, context, ledgers)
         around, session_s = surroundings(settings), settings.metadata.session_timeout_s
         self.registration = registration_of(settings.daemon.id, engine, metadata, clock, session_timeout_s=session_s)
@@ -234,6 +237,17 @@ def _bound_tenants(engine: Engine, broker: BrokerService, settings: Settings) ->
     engine.bound_expressions(settings.access.namespace_expressions_max)
     broker.topics.namespace_topics_max = settings.access.namespace_topics_max
     broker.topics.tenant_namespaces_max = settings.access.tenant_namespaces_max
+
+
+def disk_cache(settings: Settings, clock: Clock, metrics: Metrics) -> DiskCache | None:
+    """Return the disk cache, which is not opened yet; None without a directory."""
+    cache = settings.cache
+    if cache.directory is None:
+        return None
+    options = DiskOptions(
+        directory=Path(cache.directory), limit_bytes=cache.disk_bytes, get_price=settings.prices.get_1000 / 1000
+    )
+    return DiskCache(options, clock=clock, metrics=metrics)
 
 
 def _reader(settings: Settings, engine: Engine, ledgers: Ledgers, clock: Clock, keeper: GrantRevoker) -> TopicReader:

@@ -261,6 +261,8 @@ class Daemon:
         self._components = components = Components(
             settings, context, ledgers, guard, self._levels, self.reloader, snapshot=self.snapshot, clock=self._clock
         )
+        if components.disk is not None:
+            await stack.enter_async_context(components.disk)
         await stack.enter_async_context(components.reader)
         engine, registration = components.engine, components.registration
         errors = ErrorInterceptor(self.metrics, clock=self._clock, gate=guard.gate)

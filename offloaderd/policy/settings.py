@@ -6,7 +6,7 @@ from offloaderd.core.section import Amount, Section
 
 
 class Prices(Section):
-    """The prices that `offloadctl plan-cost` calculates with, in any one currency; nothing else uses them."""
+    """The prices that `offloadctl plan-cost` calculates with, in any one currency, and the disk cache."""
 
     put_1000: Amount = Field(default=0.005, ge=0)
     """A thousand requests that are charged as PUT, COPY, POST or LIST. The defaults are AWS's list prices for S3

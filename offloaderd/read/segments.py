@@ -182,7 +182,7 @@ async def _load_checked(
     fetcher: Fetcher,
     cache: Cache[V],
     table: SegmentTable,
-    extents: "_Extents",
+    extents: _Extents,
     slots: Sequence[Slot[V]],
     checks: Sequence[Callable[[bytes], V]],
     slot_bytes: int,

@@ -6,9 +6,9 @@ from pydantic import BeforeValidator, Field
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.read_options import ReadPriority
-from offloaderd.core.section import Bytes, Section
+from offloaderd.core.section import Bytes, OptionalText, Section
 
-KiB, MiB = 1024, 1024**2
+KiB, MiB, GiB = 1024, 1024**2, 1024**3
 
 
 def _priority(value: object) -> object:
@@ -37,3 +37,15 @@ class ReadSettings(Section):
 
     readers_max: int = Field(default=256, ge=1, le=100_000)
     """Reads open at the same time; the next is refused and may come again."""
+
+
+class CacheSettings(Section):
+    """The disk cache: what readers fetched from the store, on a local disk, behind the cache in memory."""
+
+    directory: OptionalText = Field(default=None, examples=["/var/lib/offloaderd/cache"])
+    """A directory for this daemon alone, on a local disk. A restarted daemon finds its content there. It holds blocks
+    as the store returns them, so protect it as the bucket. A disk that is missing, full or damaged is no error: readers
+    use the store. Not set: no disk cache."""
+
+    disk_bytes: Bytes = Field(default=10 * GiB, ge=64 * MiB)
+    """Most that is written there. It takes some 400 bytes of memory for each block, as a rule of 1 MiB."""

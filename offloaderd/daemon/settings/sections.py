@@ -44,7 +44,7 @@ from offloaderd.ledgers.settings import LedgersSettings, PulsarSettings
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.policy.settings import Prices
-from offloaderd.read.settings import ReadSettings
+from offloaderd.read.settings import CacheSettings, ReadSettings
 from offloaderd.segment.settings import LedgerBasedSettings, OffloadSettings, UploadSettings
 from offloaderd.topic.settings import OutageSettings, SpillSettings
 from offloaderd.upkeep.settings import GcSettings, GrantSettings, RetentionSettings, ScrubSettings
@@ -203,6 +203,7 @@ class Settings(Section):
     grants: GrantSettings = GrantSettings()
     memory: MemorySettings = MemorySettings()
     read: ReadSettings = ReadSettings()
+    cache: CacheSettings = CacheSettings()
     gc: GcSettings = GcSettings()
     scrub: ScrubSettings = ScrubSettings()
     prices: Prices = Prices()

@@ -51,7 +51,7 @@ SQUEEZE_BYTES = 64 * 1024 * 1024
 RESTORE_S = 600.0
 """How long the budget stays smaller after that."""
 CLOSE_S = 2.0
-"""How long the end waits for the write under way."""
+"""How long the end waits for what is queued."""
 
 
 class Wanted(NamedTuple):
@@ -115,6 +115,7 @@ class DiskCache:
         self._queue: deque[_Write] = deque()
         self._writing: dict[Place, bytes] = {}
         self._waiting_bytes = 0
+        self._is_writing = False
         self._queued = Signal()
         self._reads = 0
         self._no_reads_until_s = self._no_writes_until_s = self._squeezed_until_s = 0.0
@@ -131,14 +132,17 @@ class DiskCache:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop writing, and unlock the directory; what was not written yet is dropped."""
-        await self._tasks.__aexit__(kind, error, trace)
-        self._shut("closed")
+        """Write what is queued, and unlock the directory; a disk that takes long for it is not waited for."""
         try:
             async with asyncio.timeout(CLOSE_S):
-                await self._in(self._writer, self._files.close)
+                while self.is_open and (self._queue or self._is_writing):
+                    await self.changed.wait()
         except TimeoutError:
-            log.warning("disk_cache.writer_hangs", directory=str(self.options.directory))
+            log.warning("disk_cache.slow", directory=str(self.options.directory), seconds=CLOSE_S)
+        await self._tasks.__aexit__(kind, error, trace)
+        self._shut("closed")
+        if not self._is_writing:
+            await self._in(self._writer, self._files.close)
         self._writer.shutdown(wait=False, cancel_futures=True)
         self._reader.shutdown(wait=False, cancel_futures=True)
 
@@ -360,7 +364,9 @@ class DiskCache:
                 await self._queued.wait()
                 continue
             batch = self._batch()
+            self._is_writing = True
             failure = await self._in(self._writer, partial(_applied, self._files, batch))
+            self._is_writing = False
             if isinstance(failure, Replaced):
                 self._shut(_reason(failure))
                 return
@@ -376,6 +382,9 @@ class DiskCache:
         return batch
 
     def _wrote(self, batch: Sequence[_Write], failure: OSError | None) -> None:
+        if failure is not None:  # what else is queued would fail as well
+            batch = [*batch, *self._queue]
+            self._queue.clear()
         for write in batch:
             if write.data is None:
                 continue
@@ -386,7 +395,9 @@ class DiskCache:
                 self._metrics.disk_cache_written_bytes.inc(len(write.data))
             else:
                 self.table.remove(write.place)
-                self._enqueue(_Write(write.place, None))  # an earlier file of the batch may be complete
+        if failure is not None:  # deletions that were queued, and files of the batch that may be complete
+            for place in dict.fromkeys(write.place for write in batch):
+                self._enqueue(_Write(place, None))
         if failure is not None:
             now_s = self._clock.monotonic()
             self._no_writes_until_s = now_s + RETRY_S

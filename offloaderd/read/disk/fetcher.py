@@ -146,6 +146,8 @@ class Fetcher:
         result = await self.reader.sound(key, fetched.offset, held, checked)
         if fetched.flight is not None and self.disk is not None:
             self.disk.keep(fetched.flight, held)
+        elif fetched.place is not None and self.disk is not None:
+            self.disk.put(fetched.place, held)
         return result
 
     def forget(self, key: str, one: Range) -> None:
