@@ -85,7 +85,7 @@ class Components:
             duties={"retention": retention.run, "grants": self.grants.run, "scrub": self.scrubber.run},
         )
         self.reader = reader = _reader(settings, engine, ledgers, clock, keeper)
-        self.disk = reader.segments.disk = disk_cache(settings, clock, metrics)
+        self.disk = reader.segments.fetcher.disk = disk_cache(settings, clock, metrics)
         self.gc = _collector(settings, context, ledgers)
         around, session_s = surroundings(settings), settings.metadata.session_timeout_s
         self.registration = registration_of(settings.daemon.id, engine, metadata, clock, session_timeout_s=session_s)

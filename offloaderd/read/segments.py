@@ -49,7 +49,6 @@ from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read import cache
 from offloaderd.read.broker_ledgers import LedgerObjects, LedgerTable
 from offloaderd.read.cache import Cache, ReadAhead, Slot
-from offloaderd.read.disk.cache import DiskCache
 from offloaderd.read.disk.fetcher import Fetcher, Range
 
 V = TypeVar("V")
@@ -231,7 +230,8 @@ class SegmentReader:
     """Called for damaged segments, and those without an object, which may be under deletion."""
 
     def __init__(self, objects: ObjectReader, *, clock: Clock, metrics: Metrics, options: SegmentOptions) -> None:
-        self._fetcher = Fetcher(RetryingReader(objects, clock=clock, retry=options.retry))
+        self.fetcher = Fetcher(RetryingReader(objects, clock=clock, retry=options.retry))
+        """What reads the store; whoever sets its disk cache opens that."""
         self._metrics = metrics
         self._options = options
         self._reads = 0
@@ -239,9 +239,9 @@ class SegmentReader:
         self._blocks: Cache[FramedEntries] = Cache("blocks", options.cache_bytes, loader=self.loader, metrics=metrics)
         self._tables: Cache[SegmentTable] = Cache("segments", options.tables_bytes, loader=self.loader, metrics=metrics)
         pieces = cast("Cache[bytes]", self._blocks)  # one budget for all: their keys tell them apart
-        self._chunks = Chunks(self._fetcher, pieces=pieces, report=self._report)
+        self._chunks = Chunks(self.fetcher, pieces=pieces, report=self._report)
         self._ledgers = LedgerObjects(
-            self._fetcher,
+            self.fetcher,
             pieces=pieces,
             tables=cast("Cache[LedgerTable]", self._tables),
             metrics=metrics,
@@ -257,15 +257,6 @@ class SegmentReader:
     ) -> None:
         """Cancel all fetches; reads under way raise Closed."""
         await self.loader.__aexit__(kind, error, trace)
-
-    @property
-    def disk(self) -> DiskCache | None:
-        """The disk cache that keeps what is fetched; whoever sets it opens it."""
-        return self._fetcher.disk
-
-    @disk.setter
-    def disk(self, disk: DiskCache | None) -> None:
-        self._fetcher.disk = disk
 
     @property
     def used_bytes(self) -> int:
@@ -298,7 +289,7 @@ class SegmentReader:
     async def _load_table(self, topic: TopicName, segment: CommittedSegment, slot: Slot[SegmentTable]) -> None:
         bucket, (_, index_key, manifest_key) = segment.bucket, segment.keys.all
         with reported(self._report):
-            table = await self._fetcher.at(bucket).table(partial(table_of, topic, segment), index_key, manifest_key)
+            table = await self.fetcher.at(bucket).table(partial(table_of, topic, segment), index_key, manifest_key)
         self._tables.fill(slot, table, table.cost_bytes)
 
     async def read(
@@ -427,7 +418,7 @@ class SegmentReader:
     ) -> None:
         checks = [partial(framed_block, info=one, key=table.data_key, method=table.manifest.method) for one in blocks]
         extents = _Extents([Range(one.offset, one.length) for one in blocks])
-        await _load_checked(self._fetcher, self._blocks, table, extents, slots, checks, SLOT_BLOCK_BYTES, self._report)
+        await _load_checked(self.fetcher, self._blocks, table, extents, slots, checks, SLOT_BLOCK_BYTES, self._report)
 
     def _report(self, error: CorruptData) -> None:
         self._metrics.checksum_failures.labels(where="read").inc()

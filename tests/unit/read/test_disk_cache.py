@@ -83,7 +83,7 @@ class Rig:
         """Return a reader without memory of its own."""
         options = SegmentOptions(cache_bytes=0, tables_bytes=0, retry=RetryPolicy(tries_max=2))
         async with SegmentReader(self.counting, clock=self.clock, metrics=self.metrics, options=options) as made:  # type: ignore[arg-type]
-            made.disk = disk
+            made.fetcher.disk = disk
             yield made
 
     async def read(self, reader: SegmentReader, first: int = 0, last: int = 299) -> None:

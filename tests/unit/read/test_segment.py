@@ -90,7 +90,7 @@ class Counting:
 def counted(rig: ReadRig) -> Counting:
     """Put a Counting between the reader and its store."""
     counting = Counting(rig)
-    rig.reader.segments._fetcher.reader._objects = counting  # type: ignore[assignment]
+    rig.reader.segments.fetcher.reader._objects = counting  # type: ignore[assignment]
     return counting
 
 
