@@ -252,7 +252,8 @@ class Nemesis:
             world.trim_offloaded()
         tree.restore(number, below)
         oracle.restored(list(oracle.maps))
-        world.revoked.clear()
+        for topic in world.topics:
+            world.lose_grants(topic)
         for daemon in world.daemons:
             world.loop.in_world(rng.choice([0.1, 2.0]), self._start, daemon)
         return True

@@ -82,15 +82,6 @@ class Operator:
         parts = [part for one in found.segments if one.begin < found.unfinished.live_begin for part in one.slices]
         return any(self._world.is_deleted(topic, part.range.begin) for part in parts)
 
-    def _lost_with_old_metadata(self, topic: TopicName) -> None:
-        """Note what old or rebuilt metadata cannot know: revoked grants, and what grants had deleted.
-
-        `follow` takes the latter for the broker's doing. In production no source has both.
-        """
-        world = self._world
-        world.revoked = {one for one in world.revoked if one[0] != topic}
-        world.marked.update((topic, one.ledger_id) for one in world.ledgers.topics[topic] if one.deleted)
-
     def refuses_old_metadata(self, topic: TopicName) -> bool:
         """Say whether a topic waits for a word on metadata that went back."""
         return any(one.kind in OF_METADATA for one in self._refusals(topic))
@@ -103,7 +94,7 @@ class Operator:
     async def _accept(self, topic: TopicName, refusal: Refusal) -> None:
         """Do as `offloadctl identity accept`."""
         if refusal.kind in OF_METADATA:
-            self._lost_with_old_metadata(topic)
+            self._world.lose_grants(topic)
         record, version = await identity.load(self.metadata, topic)
         accepted = Acceptance(kind=refusal.kind, evidence=refusal.evidence, by="operator", at_ms=1)
         value = identity_record.encode(record.accepting(accepted))
@@ -120,7 +111,7 @@ class Operator:
         world.trace("user", f"rebuilds {topic.local}")
         world.faults.count("rebuilt a topic")
         world.oracle.rebuilding.add(topic)
-        self._lost_with_old_metadata(topic)
+        self._world.lose_grants(topic)
         world.tree.remove(paths.topic(topic))
         found = await rebuild.read_buckets(self.bucket, SITES, lambda _: None)
         plan = self._decided(found, topic)

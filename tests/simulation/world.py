@@ -172,6 +172,14 @@ class World:
             return marked or self.cluster is not None  # else it was us who deleted it from the source
         return marked or kind is not TierRetention.KEEP
 
+    def lose_grants(self, topic: TopicName) -> None:
+        """Note what old or rebuilt metadata cannot know: revoked grants, and what grants had deleted.
+
+        `follow` takes the latter for the broker's doing. In production no source has both.
+        """
+        self.revoked = {one for one in self.revoked if one[0] != topic}
+        self.marked.update((topic, one.ledger_id) for one in self.ledgers.topics[topic] if one.deleted)
+
     async def live(self) -> None:
         """Live through the whole run."""
         for topic in self.topics:
