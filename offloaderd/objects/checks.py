@@ -1,12 +1,11 @@
 """Checks of arguments, common to all object stores."""
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
 from offloaderd.core.errors import Conflict, CorruptData, InvalidInput
-from offloaderd.objects.port import PARTS_MAX, Bytes, PartInfo
+from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, PartRules, md5
 
 KEY_BYTES_MAX = 1024
 METADATA_BYTES_MAX = 2048
@@ -72,10 +71,10 @@ def check_condition(key: str, if_etag: str | None, etag: str) -> None:
         raise Conflict(f"{key} is {etag or 'not there'} instead of {if_etag or 'not there'}")
 
 
-def check_part_number(part_number: int) -> None:
-    """Refuse a number outside S3's range. Raises InvalidInput."""
-    if not 1 <= part_number <= PARTS_MAX:
-        raise InvalidInput(f"part number {part_number} is not one of 1 to {PARTS_MAX}")
+def check_part_number(rules: PartRules, part_number: int) -> None:
+    """Refuse a number that the store does not take. Raises InvalidInput."""
+    if not 1 <= part_number <= rules.number_max:
+        raise InvalidInput(f"part number {part_number} is not one of 1 to {rules.number_max}")
 
 
 def check_parts(parts: Sequence[PartInfo]) -> None:
@@ -98,17 +97,15 @@ def flat(data: Bytes) -> memoryview:
     return memoryview(data).cast("B")
 
 
-def md5(*pieces: Bytes) -> str:
-    """ETag of an object or part that one request sends, in consecutive pieces."""
-    digest = hashlib.md5(usedforsecurity=False)
-    for piece in pieces:
-        digest.update(piece)
-    return digest.hexdigest()
-
-
 def combined_etag(parts: Sequence[PartInfo]) -> str:
     """ETag of an object made of parts, as in S3: MD5 over the parts' MD5s, and their number."""
     return f"{md5(b''.join(bytes.fromhex(part.etag) for part in parts))}-{len(parts)}"
+
+
+def made_of(rules: PartRules, stored: ObjectInfo, parts: Sequence[PartInfo]) -> bool | None:
+    """Return whether an ETag is the combined one of these parts; None if it, or one of theirs, is no checksum."""
+    told = not stored.etag_opaque and all(map(rules.comparable, parts)) and stored.etag.endswith(f"-{len(parts)}")
+    return stored.etag == combined_etag(parts) if told else None
 
 
 def chosen_parts(wanted: Sequence[PartInfo], stored: Mapping[int, PartInfo], part_bytes_min: int) -> Sequence[PartInfo]:

@@ -23,6 +23,7 @@ import shutil
 import threading
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 from urllib.parse import quote, unquote
@@ -40,9 +41,9 @@ from offloaderd.objects.checks import (
     cut,
     cut_range,
     flat,
-    md5,
+    made_of,
 )
-from offloaderd.objects.port import PART_BYTES_MIN, Bytes, ObjectInfo, PartInfo, Pieces, UploadInfo
+from offloaderd.objects.port import S3_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo, md5
 
 NAME_BYTES_MAX = 200
 """A file name has at most 255 bytes, and the metadata file's name also has the version."""
@@ -401,10 +402,11 @@ def _contents(files: Iterable[Path]) -> Iterator[bytes]:
 class FilesystemStore:
     """Implements SegmentStore. `part_bytes_min` may be lower in tests of small parts."""
 
-    def __init__(self, root: Path, clock: Clock | None = None, *, part_bytes_min: int = PART_BYTES_MIN) -> None:
+    def __init__(self, root: Path, clock: Clock | None = None, *, part_bytes_min: int = S3_PARTS.bytes_min) -> None:
         clock = clock or SystemClock()
         self._objects = ObjectDirectory(root, clock)
         self._uploads = UploadDirectory(self._objects, clock, part_bytes_min)
+        self.parts: PartRules = replace(S3_PARTS, bytes_min=part_bytes_min)
 
     async def __aenter__(self) -> Self:
         return self
@@ -466,7 +468,7 @@ class FilesystemStore:
 
     async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """See MultipartStore."""
-        check_part_number(part_number)
+        check_part_number(self.parts, part_number)
         return await asyncio.to_thread(self._uploads.add, key, upload_id, part_number, [*map(flat, pieces)])
 
     async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
@@ -476,6 +478,10 @@ class FilesystemStore:
     async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         """See MultipartStore."""
         return await asyncio.to_thread(self._uploads.complete, key, upload_id, parts)
+
+    async def made_of(self, stored: ObjectInfo, parts: Sequence[PartInfo]) -> bool | None:
+        """See MultipartStore."""
+        return made_of(self.parts, stored, parts)
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
         """See MultipartStore."""

@@ -5,6 +5,8 @@ Only `keys.py` builds keys, which are plain strings. Every method may raise Tran
 and BucketMissing; each documents its own cases.
 """
 
+import hashlib
+import re
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -18,12 +20,6 @@ Bytes = bytes | bytearray | memoryview
 
 Pieces = Sequence[Bytes]
 """Content of a part in consecutive pieces, which need not be joined."""
-
-PART_BYTES_MIN = 5 * 1024 * 1024
-"""S3's least size of every part but the last."""
-
-PARTS_MAX = 10_000
-"""S3's greatest part number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +40,45 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartInfo:
-    """One uploaded part: number from 1, ETag from the store."""
+    """One uploaded part: number from 1, and what the store says of its bytes, see PartRules."""
 
     part_number: int
     etag: str
     size_bytes: int
+
+
+def md5(*pieces: Bytes) -> str:
+    """Return the MD5 of consecutive pieces, which S3 gives an object or part of one request as its ETag."""
+    digest = hashlib.md5(usedforsecurity=False)
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartRules:
+    """What a kind of store takes as a part, and how a listed part is compared with bytes: here by their MD5.
+
+    `bytes_min`: least size of every part but the last. `number_max`: greatest part number, and so number of parts.
+    """
+
+    bytes_min: int
+    number_max: int
+
+    def described(self, part_number: int, pieces: Pieces) -> PartInfo:
+        """Return a part of these bytes as the store lists it, if what it lists is comparable."""
+        return PartInfo(part_number=part_number, etag=md5(*pieces), size_bytes=sum(map(len, pieces)))
+
+    def comparable(self, part: PartInfo) -> bool:
+        """Whether a listed part follows from its bytes; one that is encrypted with a key does not."""
+        return re.fullmatch("[0-9a-f]{32}", part.etag) is not None
+
+
+S3_PARTS = PartRules(bytes_min=5 * 1024 * 1024, number_max=10_000)
+"""S3's, which the directory and the memory keep as well."""
+
+PART_BYTES_MIN = S3_PARTS.bytes_min
+"""The same, for what runs on S3 alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +142,11 @@ class ObjectStore(ObjectReader, Protocol):
 
 
 class MultipartStore(Protocol):
-    """S3's multipart protocol. Parts are >= 5 MiB except the last, numbered 1 to 10,000."""
+    """Uploads in parts that survive a crash of who sends them, as S3 has them."""
+
+    @property
+    def parts(self) -> PartRules:
+        """What this store takes as a part."""
 
     async def create_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         """Begin an upload and return its id. Raises OutcomeUnknown (a stray upload may exist: list_uploads)."""
@@ -128,6 +162,12 @@ class MultipartStore(Protocol):
 
         Raises InvalidInput if a part is missing, differs or is too small, NotFound for an unknown upload (it may have
         been completed before: read back), OutcomeUnknown if the answer was lost.
+        """
+
+    async def made_of(self, stored: ObjectInfo, parts: Sequence[PartInfo]) -> bool | None:
+        """Return whether an object was completed from exactly these parts; None if the store cannot tell.
+
+        `stored` is from `head`.
         """
 
     async def abort_upload(self, key: str, upload_id: str) -> None:

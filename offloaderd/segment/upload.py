@@ -3,11 +3,10 @@
 Parts are sent in parallel within a limit per topic and one byte budget for all. Every request is retried until it
 succeeds or cannot; a missing upload, or a stored object that differs from what was sent, is SegmentFailed. After a lost
 answer the store is read back. An upload of an earlier owner is resumed: a part that is stored already is recognized by
-its MD5 and not sent again.
+what the store lists of it and not sent again.
 """
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -32,7 +31,6 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.retry import Backoff
 from offloaderd.core.traces import NO_TRACES, Traces
 from offloaderd.metadata.records.attempt import Attempt
-from offloaderd.objects.checks import combined_etag, md5
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
 from offloaderd.objects.port import ObjectInfo, PartInfo, SegmentStore, find, present
 from offloaderd.objects.whole import Get, apart, read_sure
@@ -75,16 +73,6 @@ class UploadContext:
     pace: Pace = field(default_factory=Pace)
     reach: StoreReach = field(default_factory=StoreReach)
     traces: Traces = NO_TRACES
-
-
-def _is_md5(etag: str) -> bool:
-    """Return whether an ETag can be an MD5; that of an object that is encrypted with a key is none."""
-    return re.fullmatch("[0-9a-f]{32}", etag) is not None
-
-
-def _as_cut(part: CutPart) -> PartInfo:
-    """Return a part as a store without encryption describes it."""
-    return PartInfo(part_number=part.part_number, etag=md5(*part.pieces), size_bytes=part.size_bytes)
 
 
 class SegmentUpload:
@@ -232,7 +220,7 @@ class SegmentUpload:
             nonlocal lost
             if lost:
                 stored = {one.part_number: one for one in await self._objects.list_parts(self._key, self.upload_id)}
-                if stored.get(number) == _as_cut(part):
+                if stored.get(number) == self._as_cut(part):
                     return stored[number]
             try:
                 return await self._objects.upload_part(self._key, self.upload_id, number, part.pieces)
@@ -242,13 +230,17 @@ class SegmentUpload:
 
         return once
 
+    def _as_cut(self, part: CutPart) -> PartInfo:
+        """Return a part as the store lists it, if its parts are comparable."""
+        return self._objects.parts.described(part.part_number, part.pieces)
+
     def _kept(self, part: CutPart) -> PartInfo | None:
         """Return a part as it is stored if it need not be sent."""
         listed = self._listed.pop(part.part_number, None)
         if listed is None and not self._completed:
             return None
-        cut = _as_cut(part)
-        if self._completed and (listed is None or self._opaque or not _is_md5(listed.etag)):
+        cut = self._as_cut(part)
+        if self._completed and (listed is None or self._opaque or not self._objects.parts.comparable(listed)):
             return listed or cut  # the whole object is compared at the end
         if listed == cut:
             return listed
@@ -273,7 +265,7 @@ class SegmentUpload:
             await self._persist(once)
         stored = await self._check_size(object_bytes)
         if self._doubt:
-            self._check_etag(stored, parts)
+            await self._check_parts(stored, parts)
             await self._persist(self._abort_strays)
 
     async def _check_size(self, object_bytes: int) -> ObjectInfo:
@@ -284,12 +276,12 @@ class SegmentUpload:
             raise SegmentFailed(f"{self._key} holds {found} after its completion, not {object_bytes} bytes")
         return stored
 
-    def _check_etag(self, stored: ObjectInfo, parts: Sequence[PartInfo]) -> None:
-        """Compare the data object's ETag with those of the parts, if it follows from them."""
-        etag, opaque = stored.etag, stored.etag_opaque
-        self.proven = not opaque and all(_is_md5(part.etag) for part in parts) and etag.endswith(f"-{len(parts)}")
-        if self.proven and etag != (wanted := combined_etag(parts)):
-            raise SegmentFailed(f"{self._key} has the ETag {etag}, not {wanted}: it holds other parts")
+    async def _check_parts(self, stored: ObjectInfo, parts: Sequence[PartInfo]) -> None:
+        """Have the store compare the data object with its parts, if it can."""
+        told = await self._persist(lambda: self._objects.made_of(stored, parts))
+        self.proven = told is not None
+        if told is False:
+            raise SegmentFailed(f"{self._key} with the ETag {stored.etag} holds other parts than were sent")
 
     async def _abort_strays(self) -> None:
         """Abort uploads of this segment that a lost answer or an earlier owner left."""

@@ -3,12 +3,12 @@
 A fault after the act is a lost answer: the caller gets OutcomeUnknown, and the store has acted.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Literal
 
 from offloaderd.core.errors import OutcomeUnknown
 from offloaderd.metadata.port import MetadataStore, Session
-from offloaderd.objects.port import ObjectInfo, SegmentStore, UploadInfo
+from offloaderd.objects.port import ObjectInfo, PartInfo, PartRules, SegmentStore, UploadInfo
 
 When = Literal["before", "after"]
 Plan = Callable[[str, str, When], Exception | None]
@@ -92,6 +92,15 @@ class FaultyStore(_Faulty):
     list_parts = _call("list_parts")
     complete_upload = _call("complete_upload")
     abort_upload = _call("abort_upload")
+
+    @property
+    def parts(self) -> PartRules:
+        """See MultipartStore."""
+        return self._store.parts
+
+    async def made_of(self, stored: ObjectInfo, parts: Sequence[PartInfo]) -> bool | None:
+        """See MultipartStore."""
+        return await self._store.made_of(stored, parts)
 
     async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """See ObjectReader."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.objects import keys
-from offloaderd.objects.checks import cut, md5
+from offloaderd.objects.checks import cut
+from offloaderd.objects.port import md5
 from offloaderd.testing.memory.objects import MemoryStore
 from tests.real import labels
 from tests.simulation.wire import Wire, drained, instantly
@@ -99,6 +100,7 @@ class BucketClient:
         self._rng = world.chance.stream(f"rot of {process.name}")
         self._listed: dict[str, set[tuple[int, str]]] = {}
         self._begun: set[str] = set()
+        self.parts = self._bucket.parts
 
     @property
     def begun(self) -> frozenset[str]:
@@ -219,6 +221,10 @@ class BucketClient:
             return info
 
         return await self._wire.call(f"complete_upload {key}", act, write=True)
+
+    async def made_of(self, stored: ObjectInfo, parts: Sequence[PartInfo]) -> bool | None:
+        """See MultipartStore."""
+        return await self._bucket.made_of(stored, parts)
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
         """See MultipartStore."""

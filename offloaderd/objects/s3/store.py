@@ -25,8 +25,9 @@ from offloaderd.objects.checks import (
     check_range,
     check_whole,
     checked_metadata,
+    made_of,
 )
-from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, Pieces, UploadInfo
+from offloaderd.objects.port import S3_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo
 from offloaderd.objects.s3.client import Clients
 from offloaderd.objects.s3.errors import Request, verdict_for
 from offloaderd.objects.s3.request import (
@@ -59,6 +60,8 @@ BYTES_PER_S_MIN = 128 * 1024
 
 class S3Store:
     """Implements SegmentStore; an async context manager."""
+
+    parts: PartRules = S3_PARTS
 
     def __init__(
         self,
@@ -258,7 +261,7 @@ class S3Store:
     async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """See MultipartStore."""
         check_key(key)
-        check_part_number(part_number)
+        check_part_number(self.parts, part_number)
         body = body_of(pieces, signed=self._options.sign_payloads)
         async with self._request("UploadPart", key, size_bytes=len(body), write=True) as (call, client):
             answer = call.note(
@@ -308,6 +311,10 @@ class S3Store:
             etag=bare(answer["ETag"]),
             modified_ms=date_ms(answer["ResponseMetadata"]["HTTPHeaders"]),
         )
+
+    async def made_of(self, stored: ObjectInfo, parts: Sequence[PartInfo]) -> bool | None:
+        """See MultipartStore."""
+        return made_of(self.parts, stored, parts)
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
         """See MultipartStore."""

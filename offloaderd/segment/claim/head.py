@@ -33,10 +33,9 @@ from offloaderd.metadata.records.identity import head_evidence
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
-from offloaderd.objects.checks import md5
 from offloaderd.objects.keys import SegmentKeys
 from offloaderd.objects.places import Place
-from offloaderd.objects.port import find
+from offloaderd.objects.port import find, md5
 from offloaderd.objects.whole import Get, read_sure
 from offloaderd.segment.claim.fence import Claim, Fence
 from offloaderd.segment.claim.refusals import TopicIdentity

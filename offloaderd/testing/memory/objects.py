@@ -1,7 +1,7 @@
 """An object store in memory, with S3's rules; for tests and simulations."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from offloaderd.core.clock import Clock
@@ -15,9 +15,9 @@ from offloaderd.objects.checks import (
     combined_etag,
     cut,
     cut_range,
-    md5,
+    made_of,
 )
-from offloaderd.objects.port import PART_BYTES_MIN, Bytes, ObjectInfo, PartInfo, Pieces, UploadInfo
+from offloaderd.objects.port import S3_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo, md5
 
 
 @dataclass(slots=True)
@@ -33,9 +33,9 @@ class _Upload:
 class MemoryStore:
     """Implements SegmentStore. `part_bytes_min` may be lowered for tests of small parts."""
 
-    def __init__(self, clock: Clock, *, part_bytes_min: int = PART_BYTES_MIN) -> None:
+    def __init__(self, clock: Clock, *, part_bytes_min: int = S3_PARTS.bytes_min) -> None:
         self._clock = clock
-        self._part_bytes_min = part_bytes_min
+        self.parts: PartRules = replace(S3_PARTS, bytes_min=part_bytes_min)
         self._objects: dict[str, tuple[ObjectInfo, bytes]] = {}
         self._uploads: dict[str, _Upload] = {}
 
@@ -96,7 +96,7 @@ class MemoryStore:
 
     async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """See MultipartStore."""
-        check_part_number(part_number)
+        check_part_number(self.parts, part_number)
         upload = self._upload(key, upload_id)
         stored = b"".join(pieces)
         info = PartInfo(part_number=part_number, etag=md5(stored), size_bytes=len(stored))
@@ -111,10 +111,14 @@ class MemoryStore:
         """See MultipartStore."""
         upload = self._upload(key, upload_id)
         stored = {number: info for number, (info, _) in upload.parts.items()}
-        chosen = chosen_parts(parts, stored, self._part_bytes_min)
+        chosen = chosen_parts(parts, stored, self.parts.bytes_min)
         data = b"".join(upload.parts[part.part_number][1] for part in chosen)
         del self._uploads[upload_id]
         return self._store(key, data, combined_etag(chosen), upload.metadata)
+
+    async def made_of(self, stored: ObjectInfo, parts: Sequence[PartInfo]) -> bool | None:
+        """See MultipartStore."""
+        return made_of(self.parts, stored, parts)
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
         """See MultipartStore."""

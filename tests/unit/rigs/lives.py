@@ -14,7 +14,7 @@ from offloaderd.format import manifest_bytes
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records.ownership import DaemonNode
-from offloaderd.objects.checks import md5
+from offloaderd.objects.port import md5
 from offloaderd.segment.complete import without_chunks
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore

@@ -22,7 +22,7 @@ from offloaderd.metadata.records.identity import Acceptance
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.removal import without_oldest
 from offloaderd.objects import keys, marker
-from offloaderd.objects.checks import md5
+from offloaderd.objects.port import md5
 from offloaderd.segment.claim.head import head_of as head_of_job
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import FaultyStore

@@ -18,7 +18,7 @@ from offloaderd.format.chunks import checksums
 from offloaderd.format.pulsar.broker_entry import encode_head
 from offloaderd.format.pulsar.entry_time import Survey
 from offloaderd.metadata.records.attempt import stored_part
-from offloaderd.objects.checks import md5
+from offloaderd.objects.port import md5
 from offloaderd.segment.builder import CutPart, SegmentBuilder, SegmentLayout
 
 if TYPE_CHECKING:
