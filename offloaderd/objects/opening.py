@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from offloaderd.core.clock import Clock
 from offloaderd.objects.filesystem import FilesystemStore
-from offloaderd.objects.s3.request import RequestMetrics
+from offloaderd.objects.request import RequestMetrics
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
 

@@ -27,21 +27,26 @@ from offloaderd.objects.checks import (
     checked_metadata,
     made_of,
 )
+from offloaderd.objects.failures import Request
 from offloaderd.objects.port import S3_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo
-from offloaderd.objects.s3.client import Clients
-from offloaderd.objects.s3.errors import Request, verdict_for
-from offloaderd.objects.s3.request import (
+from offloaderd.objects.request import (
+    BYTES_PER_S_MIN,
     Call,
-    Conditions,
     RequestMetrics,
-    bare,
-    body_of,
     calling,
     check_answered_range,
     date_ms,
+)
+from offloaderd.objects.s3.client import Clients
+from offloaderd.objects.s3.errors import ANSWERS, failure
+from offloaderd.objects.s3.request import (
+    Conditions,
+    bare,
+    body_of,
     described,
     in_pieces,
     listed,
+    noted,
     parts_of,
     uploads_of,
 )
@@ -55,7 +60,6 @@ DELETE_KEYS_MAX = 1000
 """S3's limit on the keys of one DeleteObjects."""
 
 _CONTENT_TYPE = "application/octet-stream"
-BYTES_PER_S_MIN = 128 * 1024
 
 
 class S3Store:
@@ -125,7 +129,7 @@ class S3Store:
     async def check(self) -> None:
         """Request the first key of the bucket. Raises BucketMissing, Denied and Transient with a remedy."""
         async with self._request("ListObjectsV2") as (call, client):
-            call.note(await client.list_objects_v2(Bucket=self._options.bucket, MaxKeys=1))
+            noted(call, await client.list_objects_v2(Bucket=self._options.bucket, MaxKeys=1))
 
     async def create_bucket(self) -> None:
         """Create the bucket; no error if it exists and is ours. Raises Conflict if it is another account's."""
@@ -135,7 +139,7 @@ class S3Store:
             place = {"CreateBucketConfiguration": {"LocationConstraint": options.region}}
         async with self._request("CreateBucket", write=True) as (call, client):
             try:
-                call.note(await client.create_bucket(Bucket=options.bucket, **place))
+                noted(call, await client.create_bucket(Bucket=options.bucket, **place))
             except ClientError as error:
                 if error.response.get("Error", {}).get("Code") != "BucketAlreadyOwnedByYou":
                     raise
@@ -155,7 +159,7 @@ class S3Store:
         last = "" if length is None else first + length - 1
         ranged: Any = {"Range": f"bytes={first}-{last}"} if first or length is not None else {}
         async with self._request("GetObject", key) as (call, client):
-            answer = call.note(await client.get_object(Bucket=self._options.bucket, Key=key, **ranged))
+            answer = noted(call, await client.get_object(Bucket=self._options.bucket, Key=key, **ranged))
             size_bytes = answer["ContentLength"]
             call.extend(size_bytes / self._bytes_per_s_min)
             async with answer["Body"] as body:
@@ -173,7 +177,7 @@ class S3Store:
         check_key(key)
         try:
             async with self._request("HeadObject", key) as (call, client):
-                answer = call.note(await client.head_object(Bucket=self._options.bucket, Key=key))
+                answer = noted(call, await client.head_object(Bucket=self._options.bucket, Key=key))
         except NotFound:
             await self.check()
             raise
@@ -184,7 +188,7 @@ class S3Store:
         more: Any = {"MaxKeys": self._page_keys}
         while True:
             async with self._request("ListObjectsV2", prefix) as (call, client):
-                page = call.note(await client.list_objects_v2(Bucket=self._options.bucket, Prefix=prefix, **more))
+                page = noted(call, await client.list_objects_v2(Bucket=self._options.bucket, Prefix=prefix, **more))
             for info in listed(page):
                 yield info
             if not page.get("IsTruncated"):
@@ -201,7 +205,8 @@ class S3Store:
         check_key(key)
         named, body = checked_metadata(metadata), body_of([data], signed=self._options.sign_payloads)
         async with self._request("PutObject", key, size_bytes=len(body), write=True) as (call, client):
-            answer = call.note(
+            answer = noted(
+                call,
                 await client.put_object(
                     Bucket=self._options.bucket,
                     Key=key,
@@ -210,7 +215,7 @@ class S3Store:
                     ContentType=_CONTENT_TYPE,
                     **self._options.encrypting(),
                     **more,
-                )
+                ),
             )
             call.bytes_out = len(body)
         return ObjectInfo(
@@ -229,13 +234,14 @@ class S3Store:
             for key in page:
                 check_key(key)
             async with self._request("DeleteObjects", page[0], write=True) as (call, client):
-                answer = call.note(
+                answer = noted(
+                    call,
                     await client.delete_objects(
                         Bucket=self._options.bucket, Delete={"Objects": [{"Key": key} for key in page], "Quiet": True}
-                    )
+                    ),
                 )
             for error in answer.get("Errors", []):
-                kind, hint = verdict_for("DeleteObjects", error.get("Code", ""), 500)
+                kind, hint = ANSWERS.verdict("DeleteObjects", error.get("Code", ""), 500)
                 if not issubclass(kind, NotFound) and refused is None:
                     what = f"{error.get('Code')}: {error.get('Message')}"
                     refused = kind(f"delete {error.get('Key')} in {self._bucket_name}: {what}", hint=hint)
@@ -247,14 +253,15 @@ class S3Store:
         check_key(key)
         named = checked_metadata(metadata)
         async with self._request("CreateMultipartUpload", key, write=True) as (call, client):
-            answer = call.note(
+            answer = noted(
+                call,
                 await client.create_multipart_upload(
                     Bucket=self._options.bucket,
                     Key=key,
                     Metadata=named,
                     ContentType=_CONTENT_TYPE,
                     **self._options.encrypting(),
-                )
+                ),
             )
         return answer["UploadId"]
 
@@ -264,10 +271,11 @@ class S3Store:
         check_part_number(self.parts, part_number)
         body = body_of(pieces, signed=self._options.sign_payloads)
         async with self._request("UploadPart", key, size_bytes=len(body), write=True) as (call, client):
-            answer = call.note(
+            answer = noted(
+                call,
                 await client.upload_part(
                     Bucket=self._options.bucket, Key=key, UploadId=upload_id, PartNumber=part_number, Body=body
-                )
+                ),
             )
             call.bytes_out = len(body)
         return PartInfo(part_number=part_number, etag=bare(answer["ETag"]), size_bytes=len(body))
@@ -280,10 +288,11 @@ class S3Store:
         more = True
         while more:
             async with self._request("ListParts", key) as (call, client):
-                page = call.note(
+                page = noted(
+                    call,
                     await client.list_parts(
                         Bucket=self._options.bucket, Key=key, UploadId=upload_id, MaxParts=self._page_keys, **marker
-                    )
+                    ),
                 )
             found += page.get("Parts", [])
             more = page.get("IsTruncated", False)
@@ -295,7 +304,8 @@ class S3Store:
         check_key(key)
         check_parts(parts)
         async with self._request("CompleteMultipartUpload", key, write=True) as (call, client):
-            answer = call.note(
+            answer = noted(
+                call,
                 await client.complete_multipart_upload(
                     Bucket=self._options.bucket,
                     Key=key,
@@ -303,7 +313,7 @@ class S3Store:
                     MultipartUpload={
                         "Parts": [{"PartNumber": part.part_number, "ETag": f'"{part.etag}"'} for part in parts]
                     },
-                )
+                ),
             )
         return ObjectInfo(
             key=key,
@@ -321,7 +331,9 @@ class S3Store:
         check_key(key)
         async with self._request("AbortMultipartUpload", key, write=True) as (call, client):
             try:
-                call.note(await client.abort_multipart_upload(Bucket=self._options.bucket, Key=key, UploadId=upload_id))
+                noted(
+                    call, await client.abort_multipart_upload(Bucket=self._options.bucket, Key=key, UploadId=upload_id)
+                )
             except ClientError as error:
                 if error.response.get("Error", {}).get("Code") != "NoSuchUpload":
                     raise
@@ -344,10 +356,11 @@ class S3Store:
         more = True
         while more:
             async with self._request("ListMultipartUploads", prefix) as (call, client):
-                page = call.note(
+                page = noted(
+                    call,
                     await client.list_multipart_uploads(
                         Bucket=self._options.bucket, Prefix=prefix, MaxUploads=self._page_keys, **markers
-                    )
+                    ),
                 )
             uploads += uploads_of(page)
             more = page.get("IsTruncated", False)
@@ -366,6 +379,6 @@ class S3Store:
         request = Request(operation=operation, where=where, write=write)
         async with (
             self._clients.one_request() as client,
-            calling(request, deadline_s, self._clock, self._metrics) as call,
+            calling(request, deadline_s, self._clock, self._metrics, failure) as call,
         ):
             yield call, client

@@ -12,7 +12,7 @@ from offloaderd.daemon.doctor.finding import Case, Verdict
 from offloaderd.daemon.settings import Settings
 from offloaderd.objects import opening
 from offloaderd.objects.filesystem import FilesystemStore
-from offloaderd.objects.s3.errors import verdict_for
+from offloaderd.objects.s3.errors import ANSWERS
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.testing.clock import FakeClock
 
@@ -98,7 +98,7 @@ class KeepsEverything(FilesystemStore):
 
 def denied(operation: str) -> OffloaderError:
     """Return what the adapter raises where a right is missing."""
-    kind, hint = verdict_for(operation, "AccessDenied", 403)
+    kind, hint = ANSWERS.verdict(operation, "AccessDenied", 403)
     return kind(f"{operation}: AccessDenied", hint=hint)
 
 
