@@ -204,8 +204,7 @@ class Daemon:
         return await self._until_there("metadata", f"ZooKeeper at {settings.metadata.servers}", connect)
 
     async def _open_objects(self, stack: AsyncExitStack) -> SegmentStore | None:
-        settings, objects = self._settings, self._settings.objects
-        where = objects.directory if objects.kind == "filesystem" else f"bucket {objects.bucket}"
+        settings = self._settings
         store = bucket_store(settings.objects, self._clock, self.metrics)
         await stack.enter_async_context(store)
 
@@ -213,7 +212,7 @@ class Daemon:
             await check_places(settings.objects, store)
             return store
 
-        return await self._until_there("objects", where, probe)
+        return await self._until_there("objects", str(store), probe)
 
     async def _open_ledgers(self, stack: AsyncExitStack) -> Ledgers | None:
         settings = self._settings

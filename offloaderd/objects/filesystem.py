@@ -402,6 +402,8 @@ def _contents(files: Iterable[Path]) -> Iterator[bytes]:
 class FilesystemStore:
     """Implements SegmentStore. `part_bytes_min` may be lower in tests of small parts."""
 
+    has_clock = False
+
     def __init__(self, root: Path, clock: Clock | None = None, *, part_bytes_min: int = S3_PARTS.bytes_min) -> None:
         clock = clock or SystemClock()
         self._objects = ObjectDirectory(root, clock)
@@ -413,6 +415,9 @@ class FilesystemStore:
 
     async def __aexit__(self, *_: object) -> None:
         """Nothing to close."""
+
+    def __str__(self) -> str:
+        return f"directory {self._objects.root}"
 
     def at(self, bucket: str) -> Self:
         """See SegmentStore."""

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from offloaderd.core.section import OptionalSecret, OptionalText, Seconds, Section, Shape, Url, is_private
+from offloaderd.objects.kinds import KINDS
 from offloaderd.objects.places import Place, Places
 
 Bucket = Annotated[
@@ -97,11 +98,11 @@ class ObjectsSettings(Section):
     def all_places(self) -> Places:
         """The daemon's own place, and those that policies may name."""
         named = {(self.bucket, self.prefix): None} | dict.fromkeys(named_places(self.places))
-        if self.kind == "filesystem":
-            fixed = {"driver": "filesystem", "directory": self.directory}
-            return Places(*(Place(driver={**fixed, "prefix": prefix}) for _, prefix in named))
-        fixed = {"driver": "s3", "region": self.region, "endpoint": self.endpoint or ""}
-        return Places(*(Place(driver={**fixed, "bucket": bucket, "prefix": prefix}) for bucket, prefix in named))
+        kind = KINDS[self.kind]
+        fixed = {"driver": kind.driver} | {name: getattr(self, name) or "" for name in kind.located}
+        if kind.has_buckets:
+            return Places(*(Place(driver={**fixed, "bucket": bucket, "prefix": prefix}) for bucket, prefix in named))
+        return Places(*(Place(driver={**fixed, "prefix": prefix}) for _, prefix in named))
 
     @property
     def sign_payloads(self) -> bool:

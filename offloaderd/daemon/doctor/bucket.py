@@ -9,11 +9,9 @@ from dataclasses import replace
 
 from offloaderd.core.errors import CorruptData, OffloaderError
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Reading, fail, ok, skipped, warn
-from offloaderd.daemon.settings import Settings
 from offloaderd.objects import marker
 from offloaderd.objects.opening import BucketStore, bucket_store
-from offloaderd.objects.port import PART_BYTES_MIN, ObjectReader
-from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.settings import named_places
 from offloaderd.upkeep.gc import lost_metadata
 from offloaderd.upkeep.stored import Site
@@ -47,7 +45,7 @@ async def _place_checks(case: Case, where: str) -> AsyncGenerator[CheckResult, N
         ("bucket abort", probe.abort),
     )
     async with AsyncExitStack() as stack:
-        reached = await case.check(f"bucket{where}", _reached(case.settings, stack, store))
+        reached = await case.check(f"bucket{where}", _reached(stack, store))
         yield reached
         if reached.failed:
             for name in (*(name for name, _ in checks), "bucket delete"):
@@ -106,7 +104,7 @@ class BucketProbe:
         clock, before_ms = self._case.clock, self._case.clock.wall_ms()
         self._made.add(self._small)
         info = await self._store.put(self._small, self._content, metadata={"role": FOLDER})
-        if info.modified_ms and isinstance(self._store, S3Store):
+        if info.modified_ms and self._store.has_clock:
             reading = Reading(info.modified_ms, before_ms, clock.wall_ms(), HTTP_DATE_GRAIN_MS)
             self._case.readings["the object store"] = reading
         head = await self._store.head(self._small)
@@ -142,7 +140,8 @@ class BucketProbe:
 
     async def multipart(self) -> Finding:
         """Store an object in two parts and read across their border."""
-        first, second = self._content * (PART_BYTES_MIN // len(self._content)), self._content
+        second = self._content
+        first = second * max(1, self._store.parts.bytes_min // len(second))
         self._made.add(self._large)
         upload_id = self._uploads[self._large] = await self._store.create_upload(self._large, metadata={"role": FOLDER})
         parts = [
@@ -211,10 +210,7 @@ class BucketProbe:
             return {upload.key async for upload in found}
 
 
-async def _reached(settings: Settings, stack: AsyncExitStack, store: BucketStore) -> Finding:
+async def _reached(stack: AsyncExitStack, store: BucketStore) -> Finding:
     await stack.enter_async_context(store)
     await store.check()
-    objects = settings.objects
-    if objects.kind == "filesystem":
-        return ok(f"directory {objects.directory}")
-    return ok(f"{objects.bucket} at {objects.endpoint or f'S3 in {objects.region}'}")
+    return ok(str(store))

@@ -15,9 +15,9 @@ from offloaderd.core.section import Section, SizeMark, is_loopback, is_private
 from offloaderd.core.units import format_bytes
 from offloaderd.daemon.log import unknown_modules
 from offloaderd.daemon.settings.sections import Settings, header_pairs
+from offloaderd.objects.kinds import KINDS
+from offloaderd.objects.port import PartRules
 
-S3_PART_BYTES_MIN = 5 * 1024**2
-S3_PARTS_MAX = 10_000
 UPLOAD_PARTS_MIN = 3
 """One part is assembled, one uploaded, one waits: fewer would stop the pipeline at every part."""
 CACHE_BLOCKS_MIN = 4
@@ -108,6 +108,10 @@ def _holds(key: str, count: int, what: str, unit: str) -> Rule:
         return f"{key} = {{{key}}} must hold {count} {what} of {unit}: {format_bytes(least(settings))} or more"
 
     return Rule(f"{key} {unit}", lambda given: _value(given, key) < least(given), text)  # type: ignore[operator]
+
+
+def _parts(settings: Settings) -> PartRules:
+    return KINDS[settings.objects.kind].parts
 
 
 def _overlap(first: str, second: str) -> bool:
@@ -255,13 +259,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "objects.kind objects.bucket",
-        lambda s: s.objects.kind == "s3" and not s.objects.bucket,
-        'objects.kind = "s3" needs a bucket: set objects.bucket',
+        lambda s: KINDS[s.objects.kind].has_buckets and not s.objects.bucket,
+        'objects.kind = "{objects.kind}" needs a bucket: set objects.bucket',
     ),
     Rule(
         "objects.kind objects.places",
-        lambda s: s.objects.kind == "filesystem" and s.objects.places != "",
-        'objects.places names buckets, and objects.kind = "filesystem" has none: leave it empty',
+        lambda s: not KINDS[s.objects.kind].has_buckets and s.objects.places != "",
+        'objects.places names buckets, and objects.kind = "{objects.kind}" has none: leave it empty',
     ),
     *_together("objects", "access_key", "secret_key", " for the AWS chain"),
     Rule(
@@ -291,15 +295,20 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "objects.kind offload.part_bytes",
-        lambda s: s.objects.kind == "s3" and s.offload.part_bytes < S3_PART_BYTES_MIN,
-        f"offload.part_bytes = {{offload.part_bytes}} is less than S3 takes: {format_bytes(S3_PART_BYTES_MIN)} or more",
+        lambda s: s.offload.part_bytes < _parts(s).bytes_min,
+        lambda s: (
+            'offload.part_bytes = {offload.part_bytes} is less than objects.kind = "{objects.kind}" takes: '
+            f"{format_bytes(_parts(s).bytes_min)} or more"
+        ),
     ),
     _at_most("offload.block_bytes", "offload.part_bytes", ": a part holds whole blocks"),
     Rule(
-        "offload.segment_bytes_max offload.part_bytes",
-        lambda s: s.offload.segment_bytes_max > s.offload.part_bytes * S3_PARTS_MAX,
-        "offload.segment_bytes_max = {offload.segment_bytes_max} does not fit into "
-        f"{S3_PARTS_MAX} parts of offload.part_bytes = {{offload.part_bytes}}",
+        "objects.kind offload.segment_bytes_max offload.part_bytes",
+        lambda s: s.offload.segment_bytes_max > s.offload.part_bytes * _parts(s).number_max,
+        lambda s: (
+            "offload.segment_bytes_max = {offload.segment_bytes_max} does not fit into "
+            f"{_parts(s).number_max} parts of offload.part_bytes = {{offload.part_bytes}}"
+        ),
     ),
     _at_most("offload.segment_age_min_s", "offload.segment_age_max_s"),
     Rule(
@@ -378,7 +387,7 @@ def doubtful(settings: Settings) -> Iterator[tuple[str, str]]:
             "what is stored deleted",
             'set metadata.acl = "creator" with metadata.username or metadata.tls_cert_file, and let few reach it',
         )
-    if settings.objects.kind == "s3" and endpoint is not None and not is_private(endpoint):
+    if KINDS[settings.objects.kind].has_buckets and endpoint is not None and not is_private(endpoint):
         yield (
             f"entries go in the clear to {endpoint}, for anybody on the way to read and, in answers, to change",
             "use https:// in objects.endpoint",

@@ -66,6 +66,7 @@ class S3Store:
     """Implements SegmentStore; an async context manager."""
 
     parts: PartRules = S3_PARTS
+    has_clock = True
 
     def __init__(
         self,
@@ -108,6 +109,9 @@ class S3Store:
         for other in self._others.values():
             await other.__aexit__(kind, error, trace)
         await self._clients.close()
+
+    def __str__(self) -> str:
+        return self._bucket_name
 
     def at(self, bucket: str) -> S3Store:
         """See SegmentStore."""

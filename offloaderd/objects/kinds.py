@@ -1,0 +1,31 @@
+"""The kinds of object stores, as far as settings and records depend on them; `opening.py` opens them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from offloaderd.objects.port import S3_PARTS, PartRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of store.
+
+    `driver` is its name in committed segments; `located` names the further settings of `objects` that records keep.
+    `extra` is what pip has to install for it. A directory has no buckets.
+    """
+
+    driver: str
+    located: tuple[str, ...]
+    parts: PartRules
+    has_buckets: bool = True
+    extra: str = ""
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "s3": Kind(driver="s3", located=("region", "endpoint"), parts=S3_PARTS),
+        "filesystem": Kind(driver="filesystem", located=("directory",), parts=S3_PARTS, has_buckets=False),
+    }
+)
+"""By `objects.kind`."""
