@@ -23,7 +23,6 @@ import shutil
 import threading
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 from urllib.parse import quote, unquote
@@ -43,7 +42,7 @@ from offloaderd.objects.checks import (
     flat,
     made_of,
 )
-from offloaderd.objects.port import S3_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo, md5
+from offloaderd.objects.port import ANY_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo, md5
 
 NAME_BYTES_MAX = 200
 """A file name has at most 255 bytes, and the metadata file's name also has the version."""
@@ -285,11 +284,10 @@ class _Upload(NamedTuple):
 class UploadDirectory:
     """Uploads under the root of an ObjectDirectory."""
 
-    def __init__(self, objects: ObjectDirectory, clock: Clock, part_bytes_min: int) -> None:
+    def __init__(self, objects: ObjectDirectory, clock: Clock) -> None:
         self._objects = objects
         self._folder = objects.root / UPLOAD_FOLDER
         self._clock = clock
-        self._part_bytes_min = part_bytes_min
 
     def create(self, key: str, metadata: dict[str, str]) -> str:
         """Begin an upload; it exists as soon as its record does."""
@@ -325,7 +323,7 @@ class UploadDirectory:
     def complete(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         """Write the parts to one draft and publish it; deletes the upload."""
         upload = self._upload(key, upload_id)
-        chosen = chosen_parts(parts, self._stored(upload), self._part_bytes_min)
+        chosen = chosen_parts(parts, self._stored(upload), ANY_PARTS.bytes_min)
         files = [upload.folder / f"{part.part_number:05}-{part.etag}" for part in chosen]
         with translated(self._objects.root, key):
             draft = self._objects.draft(_contents(files))
@@ -400,15 +398,15 @@ def _contents(files: Iterable[Path]) -> Iterator[bytes]:
 
 
 class FilesystemStore:
-    """Implements SegmentStore. `part_bytes_min` may be lower in tests of small parts."""
+    """Implements SegmentStore."""
 
+    parts: PartRules = ANY_PARTS
     has_clock = False
 
-    def __init__(self, root: Path, clock: Clock | None = None, *, part_bytes_min: int = S3_PARTS.bytes_min) -> None:
+    def __init__(self, root: Path, clock: Clock | None = None) -> None:
         clock = clock or SystemClock()
         self._objects = ObjectDirectory(root, clock)
-        self._uploads = UploadDirectory(self._objects, clock, part_bytes_min)
-        self.parts: PartRules = replace(S3_PARTS, bytes_min=part_bytes_min)
+        self._uploads = UploadDirectory(self._objects, clock)
 
     async def __aenter__(self) -> Self:
         return self

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from offloaderd.objects.port import S3_PARTS, PartRules
+from offloaderd.objects.port import ANY_PARTS, S3_PARTS, PartRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Kind:
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "s3": Kind(driver="s3", located=("region", "endpoint"), parts=S3_PARTS),
-        "filesystem": Kind(driver="filesystem", located=("directory",), parts=S3_PARTS, has_buckets=False),
+        "filesystem": Kind(driver="filesystem", located=("directory",), parts=ANY_PARTS, has_buckets=False),
     }
 )
 """By `objects.kind`."""

@@ -75,7 +75,10 @@ class PartRules:
 
 
 S3_PARTS = PartRules(bytes_min=5 * 1024 * 1024, number_max=10_000)
-"""S3's, which the directory and the memory keep as well."""
+"""S3's, which the memory keeps as well."""
+
+ANY_PARTS = PartRules(bytes_min=1, number_max=S3_PARTS.number_max)
+"""Those of a store that takes small parts as well, as a directory does."""
 
 PART_BYTES_MIN = S3_PARTS.bytes_min
 """The same, for what runs on S3 alone."""

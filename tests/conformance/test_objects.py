@@ -360,7 +360,9 @@ async def test_complete_with_wrong_parts(store: SegmentStore) -> None:
 
 
 async def test_small_part(store: SegmentStore) -> None:
-    """A part below 5 MiB that is not the last is refused when the upload is completed."""
+    """A part below the least size that is not the last is refused when the upload is completed; 5 MiB with S3."""
+    if store.parts.bytes_min <= len(b"small"):
+        pytest.skip("this store takes parts of any size")
     upload = await store.create_upload(KEY)
     parts = [await store.upload_part(KEY, upload, number, [b"small"]) for number in (1, 2)]
     with pytest.raises(InvalidInput):
@@ -436,12 +438,12 @@ async def test_put_during_upload(store: SegmentStore) -> None:
     assert await store.get(KEY, 0, 4) == PART[:4]
 
 
-@pytest.mark.parametrize("number", [0, -1, 10_001])
-async def test_bad_part_number(store: SegmentStore, number: int) -> None:
-    """Part numbers go from 1 to 10,000."""
+async def test_bad_part_number(store: SegmentStore) -> None:
+    """Part numbers go from 1 to the greatest of the store, 10,000 with S3."""
     upload = await store.create_upload(KEY)
-    with pytest.raises(InvalidInput):
-        await store.upload_part(KEY, upload, number, [b"x"])
+    for number in (-1, 0, store.parts.number_max + 1):
+        with pytest.raises(InvalidInput):
+            await store.upload_part(KEY, upload, number, [b"x"])
 
 
 @pytest.mark.parametrize("key", ["", "a\x00b", "a\nb", "k" * 1025])

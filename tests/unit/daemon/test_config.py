@@ -286,7 +286,7 @@ class TestRules:
             ({"offload": OffloadSettings(block_bytes=9 * MiB)}, ("offload.block_bytes", "offload.part_bytes")),
             (
                 {"offload": OffloadSettings(segment_bytes_max=80_001 * MiB)},
-                ("offload.segment_bytes_max", "offload.part_bytes"),
+                ("objects.kind", "offload.segment_bytes_max", "offload.part_bytes"),
             ),
             (
                 {"offload": OffloadSettings(segment_age_min_s=601)},

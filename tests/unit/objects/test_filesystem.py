@@ -61,7 +61,7 @@ async def test_foreign_upload_ids(tmp_path: Path, upload_id: str) -> None:
 
 async def test_data_file_is_the_object(tmp_path: Path) -> None:
     """The data file holds the object's bytes and nothing else, whatever reads it."""
-    store = FilesystemStore(tmp_path, part_bytes_min=1)
+    store = FilesystemStore(tmp_path)
     await store.put("p/key", b"bytes", metadata={"a": "1"})
     assert (tmp_path / "p%2Fkey").read_bytes() == b"bytes"
     upload = await store.create_upload("parts")
@@ -88,11 +88,11 @@ async def test_nothing_is_left_over(tmp_path: Path) -> None:
 
 async def test_reopened(tmp_path: Path) -> None:
     """Objects and open uploads are there after a restart."""
-    store = FilesystemStore(tmp_path, part_bytes_min=1)
+    store = FilesystemStore(tmp_path)
     await store.put("k", b"x", metadata={"a": "1"})
     upload = await store.create_upload("u", metadata={"b": "2"})
     first = await store.upload_part("u", upload, 1, [b"one"])
-    again = FilesystemStore(tmp_path, part_bytes_min=1)
+    again = FilesystemStore(tmp_path)
     assert (await again.head("k")).metadata == {"a": "1"}
     assert [found.upload_id async for found in again.list_uploads()] == [upload]
     assert list(await again.list_parts("u", upload)) == [first]
@@ -132,7 +132,7 @@ async def test_crash_in_an_overwrite(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 async def test_copied_tree(tmp_path: Path) -> None:
     """A copy that lost the files' times still knows ETag and metadata; a file put there by hand has none."""
-    store = FilesystemStore(tmp_path / "a", part_bytes_min=1)
+    store = FilesystemStore(tmp_path / "a")
     await store.create_bucket()
     await store.put("k", b"x", metadata={"a": "1"})
     upload = await store.create_upload("u", metadata={"b": "2"})
