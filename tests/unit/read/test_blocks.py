@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from offloaderd.core.aio import Tasks
 from offloaderd.core.errors import Closed, NotFound
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.read.cache import Cache
+from offloaderd.read.cache import WINDOW_BYTES_MIN, Cache, ReadAhead
 from tests.unit.read.build import for_ever, sample, turns
 from tests.virtual import virtually
 
@@ -70,6 +70,37 @@ async def test_the_least_recently_used_value_leaves_first() -> None:
         assert [cache.claim(key, 10)[1] for key in "acd"] == [False, False, False]
         assert cache.claim("b", 10)[1]
         assert sample(metrics, "offloaderd_cache_evictions_total", {"cache": "blocks", "cause": "size"}) >= 1
+
+
+async def test_what_was_released_before_it_came_can_be_evicted() -> None:
+    """Of several values of one load some are given up early: they count as room once they are there."""
+    async with Tasks("the reader") as loader:
+        cache, _ = make(30, loader)
+        slots, come = [cache.claim(key, 10)[0] for key in "ab"], asyncio.Event()
+
+        async def work() -> None:
+            await come.wait()
+            for slot in slots:
+                cache.fill(slot, "value", 10)
+
+        cache.load(slots, work, name="a and b")
+        cache.release(slots[0])
+        come.set()
+        assert await slots[1].get() == "value"
+        assert (cache.room_bytes, cache.pinned_bytes) == (20, 10)
+        cache.release(slots[1])
+        assert (cache.room_bytes, cache.pinned_bytes) == (30, 0)
+
+
+def test_the_window_of_a_read_is_never_smaller_than_its_first() -> None:
+    """However little of the cache is its share: one round trip to S3 costs as much as that."""
+    pace = ReadAhead()
+    for _ in range(3):
+        pace.grow(1)
+    assert pace.window_bytes == WINDOW_BYTES_MIN
+    pace.grow(3 * WINDOW_BYTES_MIN)
+    pace.grow(3 * WINDOW_BYTES_MIN)
+    assert pace.window_bytes == 3 * WINDOW_BYTES_MIN
 
 
 async def test_pinned_values_are_never_evicted() -> None:

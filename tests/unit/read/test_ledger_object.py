@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import uuid
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -119,6 +120,32 @@ async def test_places_are_remembered(
     monkeypatch.setattr(store, "get", noted)
     assert await entries(reader, segment, 150, 150) == [(150, one.payloads[150])]
     assert len(asked) <= 3
+
+
+async def test_one_entry_of_a_block_that_was_read_is_found_from_a_place_nearby(
+    reader: SegmentReader, store: MemoryStore
+) -> None:
+    """The places are about a piece apart: more of them would take memory that the table is not counted with."""
+    one = ledger([50] * 300, block_bytes_max=1 << 20)
+    await one.put(store)
+    segment = one.adopted
+    assert await reader.known_places(segment) == [0]
+    await entries(reader, segment, 0, 299)
+    places = await reader.known_places(segment)
+    length = 300 * 62
+    assert length // PIECE // 2 <= len(places) <= 1 + length // PIECE
+    assert all((after - before) * 62 >= PIECE - 128 for before, after in pairwise(places))
+
+
+async def test_no_place_is_remembered_near_one_of_the_index(reader: SegmentReader, store: MemoryStore) -> None:
+    """Before it or behind it: the index has a place for every ten entries, that is for more than each piece."""
+    one = ledger([50] * 300, block_bytes_max=1 << 20, index_every=10)
+    await one.put(store)
+    segment = one.adopted
+    places = await reader.known_places(segment)
+    assert len(places) == 30
+    await entries(reader, segment, 0, 299)
+    assert await reader.known_places(segment) == places
 
 
 async def test_pieces_fetched_ahead_stay_within_the_budget(reader: SegmentReader, store: MemoryStore) -> None:

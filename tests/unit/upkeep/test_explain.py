@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.core.errors import Transient
+from offloaderd.core.errors import BucketMissing, Transient
 from offloaderd.core.model import HistoryOrder, LedgerEnd, Loss, Position
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import grant as grant_record
@@ -264,6 +264,34 @@ async def test_what_retention_deleted_is_told(ground: Ground) -> None:
     assert found.state is State.DELETED
     assert "like all up to 1:9" in found.text
     assert "the oldest stored entry is 1:10" in found.what_to_do
+    assert (await explained(ground, "1:9")).state is State.DELETED, "the last of what was deleted"
+
+
+async def test_an_entry_that_leaves_the_buffer_while_it_is_explained_is_offloaded(ground: Ground) -> None:
+    """It is committed before it leaves, so the map is read after the other tiers."""
+
+    async def held(topic: TopicName, position: Position) -> Held:
+        await ground.commit(await ground.store(4, runs(7, 4, 4)))
+        return NOWHERE
+
+    site = Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)
+    reader = RetryingReader(ground.objects, clock=FastClock())
+    explainer = Explainer(Maps(ground), held, ground.metadata, reader, [site])
+    assert (await explainer.explain(TOPIC, Position(7, 5))).state is State.OFFLOADED
+
+
+async def test_a_bucket_that_vanishes_is_no_damage(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is known about its objects then: advice to restore one of them would be wrong."""
+    get = ground.objects.get
+
+    async def gone(key: str, first: int = 0, length: int | None = None) -> bytes:
+        if key == data_key(1):
+            raise BucketMissing("the bucket is gone")
+        return await get(key, first, length)
+
+    monkeypatch.setattr(ground.objects, "get", gone)
+    with pytest.raises(BucketMissing):
+        await explained(ground, "1:2")
 
 
 async def test_a_topic_without_entries(ground: Ground) -> None:
