@@ -25,6 +25,7 @@ class Kind:
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "s3": Kind(driver="s3", located=("region", "endpoint"), parts=S3_PARTS),
+        "gcs": Kind(driver="google-cloud-storage", located=("endpoint",), parts=ANY_PARTS, extra="gcs"),
         "filesystem": Kind(driver="filesystem", located=("directory",), parts=ANY_PARTS, has_buckets=False),
     }
 )

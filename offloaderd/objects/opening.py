@@ -71,9 +71,15 @@ def _s3(objects: ObjectsSettings, clock: Clock, metrics: RequestMetrics | None) 
     return S3Store(objects, metrics, clock)
 
 
+def _gcs(objects: ObjectsSettings, clock: Clock, metrics: RequestMetrics | None) -> BucketStore:
+    from offloaderd.objects.gcs.store import GcsStore  # noqa: PLC0415 - its library is an extra
+
+    return GcsStore(objects, metrics, clock)
+
+
 def _filesystem(objects: ObjectsSettings, clock: Clock, _: RequestMetrics | None) -> BucketStore:
     return FilesystemStore(Path(objects.directory), clock)
 
 
-_OPEN: Mapping[str, Open] = MappingProxyType({"s3": _s3, "filesystem": _filesystem})
+_OPEN: Mapping[str, Open] = MappingProxyType({"s3": _s3, "gcs": _gcs, "filesystem": _filesystem})
 """By `objects.kind`, as KINDS."""

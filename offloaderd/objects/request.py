@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -18,6 +18,7 @@ from offloaderd.objects.failures import Failure, Request
 from offloaderd.objects.port import Pieces
 
 if TYPE_CHECKING:
+    from aiohttp import StreamReader
     from aiohttp.abc import AbstractStreamWriter
 
 Translate: TypeAlias = Callable[[Exception, Request], Failure | None]
@@ -139,3 +140,24 @@ def check_answered_range(call: object, answered: str, size_bytes: int, first: in
     end = total if length is None else min(total, first + length)
     if (begin, last + 1, size_bytes) != (first, end, end - first):
         raise Transient(f"{call}: asked for bytes {first} to {end - 1}, got {size_bytes} of {answered!r}")
+
+
+async def in_pieces(stream: StreamReader, size_bytes: int, lengths: Sequence[int]) -> Sequence[bytes]:
+    """Return a body of that size in pieces of these lengths, or shorter ones if it ends earlier.
+
+    Each byte is copied once, from the socket's buffer to its piece. Further bytes, which were not requested, are added
+    to the last piece. Raises aiohttp's errors.
+    """
+    stream.set_read_chunk_size(max(1, size_bytes))  # else aiohttp often stops reading from the socket
+    pieces: list[bytes] = []
+    came: list[bytes | memoryview] = []
+    missing = lengths[0]
+    async for chunk, _ in stream.iter_chunks():
+        rest = memoryview(chunk)
+        while len(rest) >= missing and len(pieces) < len(lengths) - 1:
+            pieces.append(b"".join((*came, rest[:missing])))
+            came, rest, missing = [], rest[missing:], lengths[len(pieces)]
+        came.append(rest)
+        missing -= len(rest)
+    pieces.append(b"".join(came))
+    return pieces + [b""] * (len(lengths) - len(pieces))

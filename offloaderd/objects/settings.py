@@ -29,8 +29,9 @@ PlaceList = Annotated[
 class ObjectsSettings(Section):
     """Where segments are stored."""
 
-    kind: Literal["s3", "filesystem"] = "s3"
-    """Kind of object store: an S3 service, or a directory (PIP-76's filesystem offloader)."""
+    kind: Literal["s3", "gcs", "filesystem"] = "s3"
+    """Kind of object store: an S3 service, Google Cloud Storage (extra `gcs`), or a directory (PIP-76's filesystem
+    offloader)."""
 
     bucket: Bucket = Field(default="", examples=["pulsar-offload"])
     """Bucket for all topics; must exist. There is no default, as a guess could be someone else's."""
@@ -70,6 +71,10 @@ class ObjectsSettings(Section):
 
     web_identity_token_file: OptionalText = Field(default=None, examples=[""])
     """File with the web identity token for role_arn; read at each renewal."""
+
+    credentials_file: OptionalText = Field(default=None, examples=[""])
+    """File with Google's credentials (kind = gcs): a workload identity federation, a service account's key, or a
+    user's. Not set: the application default credentials, in a pod those of its service account."""
 
     encryption: Literal["default", "sse-s3", "sse-kms"] = "default"
     """Server-side encryption of each new object. default: what the bucket is set to. sse-s3: keys of S3. sse-kms: a key

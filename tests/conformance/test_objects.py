@@ -14,11 +14,13 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NotFound
 from offloaderd.objects import checks
 from offloaderd.objects.filesystem import FilesystemStore
+from offloaderd.objects.gcs.store import GcsStore
 from offloaderd.objects.port import PART_BYTES_MIN, PartInfo
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.testing.memory.objects import MemoryStore
 from tests.conformance.simulated import SIMULATED, simulated_world
+from tests.gcs_server import gcs_server
 from tests.real import stores
 from tests.simulation.bucket import BucketClient
 from tests.simulation.loop import Process
@@ -31,11 +33,11 @@ if TYPE_CHECKING:
 
 KEY = "prefix/0c1f4bd1-6e4f-4a0e-8c7d-2f8f2a1b3c4d"
 METADATA = {"s3managedledgeroffloaderformatversion": "1", "PulsarClusterName": "a b/c"}
-Opened = MemoryStore | FilesystemStore | S3Store | BucketClient
+Opened = MemoryStore | FilesystemStore | GcsStore | S3Store | BucketClient
 PART = hashlib.shake_128(b"part").digest(PART_BYTES_MIN)
 
 
-@pytest.fixture(params=["memory", "filesystem", "s3", SIMULATED])
+@pytest.fixture(params=["memory", "filesystem", "s3", "gcs", SIMULATED])
 def adapter(request: pytest.FixtureRequest) -> str:
     """The adapter under test."""
     return str(request.param)
@@ -62,6 +64,11 @@ async def opened(adapter: str, options: ObjectsSettings | None, tmp_path: Path) 
         page_keys = 1000 if stores.wanted() == "versitygw" else 2  # it refuses its own marker
         async with S3Store(options, page_keys=page_keys) as s3:
             yield s3
+    elif adapter == "gcs":
+        async with gcs_server("a-bucket") as server:
+            options = ObjectsSettings(kind="gcs", bucket="a-bucket", endpoint=server.endpoint)
+            async with GcsStore(options, page_keys=2) as gcs:
+                yield gcs
     elif adapter == "filesystem":
         async with FilesystemStore(tmp_path) as directory:
             yield directory
@@ -465,7 +472,7 @@ async def test_bad_metadata(store: SegmentStore, metadata: dict[str, str]) -> No
         await store.create_upload(KEY, metadata=metadata)
 
 
-@pytest.mark.parametrize("adapter", ["memory", "filesystem", "s3"], indirect=True)
+@pytest.mark.parametrize("adapter", ["memory", "filesystem", "s3", "gcs"], indirect=True)
 async def test_check(opened: Opened, store: SegmentStore) -> None:
     """The start-up probe is content with a bucket that is there, as is making it again; neither leaves an object."""
     assert not isinstance(opened, BucketClient)

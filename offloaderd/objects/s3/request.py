@@ -13,7 +13,6 @@ from offloaderd.objects.request import Body, Call
 from offloaderd.objects.s3.errors import is_not_implemented
 
 if TYPE_CHECKING:
-    from aiobotocore.response import AioStreamingBody  # type: ignore[import-untyped]
     from types_aiobotocore_s3.type_defs import (
         HeadObjectOutputTypeDef,
         ListMultipartUploadsOutputTypeDef,
@@ -152,25 +151,3 @@ def uploads_of(page: ListMultipartUploadsOutputTypeDef) -> list[UploadInfo]:
         )
         for found in page.get("Uploads", [])
     ]
-
-
-async def in_pieces(body: AioStreamingBody, size_bytes: int, lengths: Sequence[int]) -> Sequence[bytes]:
-    """Return a body of that size in pieces of these lengths, or shorter ones if it ends earlier.
-
-    Each byte is copied once, from the socket's buffer to its piece. Further bytes, which were not requested, are added
-    to the last piece. Raises aiohttp's errors.
-    """
-    stream = body.raw_stream.content
-    stream.set_read_chunk_size(max(1, size_bytes))  # else aiohttp often stops reading from the socket
-    pieces: list[bytes] = []
-    came: list[bytes | memoryview] = []
-    missing = lengths[0]
-    async for chunk, _ in stream.iter_chunks():
-        rest = memoryview(chunk)
-        while len(rest) >= missing and len(pieces) < len(lengths) - 1:
-            pieces.append(b"".join((*came, rest[:missing])))
-            came, rest, missing = [], rest[missing:], lengths[len(pieces)]
-        came.append(rest)
-        missing -= len(rest)
-    pieces.append(b"".join(came))
-    return pieces + [b""] * (len(lengths) - len(pieces))

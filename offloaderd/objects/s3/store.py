@@ -36,6 +36,7 @@ from offloaderd.objects.request import (
     calling,
     check_answered_range,
     date_ms,
+    in_pieces,
 )
 from offloaderd.objects.s3.client import Clients
 from offloaderd.objects.s3.errors import ANSWERS, failure
@@ -44,7 +45,6 @@ from offloaderd.objects.s3.request import (
     bare,
     body_of,
     described,
-    in_pieces,
     listed,
     noted,
     parts_of,
@@ -168,7 +168,7 @@ class S3Store:
             call.extend(size_bytes / self._bytes_per_s_min)
             async with answer["Body"] as body:
                 check_whole(key, size_bytes, first, length)
-                pieces = await in_pieces(body, size_bytes, lengths or [size_bytes])
+                pieces = await in_pieces(body.raw_stream.content, size_bytes, lengths or [size_bytes])
             call.bytes_in = sum(map(len, pieces))
             if call.bytes_in != size_bytes:
                 raise Transient(f"{call}: {call.bytes_in} bytes came instead of {size_bytes}")
