@@ -115,16 +115,18 @@ test-cluster: $(DEPENDENCIES)dev ## Submit jobs with a packed environment to a s
 
 build/stores/versitygw: MODULE = github.com/versity/versitygw/cmd/versitygw@v1.8.0
 build/stores/minio: MODULE = github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c
+build/stores/fake-gcs-server: MODULE = github.com/fsouza/fake-gcs-server@v1.56.1
 build/stores/%:
-	@command -v go >/dev/null || { echo "building S3 servers needs Go (1.25 or newer, https://go.dev/dl)" >&2; exit 1; }
+	@command -v go >/dev/null || { echo "building servers for tests needs Go (1.25 or newer, https://go.dev/dl)" >&2; exit 1; }
 	GOBIN=$(abspath build/stores) go install $(MODULE)
 
-stores: build/stores/versitygw build/stores/minio ## Build two more S3 servers for the tests and the benchmarks (needs Go)
+stores: build/stores/versitygw build/stores/minio build/stores/fake-gcs-server ## Build two more S3 servers and an emulator of Google's for tests and benchmarks (needs Go)
 
 test-stores: $(DEPENDENCIES)dev stores ## Run what depends on the S3 server on versitygw and MinIO as well, and encryption by a KMS (needs Go)
 	S3_SERVER=versitygw $(BIN)/python -m pytest -n $(WORKERS) $(ON_STORES)
 	S3_SERVER=minio $(BIN)/python -m pytest -n $(WORKERS) $(ON_STORES)
 	$(BIN)/python -m pytest -n 0 tests/real/on_minio.py
+	$(BIN)/python -m pytest -n $(WORKERS) tests/conformance/test_objects.py $(addprefix tests/integration/,kills/test_gcs_kills.py commands/test_gcs.py) -k gcs
 
 fuzz: $(DEPENDENCIES)fuzz ## Feed foreign bytes to every decoder that reads any, guided by coverage (MINUTES=n in all)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)

@@ -18,6 +18,7 @@ from botocore.session import get_session
 from offloaderd.core.clock import SystemClock
 from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper
+from tests.real import gcs_emulator as emulator
 from tests.real import stores
 
 if TYPE_CHECKING:
@@ -79,6 +80,15 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A running S3 server: SeaweedFS, or the one that the environment names (tests/real/stores.py)."""
     with running(stores.store(stores.wanted(), tmp_path_factory.mktemp("s3"), SystemClock())) as server:
         yield S3Server(server.endpoint, server.access_key, server.secret_key)
+
+
+@pytest.fixture(scope="session")
+def gcs_emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Endpoint of a running emulator of Google Cloud Storage; without one the test is left out."""
+    if reason := emulator.lacking():
+        pytest.skip(reason)
+    with running(emulator.gcs_emulator(tmp_path_factory.mktemp("gcs"), SystemClock())) as endpoint:
+        yield endpoint
 
 
 @contextmanager

@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 KEY = "prefix/0c1f4bd1-6e4f-4a0e-8c7d-2f8f2a1b3c4d"
 METADATA = {"s3managedledgeroffloaderformatversion": "1", "PulsarClusterName": "a b/c"}
 Opened = MemoryStore | FilesystemStore | GcsStore | S3Store | BucketClient
+GCS_EMULATOR = "fake-gcs-server"
 PART = hashlib.shake_128(b"part").digest(PART_BYTES_MIN)
 
 
-@pytest.fixture(params=["memory", "filesystem", "s3", "gcs", SIMULATED])
+@pytest.fixture(params=["memory", "filesystem", "s3", "gcs", GCS_EMULATOR, SIMULATED])
 def adapter(request: pytest.FixtureRequest) -> str:
     """The adapter under test."""
     return str(request.param)
@@ -46,6 +47,9 @@ def adapter(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def options(adapter: str, request: pytest.FixtureRequest) -> ObjectsSettings | None:
     """Where the real server is, None for stores without one."""
+    if adapter == GCS_EMULATOR:
+        endpoint = request.getfixturevalue("gcs_emulator")
+        return ObjectsSettings(kind="gcs", bucket=f"test-{SystemClock().uuid().hex}", endpoint=endpoint)
     if adapter != "s3":
         return None
     bucket, server = request.getfixturevalue("s3_bucket"), request.getfixturevalue("s3_server")
@@ -60,7 +64,11 @@ def options(adapter: str, request: pytest.FixtureRequest) -> ObjectsSettings | N
 @pytest.fixture
 async def opened(adapter: str, options: ObjectsSettings | None, tmp_path: Path) -> AsyncIterator[Opened]:
     """An adapter over an empty bucket; S3 answers in pages of two."""
-    if options is not None:
+    if options is not None and options.kind == "gcs":
+        async with GcsStore(options, page_keys=2) as gcs:
+            await gcs.create_bucket()
+            yield gcs
+    elif options is not None:
         page_keys = 1000 if stores.wanted() == "versitygw" else 2  # it refuses its own marker
         async with S3Store(options, page_keys=page_keys) as s3:
             yield s3
@@ -472,7 +480,7 @@ async def test_bad_metadata(store: SegmentStore, metadata: dict[str, str]) -> No
         await store.create_upload(KEY, metadata=metadata)
 
 
-@pytest.mark.parametrize("adapter", ["memory", "filesystem", "s3", "gcs"], indirect=True)
+@pytest.mark.parametrize("adapter", ["memory", "filesystem", "s3", "gcs", GCS_EMULATOR], indirect=True)
 async def test_check(opened: Opened, store: SegmentStore) -> None:
     """The start-up probe is content with a bucket that is there, as is making it again; neither leaves an object."""
     assert not isinstance(opened, BucketClient)
