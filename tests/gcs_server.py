@@ -81,6 +81,14 @@ class GcsServer:
     requests: Counter[str] = field(default_factory=Counter)
     """Requests by operation."""
     endpoint: str = ""
+    anonymous: bool = False
+    """Whether a request without a token has the rights of the token "" (for tests of rights alone)."""
+    damaged: bool = False
+    """Whether content loses its last byte on the way."""
+    garbled: bool = False
+    """Whether answers are not those of the API."""
+    boundary: bytes = b""
+    """Between the parts of the last upload's body."""
     before: Callable[[str, str], Refusal | None] | None = None
     """Asked with operation and key before each request: its refusal is answered."""
     after: Callable[[str, str], bool] | None = None
@@ -97,7 +105,7 @@ class GcsServer:
             if self.before is not None and (refusal := self.before(operation, key)) is not None:
                 raise refusal
             self._authorize(request, operation, key)
-            answer = act()
+            answer = act() if not self.garbled else web.json_response(["?"])
         except Refusal as refusal:
             error = {"reason": refusal.reason, "domain": "global", "message": refusal.message}
             said = {"error": {"code": refusal.status, "message": refusal.message, "errors": [error]}}
@@ -122,7 +130,8 @@ class GcsServer:
             assert found is not None
             described = json.loads(found["described"])
             end = body.rindex(b"\r\n--" + found["boundary"] + b"--")
-            data = body[found.end() : end]
+            data = body[found.end() : end - self.damaged]
+            self.boundary = found["boundary"]
             return "InsertObject", described["name"], lambda: self._insert(bucket, described, data, query)
         if matched["key"] is None:
             prefix = query.get("prefix", "")
@@ -141,7 +150,7 @@ class GcsServer:
         if self.tokens is None:
             return
         said = request.headers.get("Authorization", "")
-        if not said:
+        if not said and not self.anonymous:
             words = "Anonymous caller does not have storage.objects.get access to the Google Cloud Storage object."
             raise Refusal(401, "required", words)
         rights = self.tokens.get(said.removeprefix("Bearer "))

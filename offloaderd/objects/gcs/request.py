@@ -151,10 +151,10 @@ class Connection:
         async with self.request(
             operation, method, path, key=key, query=query, body=body, headers=headers, write=write
         ) as (_, answer):
-            said = json.loads(await answer.read())
+            said = dict(json.loads(await answer.read()))
             for one in said.get("items", [said] if "size" in said else []):
-                info_of(one)
-            return dict(said)
+                info_of(dict(one))
+            return said
 
 
 def _url(base: str, query: Mapping[str, str | int]) -> URL:
