@@ -8,17 +8,21 @@ end. After a refusal file or chain are read again, but not twice within RENEWAL_
 
 import asyncio
 import json
-import warnings
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import google.auth
 import structlog
+from google.auth import aws, environment_vars, identity_pool, impersonated_credentials, pluggable
 from google.auth import exceptions as auth
 from google.auth.transport.requests import Request as AuthRequest
+from google.oauth2 import credentials as user
+from google.oauth2 import service_account
 
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidConfig
@@ -134,19 +138,42 @@ def found(credentials_file: str | None, endpoint: str | None) -> Callable[[], Cr
 
 
 def default() -> Credentials:
-    """Return the application default credentials. Raises DefaultCredentialsError."""
+    """Return the application default credentials. Raises as `from_file`."""
+    named = os.environ.get(environment_vars.CREDENTIALS)
+    if named:
+        return from_file(Path(named))
     return google.auth.default(scopes=SCOPES)[0]
 
 
 def from_file(path: Path) -> Credentials:
-    """Return the credentials of a file of any kind. Raises GoogleAuthError, OSError, ValueError, NoCredentials."""
-    kind = json.loads(path.read_bytes()).get("type", "none")
+    """Return the credentials of a file, without a request. Raises GoogleAuthError, OSError, ValueError, NoCredentials.
+
+    google-auth's own function for this asks Google for the project's name, which nobody needs here.
+    """
+    content = json.loads(path.read_bytes())
+    kind = str(content.get("type", "")) if isinstance(content, dict) else ""
     if kind not in KINDS:
         raise NoCredentials(f"{path} is of type {kind!r}, not one of {', '.join(sorted(KINDS))}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # for files of foreign origin; this one is the operator's
-        return google.auth.load_credentials_from_file(str(path), scopes=SCOPES)[0]  # type: ignore[no-any-return, no-untyped-call]
+    return KINDS[kind](content, scopes=SCOPES)
 
 
-KINDS = frozenset({"service_account", "external_account", "authorized_user", "impersonated_service_account"})
-"""Types of credential files that are read."""
+def _federated(content: Mapping[str, Any], scopes: Sequence[str]) -> Credentials:
+    """Return the credentials of a workload identity federation."""
+    kind: Any = identity_pool.Credentials
+    if content.get("subject_token_type") == "urn:ietf:params:aws:token-type:aws4_request":
+        kind = aws.Credentials
+    elif "executable" in content.get("credential_source", {}):
+        kind = pluggable.Credentials
+    made: Credentials = kind.from_info(content, scopes=scopes)
+    return made
+
+
+KINDS: Mapping[str, Callable[..., Credentials]] = MappingProxyType(
+    {
+        "service_account": service_account.Credentials.from_service_account_info,
+        "external_account": _federated,
+        "authorized_user": user.Credentials.from_authorized_user_info,
+        "impersonated_service_account": impersonated_credentials.Credentials.from_impersonated_service_account_info,
+    }
+)
+"""How to make credentials of each type of file."""
