@@ -80,6 +80,8 @@ class GcsServer:
     """Rights by token; None lets everybody in."""
     requests: Counter[str] = field(default_factory=Counter)
     """Requests by operation."""
+    inserted: Counter[str] = field(default_factory=Counter)
+    """Uploads that were stored, by key."""
     endpoint: str = ""
     anonymous: bool = False
     """Whether a request without a token has the rights of the token "" (for tests of rights alone)."""
@@ -209,6 +211,7 @@ class GcsServer:
         crc = base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
         if described.get("crc32c", crc) != crc:
             raise Refusal(400, "invalid", f"Provided CRC32C doesn't match calculated CRC32C {crc}.")
+        self.inserted[key] += 1
         return self._store(bucket, key, data, described.get("metadata", {}), composed=False)
 
     def _compose(self, bucket: str, key: str, wanted: dict[str, Any]) -> web.Response:

@@ -18,7 +18,7 @@ from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects import keys
-from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.opening import BucketStore, bucket_store
 from offloaderd.objects.settings import ObjectsSettings
 from tests.integration.processes import CLOCK
 
@@ -67,13 +67,16 @@ class Audit:
         return [f"{what}: {one}" for what, found in lists.items() for one in found]
 
 
-def bucket_of(site: Site) -> S3Store:
+def bucket_of(site: Site) -> BucketStore:
     """Return a client of a site's bucket that takes no part in what the daemon does."""
-    return S3Store(
-        ObjectsSettings(
-            endpoint=site.endpoint, bucket=site.bucket, access_key=site.access_key, secret_key=site.secret_key
-        )
-    )
+    options = {
+        "endpoint": site.endpoint,
+        "bucket": site.bucket,
+        "access_key": site.access_key,
+        "secret_key": site.secret_key,
+        **site.settings.get("objects", {}),
+    }
+    return bucket_store(ObjectsSettings.model_validate(options), CLOCK)
 
 
 async def stored_keys(store: SegmentStore) -> set[str]:

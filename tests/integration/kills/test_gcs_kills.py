@@ -1,0 +1,125 @@
+"""SIGKILL at the requests of an upload to Google Cloud Storage: nothing is lost, left behind, or sent twice.
+
+The server is in the test's process, so it can end the daemon at exactly one request; on the emulator it ends when two
+parts are stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.core.errors import OffloaderError
+from offloaderd.core.model import TopicName
+from offloaderd.objects.gcs import uploads
+from offloaderd.objects.gcs.store import GcsStore
+from offloaderd.objects.settings import ObjectsSettings
+from tests.gcs_server import GcsServer, Refusal, gcs_server
+from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.real.audit import bucket_of, parts_stored
+from tests.real.mortal import dies
+from tests.real.proof import ends_well
+from tests.real.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(300)
+"""Several processes each: a busy machine is no failure."""
+
+TOPIC = TopicName.parse("public/default/killed")
+BUCKET = "segments"
+ENTRIES, ENTRY_BYTES = 400, 40_000
+"""Enough for one segment that is full, of three parts, and one that is not."""
+TWO_PARTS = 280
+"""Enough for two parts of a segment that is not full."""
+
+
+def site_at(directory: Path, zookeeper: str, endpoint: str, bucket: str) -> Site:
+    """A site whose segments have several parts in Google Cloud Storage."""
+    site = Site(directory, zookeeper, endpoint, "", "", bucket)
+    site.settings["objects"] = {"kind": "gcs"}
+    site.settings["ledgers"] = {"ledger_entries_max": 170}
+    site.settings["offload"] = {"segment_bytes_max": 12 << 20, "block_bytes": 256 << 10, "part_bytes": 5 << 20}
+    return site
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[GcsServer]:
+    """The server, with an empty bucket."""
+    async with gcs_server(BUCKET) as server:
+        yield server
+
+
+POINTS = {
+    "its first object was stored": ("InsertObject", r"/upload"),
+    "a part was stored": ("InsertObject", r"/00002"),
+    "its parts are about to be composed": ("before ComposeObjects", ""),
+    "its parts were composed": ("ComposeObjects", ""),
+    "its first object was deleted": ("DeleteObject", r"/upload"),
+    "a part was deleted": ("DeleteObject", r"/0000[123]"),
+}
+"""The request at which the daemon ends: its operation, and the end of its key."""
+
+
+def killing(server: GcsServer, daemon: DaemonProcess, point: str) -> None:
+    """Have the server end the daemon at the first request of that kind."""
+    operation, key = POINTS[point]
+    moment, _, operation = operation.rpartition(" ")
+    left = [True]
+
+    def reached(asked: str, of: str) -> bool:
+        found = bool(left) and asked == operation and re.search(f"{key}$" if key else "", of) is not None
+        if found:
+            left.clear()
+            daemon.signal(signal.SIGKILL)
+        return found
+
+    if moment == "before":
+        server.before = lambda asked, of: Refusal(503, "backendError", "killed") if reached(asked, of) else None
+    else:
+        server.after = reached
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_daemon_that_dies_in_an_upload(server: GcsServer, tmp_path: Path, zookeeper: str, point: str) -> None:
+    """The next one completes what is stored: no part twice, no object of an upload left, every entry as it was."""
+    site = site_at(tmp_path, zookeeper, server.endpoint, BUCKET)
+    workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
+    daemon = DaemonProcess(site)
+    killing(server, daemon, point)
+    await dies(daemon, workload, entries=ENTRIES)
+    server.before = server.after = None
+    assert not (await ends_well(site, workload)).collected
+    assert not [key for key in server.buckets[BUCKET] if key.startswith(uploads.ROOT)]
+    parts = {key: count for key, count in server.inserted.items() if re.search(r"/\d{5}$", key)}
+    assert len(parts) >= 2
+    assert set(parts.values()) == {1}
+
+
+async def test_a_daemon_that_dies_over_the_emulator(gcs_emulator: str, tmp_path: Path, zookeeper: str) -> None:
+    """Killed with two parts stored, it is followed by one that goes on behind them."""
+    site = site_at(tmp_path, zookeeper, gcs_emulator, f"test-{CLOCK.uuid().hex}")
+    workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
+    async with GcsStore(ObjectsSettings(kind="gcs", bucket=site.bucket, endpoint=gcs_emulator)) as store:
+        await store.create_bucket()
+    async with DaemonProcess(site) as daemon:
+        with contextlib.suppress(OffloaderError):
+            async with daemon.client() as client:
+                await client.enable(TOPIC)
+                await workload.append(client, TWO_PARTS)
+                before, _ = await parts_stored(site, 2)
+        daemon.signal(signal.SIGKILL)
+        await daemon.ended()
+    async with bucket_of(site) as bucket:
+        stored = await bucket.list_parts(before.key, before.upload_id)
+    found = await ends_well(site, workload, entries=20)
+    assert found.segments == 1
+    assert len(stored) >= 2
+    async with bucket_of(site) as bucket:
+        assert [one async for one in bucket.list_uploads()] == []
