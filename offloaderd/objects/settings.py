@@ -46,7 +46,7 @@ class ObjectsSettings(Section):
     segments lie in it."""
 
     endpoint: Url = Field(default=None, examples=["http://127.0.0.1:9000"])
-    """URL of an S3 service other than AWS. Not set: AWS in objects.region."""
+    """URL of an S3 service other than AWS, or of an emulator of Google's. Not set: AWS in objects.region, or Google."""
 
     signed_host: OptionalText = Field(default=None, examples=["s3.eu-west-1.amazonaws.com"])
     """Name of the service where objects.endpoint is another way to it (a tunnel, a forwarded port), sent and signed as

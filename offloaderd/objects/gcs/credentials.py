@@ -26,8 +26,8 @@ from google.oauth2 import service_account
 
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidConfig
-from offloaderd.core.section import is_private
 from offloaderd.objects.gcs.errors import WORDS_MAX, NoCredentials
+from offloaderd.objects.settings import ObjectsSettings
 
 log = structlog.get_logger(__name__)
 
@@ -121,17 +121,18 @@ class Tokens:
         return credentials, credentials.token or "", left_s
 
 
-def found(credentials_file: str | None, endpoint: str | None) -> Callable[[], Credentials] | None:
-    """Return how to find the credentials of the settings; None for an endpoint that gets no token.
+def found(options: ObjectsSettings) -> Callable[[], Credentials] | None:
+    """Return how to find the credentials; None for an endpoint that gets no token.
 
     An emulator on loopback without TLS gets one from a file alone. Raises InvalidConfig for a way that others can read.
     """
-    if endpoint is not None and not is_private(endpoint):
+    endpoint = options.endpoint
+    if options.sign_payloads:
         raise InvalidConfig(
             f"objects.endpoint {endpoint} has no TLS, and an access token is a password", hint="use https"
         )
-    if credentials_file is not None:
-        return partial(from_file, Path(credentials_file))
+    if options.credentials_file is not None:
+        return partial(from_file, Path(options.credentials_file))
     if endpoint is not None and endpoint.startswith("http://"):
         return None
     return default

@@ -63,7 +63,7 @@ class Connection:
         """Make the client, without a request. Raises InvalidConfig."""
         options = self._options
         self._tokens = Tokens(
-            found(options.credentials_file, options.endpoint),
+            found(options),
             self._clock,
             options.connect_timeout_s + options.read_timeout_s,
         )

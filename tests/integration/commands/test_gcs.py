@@ -50,6 +50,7 @@ async def examined(of: Settings) -> dict[str, CheckResult]:
         return {result.name: result async for result in results}
 
 
+@pytest.mark.witness("zookeeper")
 async def test_a_sound_bucket_has_nothing_to_complain_of(server: GcsServer, zookeeper: str) -> None:
     """Objects, uploads in parts and the clock are tried, and nothing is left of it."""
     found = await examined(settings(zookeeper, bucket="segments", endpoint=server.endpoint))
@@ -64,6 +65,7 @@ async def test_a_bucket_that_is_not_there_is_named(server: GcsServer, zookeeper:
     assert "objects.bucket" in found["bucket"].what_to_do
 
 
+@pytest.mark.witness("zookeeper")
 async def test_a_right_too_few_is_named(server: GcsServer, zookeeper: str, tmp_path: Path) -> None:
     """With a service account's token, whose role lacks what parts are deleted with."""
     right = "storage.objects.delete"

@@ -86,7 +86,12 @@ def killing(server: GcsServer, daemon: DaemonProcess, point: str) -> None:
         server.after = reached
 
 
-@pytest.mark.parametrize("point", POINTS)
+WITNESS = "its parts were composed"
+
+
+@pytest.mark.parametrize(
+    "point", [pytest.param(one, marks=[pytest.mark.witness("zookeeper")] if one == WITNESS else []) for one in POINTS]
+)
 async def test_a_daemon_that_dies_in_an_upload(server: GcsServer, tmp_path: Path, zookeeper: str, point: str) -> None:
     """The next one completes what is stored: no part twice, no object of an upload left, every entry as it was."""
     site = site_at(tmp_path, zookeeper, server.endpoint, BUCKET)
