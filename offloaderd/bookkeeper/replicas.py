@@ -367,7 +367,7 @@ class ReplicaReader:
                 turn.settle(got)
         if not entries:
             raise BadAnswer(f"bookie {bookie_id} gave a batch without entries")
-        return entries[: replica_read.count_max]
+        return entries
 
     async def _next_round(self, replica_read: ReplicaRead) -> None:
         """Read the metadata again and pause; raises the error of the search after the last round."""

@@ -46,6 +46,21 @@ async def test_an_answer_after_its_deadline_is_dropped() -> None:
         assert it.value("offloaderd_bookie_requests_total", operation="read", outcome="timeout") == 1
 
 
+async def test_answers_after_their_deadlines_are_dropped_each() -> None:
+    """A single read has no number: when the same one was given up twice, two answers to it may still come."""
+    async with world(BookkeeperSettings(request_timeout_s=0.05)) as it:
+        it.hold()
+        for _ in range(2):
+            with pytest.raises(TimedOut):
+                await it.pool.read(it.id, LEDGER, 1)
+        it.release()
+        for asked in await it.bookie.asked(2):
+            asked.answer()
+        await it.settle()
+        assert await it.pool.read(it.id, LEDGER, 2) == ENTRIES[2]
+        assert len(it.bookie.sessions) == 1
+
+
 async def test_a_silent_bookie_is_left_after_three_deadlines() -> None:
     """All who wait on the connection are told at once, it is closed, and the bookie is avoided for a while."""
     async with world(BookkeeperSettings(request_timeout_s=0.05)) as it:

@@ -8,7 +8,7 @@ import pytest
 
 from offloaderd.bookkeeper.connections import bookies, connection
 from offloaderd.bookkeeper.settings import BookkeeperSettings
-from offloaderd.core.errors import Closed, InvalidInput, Throttled
+from offloaderd.core.errors import Closed, InvalidInput, Throttled, Transient
 from tests.unit.bookkeeper import wire
 from tests.unit.bookkeeper.fake_bookie import BUSY
 from tests.unit.bookkeeper.pool_world import ENTRIES, LEDGER, world
@@ -244,3 +244,18 @@ async def test_what_cannot_be_asked_for_is_refused_before_it_is_sent(monkeypatch
                     await impossible
         assert it.bookie.requests == []
         assert await it.batch(0, 1) == ENTRIES[:1]
+
+
+async def test_bookies_of_the_past_are_forgotten_and_those_in_use_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clusters replace bookies for years: what is held of them does not grow with every id that there ever was."""
+    monkeypatch.setattr(bookies, "BOOKIES_MAX", 3)
+    async with world() as it:
+        await it.pool.read(it.id, LEDGER, 0)
+        for number in range(10):
+            with pytest.raises(Transient):
+                await it.pool.read(f"gone-{number}", LEDGER, 0)
+            await it.clock.advance(60)
+        assert it.id in it.pool._bookies
+        assert len(it.pool._bookies) <= 3
+        assert await it.pool.read(it.id, LEDGER, 1) == ENTRIES[1]
+        assert it.value("offloaderd_bookie_connections") == 1

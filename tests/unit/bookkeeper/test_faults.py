@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from offloaderd.bookkeeper.metadata import Ensemble
-from offloaderd.bookkeeper.replicas import MissingEntry, UnsoundEntry
+from offloaderd.bookkeeper.replicas import PAUSE_MIN_S, ROUNDS, MissingEntry, UnsoundEntry
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.entry import BadLength
 from offloaderd.core.errors import Closed, CorruptData, Denied, NotFound, Throttled, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.ledgers.pulsar.source import BookKeeperLedgers
+from offloaderd.metadata.port import Versioned
 from offloaderd.testing import FakeClock, payloads
+from tests.real.ledger_nodes import encode
 from tests.unit.bookkeeper.clockwork import in_time
 from tests.unit.bookkeeper.fake_cluster import TOPIC, FakeCluster, FakeLedger, Shape
 
@@ -140,6 +143,22 @@ async def test_a_frozen_bookie_is_hedged_once_and_then_avoided(bench: Bench, sha
     await bench.clock.advance(30)
     assert await bench.read() == ledger.payloads
     assert bench.asked("b1") > asked
+
+
+async def test_a_bookie_that_answers_before_the_one_asked_beside_it_is_not_avoided(bench: Bench) -> None:
+    """It was no slower than the other, and has read ahead."""
+    ledger = await bench.ledger()
+    bench.bookies.frozen = {"b0", "b1"}
+
+    async def thaw() -> None:
+        await bench.clock.sleep(2.5)
+        bench.bookies.thaw()
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(thaw())
+        assert await bench.read() == ledger.payloads
+    assert bench.counted("bookie_hedged_reads") == 1
+    assert bench.asked("b0") == 1
 
 
 async def test_all_replicas_down_and_back(bench: Bench, shape: Shape) -> None:
@@ -268,6 +287,49 @@ async def test_members_swapped_in_place_are_found(bench: Bench, shape: Shape) ->
     await ledger.change(ensembles=(Ensemble(0, new),))
     assert await bench.read() == ledger.payloads
     assert bench.clock.monotonic() == 0
+
+
+async def test_members_that_are_swapped_each_time_are_not_followed_without_a_pause(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New bookies are asked at once the first time; a second time ZooKeeper gets a moment."""
+    ledger = await bench.ledger()
+    get, homes = bench.cluster.znodes.get, [("n0", "n1"), ("m0", "m1")]
+    bench.bookies.down = {"b0", "b1", "n0", "n1"}
+    for old_id, new_id in (("b0", "m0"), ("b1", "m1")):
+        bench.bookies.stored[new_id] = bench.bookies.stored[old_id]
+
+    async def moving(path: str) -> Versioned:
+        if path == ledger.path and homes and all(map(bench.asked, ledger.metadata.ensembles[0].bookies)):
+            ledger.metadata = replace(ledger.metadata, ensembles=(Ensemble(0, homes.pop(0)),))
+            await bench.cluster.znodes.replace(path, encode(ledger.metadata), (await get(path)).version)
+        return await get(path)
+
+    monkeypatch.setattr(bench.cluster.znodes, "get", moving)
+    assert await bench.read() == ledger.payloads
+    assert homes == []
+    assert bench.clock.monotonic() >= PAUSE_MIN_S / 2
+
+
+async def test_members_that_are_swapped_before_the_last_round_ends_are_asked(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That no bookie gave the entry is a conclusion about the bookies that it is on now."""
+    ledger = await bench.ledger()
+    bench.bookies.down = {"b0", "b1"}
+    for old_id, new_id in (("b0", "m0"), ("b1", "m1")):
+        bench.bookies.stored[new_id] = bench.bookies.stored[old_id]
+    get = bench.cluster.znodes.get
+
+    async def moving(path: str) -> Versioned:
+        if path == ledger.path and bench.asked("b0") > ROUNDS:
+            moved = replace(ledger.metadata, ensembles=(Ensemble(0, ("m0", "m1")),))
+            return Versioned(encode(moved), 9)
+        return await get(path)
+
+    monkeypatch.setattr(bench.cluster.znodes, "get", moving)
+    assert await bench.read() == ledger.payloads
+    assert bench.asked("b0") == ROUNDS + 1
 
 
 async def test_ensembles_are_read_each_from_its_own_bookies(bench: Bench, shape: Shape) -> None:

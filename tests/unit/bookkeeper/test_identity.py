@@ -135,3 +135,16 @@ async def test_a_list_that_stands_still_while_the_broker_names_a_later_ledger_is
         await ledger.close()
         await bench.cluster.ledger(ledger_id=12)
         assert await bench.source.moved(TOPIC) is None
+
+
+async def test_a_list_stands_still_since_the_broker_first_named_a_later_ledger() -> None:
+    """It is asked time and again while entries are hidden: each answer that is the same begins no new wait."""
+    async with benched() as bench:
+        ledger = await bench.cluster.ledger()
+        await ledger.write(payloads(5), lac=-1)
+        bench.broker.position = Position(12, 3)
+        for _ in range(70):
+            await bench.clock.advance(1)
+            await bench.confirmed()
+        assert len(bench.broker.asked_s) > 3
+        assert await bench.source.moved(TOPIC) is not None

@@ -17,7 +17,7 @@ from offloaderd.core.model import TopicName
 from offloaderd.ledgers.pulsar.source import BookKeeperLedgers
 from offloaderd.testing import FakeClock, payloads
 from tests.unit.bookkeeper.clockwork import in_time
-from tests.unit.bookkeeper.fake_cluster import TOPIC, FakeCluster
+from tests.unit.bookkeeper.fake_cluster import TOPIC, FakeCluster, Shape
 from tests.virtual import virtually
 
 if TYPE_CHECKING:
@@ -66,6 +66,17 @@ async def test_a_topic_is_limited_on_its_own() -> None:
     assert clock.monotonic() == pytest.approx(2)
     waited = metrics.registry.get_sample_value("offloaderd_source_throttled_seconds_total", {"scope": "topic"})
     assert waited == pytest.approx(2)
+
+
+async def test_other_rates_count_at_once_for_every_topic() -> None:
+    """Also for one that was read before: settings are read again while the daemon runs."""
+    clock = FakeClock()
+    limits = Limits(BookkeeperSettings(topic_requests_per_s=1), clock, Metrics())
+    await in_time(clock, send(limits, TOPIC, [0] * 4, clock))
+    began = clock.monotonic()
+    limits.follow(BookkeeperSettings(topic_requests_per_s=10))
+    sent = await in_time(clock, send(limits, TOPIC, [0] * 21, clock))
+    assert sent[-1] - began == pytest.approx(1, abs=0.11)
 
 
 async def test_turns_come_in_the_order_of_asking() -> None:
@@ -159,4 +170,33 @@ async def test_a_read_keeps_to_the_limit() -> None:
         await in_time(clock, read())
     assert found == ledger.payloads
     assert 17 < clock.monotonic() < 23
+    assert metrics.registry.get_sample_value("offloaderd_bookie_hedged_reads_total") == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [(BookkeeperSettings(requests_per_s=1, hedge_s=0.5), 1), (BookkeeperSettings(bytes_per_s=4000), 0)],
+    ids=["requests", "bytes"],
+)
+async def test_bookies_that_are_down_cost_their_requests_and_no_bytes(
+    options: BookkeeperSettings, seconds: float
+) -> None:
+    """A request behind theirs may wait for its turn, which is no hedge's reason; what never came is not charged."""
+    clock, cluster, metrics = FakeClock(), FakeCluster(), Metrics()
+    ledger = await cluster.ledger(Shape(ensemble=4, write_quorum=4))
+    await ledger.write(payloads(10))
+    await ledger.close()
+    cluster.bookies.down = {"b3", "b0"}
+    async with BookKeeperLedgers(
+        cluster.znodes, cluster.bookies, clock=clock, metrics=metrics, options=options
+    ) as source:
+        found: list[bytes] = []
+
+        async def read() -> None:
+            async for batch in source.read(TOPIC, 7, 0, 9, batch_bytes=4000):
+                found.extend(batch.payloads)
+
+        await in_time(clock, read())
+    assert found == ledger.payloads
+    assert clock.monotonic() == pytest.approx(seconds)
     assert metrics.registry.get_sample_value("offloaderd_bookie_hedged_reads_total") == 0

@@ -18,8 +18,11 @@ from offloaderd.core.errors import (
     Transient,
 )
 from offloaderd.core.metrics.families import ERROR_CLASSES
+from offloaderd.core.model import OffloadMethod, Position
 from offloaderd.segment.failures import STALLED_TRIES, FailureTracker, error_class
 from offloaderd.testing.clock import START_MS, FakeClock
+from offloaderd.topic.chooser import Begin
+from tests.unit.rigs.owned import Owned, offloaded_topic
 from tests.unit.rigs.rig import TOPIC
 
 
@@ -105,3 +108,19 @@ async def test_the_log_says_once_that_it_stalls_and_once_that_it_goes_on() -> No
     assert [event["event"] for event in events] == ["topic.stalled", "topic.recovered"]
     assert (events[0]["error_class"], events[0]["since_ms"]) == ("no_space", START_MS)
     assert events[1]["stalled_s"] == 30.0
+
+
+async def test_an_attempt_says_how_often_its_segment_has_failed_since_the_last_commit() -> None:
+    """A commit ends the row: what failed before it says nothing of the entries behind it."""
+    owned = await Owned.claim(await offloaded_topic(10))
+    attempts, begin = owned.offloader.attempts, Begin(Position(1, 0), OffloadMethod.STREAMING)
+
+    async def said() -> tuple[int, str]:
+        attempt = await attempts.assigned(begin, lambda: owned.offloader.policy)
+        return attempt.tries, attempt.last_error
+
+    for tries in (1, 2):
+        attempts.failed("no such upload")
+        assert await said() == (tries, "no such upload")
+    attempts.committed()
+    assert await said() == (0, "")

@@ -127,6 +127,16 @@ async def test_a_record_never_outgrows_its_node(monkeypatch: pytest.MonkeyPatch)
     assert room.recorded.upload_id == "u"
 
 
+async def test_no_record_is_held_that_cannot_be_in_the_node_any_more() -> None:
+    """A long segment writes thousands, each with all of its parts."""
+    room = Room()
+    kept = await room.begun()
+    for number in range(1, 6):
+        kept.stored(number, part(number))
+        await kept.note_upload("u")
+    assert kept._log._ours == [room.recorded]
+
+
 async def test_an_update_that_was_cut_short_does_not_confuse_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cancelled after the store had acted, its version is found out: the seal, or giving up, still gets through."""
     room = Room()

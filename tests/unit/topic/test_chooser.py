@@ -117,6 +117,18 @@ def test_pressing_helps_where_a_segment_can_end(
     assert frees_on_seal(view, progress) is helps
 
 
+def test_of_two_requests_the_one_that_goes_further_stands() -> None:
+    """Whichever came first; a commit before its entry leaves it open, one of its entry ends it."""
+    requests = Requests(Signal(), STREAMING)
+    for target in (Position(1, 5), Position(1, 3)):
+        requests.seal_to(target)
+        assert requests.now().seal_to == Position(1, 5)
+    requests.committed(Position(1, 4))
+    assert requests.now().seal_to == Position(1, 5)
+    requests.committed(Position(1, 5))
+    assert requests.now().seal_to is None
+
+
 @pytest.mark.parametrize(
     "ask",
     [

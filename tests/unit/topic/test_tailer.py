@@ -262,6 +262,25 @@ async def test_a_broker_that_pushes_has_a_moment_for_each_position() -> None:
     assert not tailing.tailer._leave_to_pusher(END)
 
 
+async def test_a_read_that_waits_for_room_ends_with_its_need() -> None:
+    """What it would go on with is not what the segment needs now; nothing of it counts as taken from the source."""
+    tailing = Tailing()
+    await tailing.source.append(TOPIC, payloads(10, 2000))
+    other = TailingBuffer(tailing.pool, resume=LEFT, rereadable=False)
+    assert other.offer(EntryBatch(0, 4, payloads(1, LIMIT_BYTES - 100))) is OfferResult.ACCEPTED
+    declined = tailing.metrics.buffer_rejected_entries.labels(reason="full")._value
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        running = group.create_task(tailing.tailer.run())
+        await until(lambda: declined.get() == 1)
+        tailing.buffer.restart(LEFT)
+        await until(lambda: declined.get() == 2)
+        assert tailing.metrics.source_entries._value.get() == 0
+        other.close()
+        await until(lambda: Position(0, 9) in tailing.held())
+        running.cancel()
+    assert tailing.metrics.source_entries._value.get() == 6
+
+
 async def test_who_reads_the_source_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic at rest is suspended: its entries would not be read on."""
     tailing, reading, read = Tailing(), asyncio.Event(), asyncio.Event()
