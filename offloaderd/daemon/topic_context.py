@@ -160,6 +160,8 @@ def policy_levels(settings: Settings) -> list[Level]:
         "read_priority": (settings.read, "priority"),
         "bucket": (settings.objects, "bucket"),
         "prefix": (settings.objects, "prefix"),
+        "storage_class": (settings.objects, "storage_class"),
+        "tags": (settings.objects, "tags"),
         "outage": (settings.outage, "policy"),
         "retention": (settings.retention, "kind"),
     }

@@ -159,7 +159,7 @@ class HistoryWriter:
         return await layout_of(self._context, self._topic, info, whole=whole, count=bool(self._failures[0]))
 
     async def _place(self) -> Place:
-        return self._context.place_for(self._offloader.policy)
+        return self._context.place_for(self._offloader.policy, self._topic)
 
     async def _one_segment(self, attempt: Attempt, *, resumed: bool) -> SegmentFailed | None:
         """Write an attempt up to its commit; returns the failure if it was given up."""

@@ -43,6 +43,7 @@ from offloaderd.objects.checks import (
     made_of,
 )
 from offloaderd.objects.port import ANY_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo, md5
+from offloaderd.objects.stored_as import PLAIN, StoredAs
 
 NAME_BYTES_MAX = 200
 """A file name has at most 255 bytes, and the metadata file's name also has the version."""
@@ -452,7 +453,13 @@ class FilesystemStore:
                 yield info
 
     async def put(
-        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+        self,
+        key: str,
+        data: Bytes,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_etag: str | None = None,
+        stored_as: StoredAs = PLAIN,
     ) -> ObjectInfo:
         """See ObjectStore. Conditions do not exclude another process that replaces the object at the same moment."""
         check_key(key)
@@ -464,7 +471,13 @@ class FilesystemStore:
             check_key(key)
         await asyncio.to_thread(self._objects.delete, keys)
 
-    async def create_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+    async def create_upload(
+        self,
+        key: str,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        stored_as: StoredAs = PLAIN,
+    ) -> str:
         """See MultipartStore."""
         check_key(key)
         return await asyncio.to_thread(self._uploads.create, key, checked_metadata(metadata))

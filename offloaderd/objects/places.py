@@ -3,15 +3,21 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from offloaderd.objects.stored_as import PLAIN, StoredAs
+
 IDENTIFYING = ("driver", "bucket", "directory", "prefix")
 """The properties of a driver that locate objects; the others describe the access."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One bucket's prefix; a store without buckets has one named "". `driver` locates it without the settings."""
+    """One bucket's prefix; a store without buckets has one named "". `driver` locates it without the settings.
+
+    `stored_as` is how a topic's new segments are stored there.
+    """
 
     driver: Mapping[str, str]
+    stored_as: StoredAs = PLAIN
 
     @property
     def bucket(self) -> str:

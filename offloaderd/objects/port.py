@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from offloaderd.core.errors import BucketMissing, NotFound
+from offloaderd.objects.stored_as import PLAIN, StoredAs
 
 T = TypeVar("T")
 
@@ -132,12 +133,19 @@ class ObjectStore(ObjectReader, Protocol):
         """See ObjectReader."""
 
     async def put(
-        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+        self,
+        key: str,
+        data: Bytes,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_etag: str | None = None,
+        stored_as: StoredAs = PLAIN,
     ) -> ObjectInfo:
         """Store a whole object, replacing any other, completely or not at all. Raises OutcomeUnknown.
 
         With `if_etag` it replaces only the object of that ETag; with "" it must not exist. Raises Conflict otherwise,
-        possibly because an earlier try of the caller has succeeded. A store without conditions ignores `if_etag`.
+        possibly because an earlier try of the caller has succeeded. A store without conditions ignores `if_etag`, one
+        without classes or tags `stored_as`. Raises InvalidInput for a class that the store does not have.
         """
 
     async def delete(self, keys: Sequence[str]) -> None:
@@ -151,8 +159,13 @@ class MultipartStore(Protocol):
     def parts(self) -> PartRules:
         """What this store takes as a part."""
 
-    async def create_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
-        """Begin an upload and return its id. Raises OutcomeUnknown (a stray upload may exist: list_uploads)."""
+    async def create_upload(
+        self, key: str, *, metadata: Mapping[str, str] | None = None, stored_as: StoredAs = PLAIN
+    ) -> str:
+        """Begin an upload and return its id. Raises OutcomeUnknown (a stray upload may exist: list_uploads).
+
+        `stored_as` as in ObjectStore.put.
+        """
 
     async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """Store a part of these pieces, replacing one with the same number. Raises NotFound for an unknown upload."""

@@ -1,13 +1,16 @@
 """Settings of the object store."""
 
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
 from offloaderd.core.section import OptionalSecret, OptionalText, Seconds, Section, Shape, Url, is_private
 from offloaderd.objects.kinds import KINDS
 from offloaderd.objects.places import Place, Places
+from offloaderd.objects.stored_as import STORAGE_CLASS, STORAGE_CLASS_FORM, TAGS, TAGS_FORM
 
+AWS = ".amazonaws.com"
 Bucket = Annotated[
     str,
     Field(pattern=r"^([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?$"),
@@ -18,6 +21,8 @@ KeyPrefix = Annotated[
     Field(max_length=500, pattern=r"^([^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*)?$"),
     Shape("up to 500 characters, no slash at the start"),
 ]
+StorageClass = Annotated[str, Field(pattern=rf"^{STORAGE_CLASS}$"), Shape(STORAGE_CLASS_FORM)]
+Tags = Annotated[str, Field(pattern=rf"^{TAGS}$"), Shape(TAGS_FORM)]
 _PLACE = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/([^,/\x00-\x1f\x7f][^,\x00-\x1f\x7f]{0,499})?)?"
 PlaceList = Annotated[
     str,
@@ -44,6 +49,14 @@ class ObjectsSettings(Section):
     """Further places that policies may name: buckets of the same service, with the same keys, each with a prefix if it
     needs one. Segments there are read, collected, verified and rebuilt as well; keep a place here for as long as
     segments lie in it."""
+
+    storage_class: StorageClass = Field(default="", examples=["STANDARD_IA"])
+    """Storage class of new data objects, unless a policy names another. Empty: the bucket's own. Archives are refused,
+    as their objects cannot be read at once. Index and manifest keep the bucket's class."""
+
+    tags: Tags = Field(default="", examples=["tenant={tenant}, namespace={namespace}"])
+    """Tags of new objects, for the bill, unless a policy names others: NAME=VALUE, several with commas between them;
+    {tenant}, {namespace} and {cluster} stand for the topic's. Needs s3:PutObjectTagging."""
 
     endpoint: Url = Field(default=None, examples=["http://127.0.0.1:9000"])
     """URL of an S3 service other than AWS, or of an emulator of Google's. Not set: AWS in objects.region, or Google."""
@@ -108,6 +121,12 @@ class ObjectsSettings(Section):
         if kind.has_buckets:
             return Places(*(Place(driver={**fixed, "bucket": bucket, "prefix": prefix}) for bucket, prefix in named))
         return Places(*(Place(driver={**fixed, "prefix": prefix}) for _, prefix in named))
+
+    @property
+    def service(self) -> str:
+        """Kind of the service, as in `stored_as.CLASSES`."""
+        host = urlsplit(self.endpoint).hostname or "" if self.endpoint is not None else AWS
+        return "aws" if self.kind == "s3" and f".{host}".endswith(AWS) else self.kind
 
     @property
     def sign_payloads(self) -> bool:

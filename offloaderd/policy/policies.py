@@ -18,6 +18,7 @@ from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import HistoryOrder, OffloadMethod, OutagePolicy, TierRetention
 from offloaderd.core.read_options import ReadPriority
 from offloaderd.core.units import parse_bytes, parse_seconds
+from offloaderd.objects.stored_as import STORAGE_CLASS, STORAGE_CLASS_FORM, TAGS, TAGS_FORM
 
 OFF = -1
 """Any negative threshold or lag: no threshold, never delete."""
@@ -174,6 +175,8 @@ class OffloadPolicies:
     )
     bucket: str | None = _text("bucket", "managedLedgerOffloadBucket", shape=_BUCKET[0], form=_BUCKET[1])
     prefix: str | None = _text("prefix", shape=_PREFIX[0], form=_PREFIX[1])
+    storage_class: str | None = _text("storage-class", shape=STORAGE_CLASS, form=STORAGE_CLASS_FORM)
+    tags: str | None = _text("tags", shape=TAGS, form=TAGS_FORM)
     history_order: HistoryOrder | None = _word("history-order", words=HistoryOrder)
     outage: OutagePolicy | None = _word("outage", words=OutagePolicy)
     retention: TierRetention | None = _word("retention", words=TierRetention)
@@ -206,6 +209,8 @@ DEFAULTS = OffloadPolicies(
     read_priority=ReadPriority.TIERED_STORAGE_FIRST,
     bucket="",
     prefix="",
+    storage_class="",
+    tags="",
     history_order=HistoryOrder.HISTORY_FIRST,
     outage=OutagePolicy.SOURCE,
     retention=TierRetention.KEEP,

@@ -6,6 +6,7 @@ from typing import Any
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import OffloadMethod, TierRetention
+from offloaderd.objects.stored_as import class_flaw, tags_flaw
 from offloaderd.policy.policies import FIELDS, NAMES, Effective, Level, OffloadPolicies, Origin, shown
 
 
@@ -22,6 +23,8 @@ class Surroundings:
     has_brokers: bool = True
     retention_s: float | None = None
     retention_bytes: int | None = None
+    service: str = ""
+    """Kind of the object store, as in `stored_as.CLASSES`; empty: unknown."""
 
 
 ANYWHERE = Surroundings()
@@ -50,6 +53,7 @@ def contradictions(own: OffloadPolicies, merged: Effective, around: Surroundings
         *_waits(own, merged, around),
         *_retention(own),
         *_location(own, merged, around),
+        *_stored_as(own, around),
     ]
 
 
@@ -151,3 +155,12 @@ def _location(own: OffloadPolicies, merged: Effective, around: Surroundings) -> 
         f"{labels}: {meant} is not where this daemon stores; it stores in {known}, by its settings objects.bucket, "
         "objects.prefix and objects.places"
     )
+
+
+def _stored_as(own: OffloadPolicies, around: Surroundings) -> Iterator[str]:
+    """A class has to be one that can be read at once, and a tag has one value."""
+    flaws = {
+        "storage_class": class_flaw(own.storage_class or "", around.service),
+        "tags": tags_flaw(own.tags or "", around.service),
+    }
+    yield from (f"{FIELDS[name].label}: {flaw}" for name, flaw in flaws.items() if flaw)

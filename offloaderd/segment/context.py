@@ -1,7 +1,7 @@
 """Stores, budgets and settings that all topics of a daemon share."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from offloaderd.core.errors import Transient
@@ -16,6 +16,7 @@ from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
 from offloaderd.objects.places import Place, Places
+from offloaderd.objects.stored_as import StoredAs, filled_tags
 from offloaderd.segment.builder import LedgerCut, WholeLedgers
 from offloaderd.segment.prefix_totals import Pasts
 from offloaderd.segment.roll import RollPolicy
@@ -60,10 +61,10 @@ class OffloadContext:
             deployment_id=self.deployment_id,
         )
 
-    def place_for(self, policy: RollPolicy) -> Place:
+    def place_for(self, policy: RollPolicy, topic: TopicName) -> Place:
         """Return the place of a topic's next segment. Raises Transient if its policy names none of this daemon."""
         if policy.place is None:
-            return self.places.home
+            return replace(self.places.home, stored_as=self.stored_as(policy, topic))
         place = self.places.find(*policy.place)
         if place is None:
             bucket, prefix = policy.place
@@ -71,7 +72,12 @@ class OffloadContext:
                 f"the policy says bucket {bucket!r}, prefix {prefix!r}, which is no place of this daemon's",
                 hint="name it in objects.places, or have the policy name another; until then nothing is offloaded",
             )
-        return place
+        return replace(place, stored_as=self.stored_as(policy, topic))
+
+    def stored_as(self, policy: RollPolicy, topic: TopicName) -> StoredAs:
+        """Return class and tags of a topic's next segment."""
+        names = {"tenant": topic.tenant, "namespace": topic.namespace, "cluster": self.cluster}
+        return StoredAs(policy.storage_class, filled_tags(policy.tags, **names))
 
     def attempt(
         self,
@@ -92,6 +98,8 @@ class OffloadContext:
             status=AttemptStatus.ASSIGNED,
             driver=DRIVER,
             driver_properties=place.driver,
+            storage_class=place.stored_as.storage_class,
+            tags=place.stored_as.tags,
             tries=tries,
             last_error=last_error,
             layout=layout,

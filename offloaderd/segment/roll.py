@@ -39,6 +39,10 @@ class RollPolicy:
     history_order: HistoryOrder = HistoryOrder.HISTORY_FIRST
     place: tuple[str, str] | None = None
     """Bucket and prefix of new segments; None is the daemon's own place."""
+    storage_class: str = ""
+    """Class of new data objects; empty is the bucket's own."""
+    tags: str = ""
+    """Tags of new objects, as the policy has them."""
     paused: Paused | None = None
     """Since when the topic is paused, and by which operator; None if it is not."""
 
@@ -55,6 +59,8 @@ class RollPolicy:
             threshold_s=_limit(values.threshold_s),
             history_order=cast("HistoryOrder", values.history_order),
             place=(cast("str", values.bucket), cast("str", values.prefix)),
+            storage_class=cast("str", values.storage_class),
+            tags=cast("str", values.tags),
         )
 
     def held(self, paused: Paused | None, *, push_only: bool) -> "RollPolicy":

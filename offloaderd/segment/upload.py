@@ -33,6 +33,7 @@ from offloaderd.core.traces import NO_TRACES, Traces
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
 from offloaderd.objects.port import ObjectInfo, PartInfo, SegmentStore, find, present
+from offloaderd.objects.stored_as import PLAIN, StoredAs
 from offloaderd.objects.whole import Get, apart, read_sure
 from offloaderd.segment.builder import CutPart
 from offloaderd.segment.failures import FailureTracker, StoreReach, error_class
@@ -86,12 +87,14 @@ class SegmentUpload:
         *,
         failure_tracker: FailureTracker,
         labels: Callable[[ObjectKind], dict[str, str]],
+        stored_as: StoredAs = PLAIN,
     ) -> None:
         self._up = upload_context
         self._objects = upload_context.objects.at(bucket)
         self._segment_id = where.segment_id
         self._failure_tracker = failure_tracker
         self._labels = labels
+        self._stored_as = stored_as
         self._where = where
         self._key = where.data
         self._parts: dict[int, PartInfo] = {}
@@ -123,7 +126,9 @@ class SegmentUpload:
                     if upload.key == self._key:
                         return upload.upload_id
             asked = True
-            return await self._objects.create_upload(self._key, metadata=self._labels(ObjectKind.DATA))
+            return await self._objects.create_upload(
+                self._key, metadata=self._labels(ObjectKind.DATA), stored_as=self._stored_as
+            )
 
         self.upload_id = await self._persist(once)
         return self.upload_id
@@ -295,9 +300,9 @@ class SegmentUpload:
         One PUT may be damaged, which is no reason to give up a finished segment. Raises SegmentFailed if `check` raises
         CorruptData in the last of `PUTS_MAX` tries.
         """
-        key, labels = self._where.of(kind), self._labels(kind)
+        key, labels, stored_as = self._where.of(kind), self._labels(kind), self._stored_as.tags_alone
         for tries in range(1, PUTS_MAX + 1):
-            await self._persist(lambda: self._objects.put(key, data, metadata=labels))
+            await self._persist(lambda: self._objects.put(key, data, metadata=labels, stored_as=stored_as))
             try:
                 await self.checked(check, key)
             except CorruptData as error:

@@ -124,7 +124,12 @@ class _OneSegment:
         self._builder = builder_of(attempt, context.layout, chunk_bytes=context.chunk_bytes)
         labels = context.labels(attempt.keys, claim.topic)
         self._upload = SegmentUpload(
-            context.upload_context, attempt.bucket, attempt.keys, failure_tracker=writer.failure_tracker, labels=labels
+            context.upload_context,
+            attempt.bucket,
+            attempt.keys,
+            failure_tracker=writer.failure_tracker,
+            labels=labels,
+            stored_as=attempt.stored_as,
         )
         self._record = AttemptProgress(writer.attempts, attempt, work.chain, epoch=claim.epoch, clock=self._clock)
         self._claimed_s = work.claimed_s

@@ -210,7 +210,7 @@ class LiveAttempts:
         layout = await self._layout(begin, info)
 
         async def place() -> Place:
-            return self._context.place_for(policy())
+            return self._context.place_for(policy(), self._record.map.topic)
 
         found = await until_answered(self._clock, place, on_error=lambda error: tracker.record(error, "place"))
         tracker.clear("place")

@@ -18,10 +18,12 @@ from offloaderd.objects.gcs.store import GcsStore
 from offloaderd.objects.port import PART_BYTES_MIN, PartInfo
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
+from offloaderd.objects.stored_as import StoredAs
 from offloaderd.testing.memory.objects import MemoryStore
 from tests.conformance.simulated import SIMULATED, simulated_world
 from tests.gcs_server import gcs_server
 from tests.real import stores
+from tests.servers import s3_client
 from tests.simulation.bucket import BucketClient
 from tests.simulation.loop import Process
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from offloaderd.objects.port import Bytes, ObjectInfo, SegmentStore
+    from tests.servers import S3Server
 
 KEY = "prefix/0c1f4bd1-6e4f-4a0e-8c7d-2f8f2a1b3c4d"
 METADATA = {"s3managedledgeroffloaderformatversion": "1", "PulsarClusterName": "a b/c"}
@@ -451,6 +454,39 @@ async def test_put_during_upload(store: SegmentStore) -> None:
     assert await store.get(KEY) == b"before"
     await store.complete_upload(KEY, upload, parts)
     assert await store.get(KEY, 0, 4) == PART[:4]
+
+
+async def test_class_and_tags_change_no_byte(store: SegmentStore) -> None:
+    """An object that is stored in a class, with tags, is read as any other, put whole or in parts."""
+    stored_as = StoredAs("STANDARD_IA", {"tenant": "acme", "namespace": "eu west/1"})
+    await store.put(KEY, b"whole", metadata=METADATA, stored_as=stored_as)
+    assert await store.get(KEY) == b"whole"
+    upload = await store.create_upload(KEY, metadata=METADATA, stored_as=stored_as)
+    part = await store.upload_part(KEY, upload, 1, [b"part"])
+    await store.complete_upload(KEY, upload, [part])
+    assert await store.get(KEY) == b"part"
+    assert (await store.head(KEY)).metadata.keys() == {name.lower() for name in METADATA}
+
+
+@pytest.mark.parametrize("adapter", ["s3"], indirect=True)
+async def test_tags_are_on_the_object(
+    opened: Opened, options: ObjectsSettings | None, s3_server: S3Server, s3_bucket: str
+) -> None:
+    """A real server has them on what is put whole and in parts, as its own call says."""
+    assert isinstance(opened, S3Store)
+    stored_as = StoredAs("", {"tenant": "acme", "namespace": "eu west/1"})
+    await opened.put("whole", b"whole", stored_as=stored_as)
+    upload = await opened.create_upload("parts", stored_as=stored_as)
+    await opened.complete_upload("parts", upload, [await opened.upload_part("parts", upload, 1, [b"part"])])
+    assert opened.tags_refused == ""
+
+    def tags(key: str) -> dict[str, str]:
+        with s3_client(s3_server) as client:
+            found = client.get_object_tagging(Bucket=s3_bucket, Key=key)["TagSet"]
+        return {tag["Key"]: tag["Value"] for tag in found}
+
+    assert await asyncio.to_thread(tags, "whole") == dict(stored_as.tags)
+    assert await asyncio.to_thread(tags, "parts") == dict(stored_as.tags)
 
 
 async def test_bad_part_number(store: SegmentStore) -> None:

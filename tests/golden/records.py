@@ -219,6 +219,16 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
             created={7: 1_700_000_000_000, 8: 1_700_000_000_001},
         ),
     ),
+    "attempt-stored-as": (
+        attempt.encode,
+        attempt.decode,
+        attempt.Attempt(
+            **ATTEMPT,
+            layout=SegmentLayout(block_bytes=1 << 20, part_bytes=8 << 20, preamble=True),
+            storage_class="STANDARD_IA",
+            tags={"tenant": "acme"},
+        ),
+    ),
     "attempt-of-a-ledger": (
         attempt.encode,
         attempt.decode,
@@ -327,6 +337,11 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
         encode_policy,
         decode_policy,
         TopicPolicy(enabled=True, selected_by="public/*", partitioned=True, **SAID),
+    ),
+    "policy-stored-as": (
+        encode_policy,
+        decode_policy,
+        TopicPolicy(enabled=True, storage_class="STANDARD_IA", tags="tenant={tenant}, team=data"),
     ),
     "rollback-order": (
         orders.encode_rollback,

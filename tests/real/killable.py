@@ -21,6 +21,7 @@ from offloaderd.ledgers.embedded.store import EmbeddedLedgers
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects import opening
 from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.stored_as import PLAIN, StoredAs
 from tests.real import labels
 from tests.real.points import KillPoint
 
@@ -83,18 +84,33 @@ class KillableObjects(S3Store):
         return await around(labels.of_object("head", key), super().head(key))
 
     async def put(
-        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+        self,
+        key: str,
+        data: Bytes,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_etag: str | None = None,
+        stored_as: StoredAs = PLAIN,
     ) -> ObjectInfo:
         """See ObjectStore."""
-        return await around(labels.of_object("put", key), super().put(key, data, metadata=metadata, if_etag=if_etag))
+        return await around(
+            labels.of_object("put", key),
+            super().put(key, data, metadata=metadata, if_etag=if_etag, stored_as=stored_as),
+        )
 
     async def delete(self, keys: Sequence[str]) -> None:
         """See ObjectStore."""
         await around("delete", super().delete(keys))
 
-    async def create_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+    async def create_upload(
+        self,
+        key: str,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        stored_as: StoredAs = PLAIN,
+    ) -> str:
         """See MultipartStore."""
-        return await around("create_upload", super().create_upload(key, metadata=metadata))
+        return await around("create_upload", super().create_upload(key, metadata=metadata, stored_as=stored_as))
 
     async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """See MultipartStore."""

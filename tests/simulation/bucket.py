@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from offloaderd.objects import keys
 from offloaderd.objects.checks import cut
 from offloaderd.objects.port import md5
+from offloaderd.objects.stored_as import PLAIN, StoredAs
 from offloaderd.testing.memory.objects import MemoryStore
 from tests.real import labels
 from tests.simulation.wire import Wire, drained, instantly
@@ -147,18 +148,24 @@ class BucketClient:
             after = found[-1].key
 
     async def put(
-        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+        self,
+        key: str,
+        data: Bytes,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_etag: str | None = None,
+        stored_as: StoredAs = PLAIN,
     ) -> ObjectInfo:
         """See ObjectStore."""
         bit = self._rots()
 
         def act() -> ObjectInfo:
-            info = instantly(self._bucket.put(key, data, metadata=metadata, if_etag=if_etag))
+            info = instantly(self._bucket.put(key, data, metadata=metadata, if_etag=if_etag, stored_as=stored_as))
             self._world.oracle.stored(key)
             return info
 
         def rot() -> ObjectInfo:
-            info = instantly(self._bucket.put(key, data, metadata=metadata, if_etag=if_etag))
+            info = instantly(self._bucket.put(key, data, metadata=metadata, if_etag=if_etag, stored_as=stored_as))
             self._bucket.rot(bit, key)
             return info
 
@@ -173,10 +180,18 @@ class BucketClient:
 
         await self._wire.call(f"delete {' '.join(keys)}", act, write=True)
 
-    async def create_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+    async def create_upload(
+        self,
+        key: str,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        stored_as: StoredAs = PLAIN,
+    ) -> str:
         """See MultipartStore."""
         upload_id = await self._wire.call(
-            f"create_upload {key}", lambda: instantly(self._bucket.create_upload(key, metadata=metadata)), write=True
+            f"create_upload {key}",
+            lambda: instantly(self._bucket.create_upload(key, metadata=metadata, stored_as=stored_as)),
+            write=True,
         )
         self._listed[upload_id] = set()
         self._begun.add(upload_id)

@@ -14,6 +14,7 @@ from offloaderd.format.head import decode_head
 from offloaderd.metadata import paths
 from offloaderd.objects import keys
 from offloaderd.objects.port import ObjectInfo
+from offloaderd.objects.stored_as import PLAIN, StoredAs
 from tests.simulation.bookies import Source
 from tests.simulation.bucket import PREFIXES, BucketClient
 from tests.simulation.zookeeper import ZooKeeper
@@ -32,11 +33,17 @@ class OldBucket(BucketClient):
     answerable = False
 
     async def put(
-        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+        self,
+        key: str,
+        data: Bytes,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_etag: str | None = None,
+        stored_as: StoredAs = PLAIN,
     ) -> ObjectInfo:
         """See ObjectStore; a head that it does not put leaves its segment untold."""
         if not _is_beside(key):
-            return await super().put(key, data, metadata=metadata, if_etag=if_etag)
+            return await super().put(key, data, metadata=metadata, if_etag=if_etag, stored_as=stored_as)
         newest = decode_head(bytes(data), key=key).newest
         if newest is not None:
             self._world.untold.add(newest.segment_id)

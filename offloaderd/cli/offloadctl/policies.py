@@ -41,8 +41,14 @@ PULSAR_FLAGS: Mapping[str, tuple[str, ...]] = {
 }
 """pulsar-admin's names (namespaces and topics set-offload-policies), and those of PIP-76."""
 
-HELP = {name: text for name, (_, text) in POLICIES.items()} | dict.fromkeys(
-    ("bucket", "prefix"), "Refuse a daemon that stores elsewhere."
+STORED_AS = {
+    "storage_class": "Storage class of new data objects, as STANDARD_IA; empty: the bucket's own.",
+    "tags": "Tags of new objects, as 'tenant={tenant},namespace={namespace}'; empty: none.",
+}
+HELP = (
+    {name: text for name, (_, text) in POLICIES.items()}
+    | dict.fromkeys(("bucket", "prefix"), "Refuse a daemon that stores elsewhere.")
+    | STORED_AS
 )
 METAVARS = {Kind.BYTES: "SIZE", Kind.SECONDS: "TIME", Kind.TEXT: "TEXT"}
 PULSAR_UNIT = re.compile("Mbytes|Minutes|Bytes|Seconds|Millis")

@@ -13,6 +13,7 @@ from offloaderd.objects import marker
 from offloaderd.objects.opening import BucketStore, bucket_store
 from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.settings import named_places
+from offloaderd.objects.stored_as import TAGS_HINT, StoredAs, TagsRefused, filled_tags
 from offloaderd.upkeep.gc import lost_metadata
 from offloaderd.upkeep.stored import Site
 
@@ -103,7 +104,10 @@ class BucketProbe:
         """Store an object with metadata; its time is the store's clock."""
         clock, before_ms = self._case.clock, self._case.clock.wall_ms()
         self._made.add(self._small)
-        info = await self._store.put(self._small, self._content, metadata={"role": FOLDER})
+        objects = self._case.settings.objects
+        tags = filled_tags(objects.tags, tenant=FOLDER, namespace=FOLDER, cluster=self._case.settings.daemon.cluster)
+        stored_as = StoredAs(objects.storage_class, tags)
+        info = await self._store.put(self._small, self._content, metadata={"role": FOLDER}, stored_as=stored_as)
         if info.modified_ms and self._store.has_clock:
             reading = Reading(info.modified_ms, before_ms, clock.wall_ms(), HTTP_DATE_GRAIN_MS)
             self._case.readings["the object store"] = reading
@@ -115,7 +119,11 @@ class BucketProbe:
                 "this store loses object metadata, which Pulsar's readers need: look for a proxy that drops "
                 "x-amz-meta headers",
             )
-        return ok(f"stored {len(self._content)} bytes with metadata as {self._small}")
+        if isinstance(self._store, TagsRefused) and (refused := self._store.tags_refused):
+            return warn(f"objects.tags are not set, as the store refuses them: {refused}", TAGS_HINT)
+        described = f", class {objects.storage_class}" if objects.storage_class else ""
+        described += f", tags {', '.join(tags)}" if tags else ""
+        return ok(f"stored {len(self._content)} bytes with metadata as {self._small}{described}")
 
     async def read(self) -> Finding:
         """Read the object whole, and a range of it."""

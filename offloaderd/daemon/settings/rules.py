@@ -17,6 +17,7 @@ from offloaderd.daemon.log import unknown_modules
 from offloaderd.daemon.settings.sections import Settings, header_pairs
 from offloaderd.objects.kinds import KINDS
 from offloaderd.objects.port import PartRules
+from offloaderd.objects.stored_as import class_flaw, tags_flaw
 
 UPLOAD_PARTS_MIN = 3
 """One part is assembled, one uploaded, one waits: fewer would stop the pipeline at every part."""
@@ -266,6 +267,16 @@ RULES: tuple[Rule, ...] = (
         "objects.kind objects.places",
         lambda s: not KINDS[s.objects.kind].has_buckets and s.objects.places != "",
         'objects.places names buckets, and objects.kind = "{objects.kind}" has none: leave it empty',
+    ),
+    Rule(
+        "objects.kind objects.storage_class",
+        lambda s: bool(class_flaw(s.objects.storage_class, s.objects.service)),
+        lambda s: f"objects.storage_class: {class_flaw(s.objects.storage_class, s.objects.service)}",
+    ),
+    Rule(
+        "objects.kind objects.tags",
+        lambda s: bool(tags_flaw(s.objects.tags, s.objects.service)),
+        lambda s: f"objects.tags: {tags_flaw(s.objects.tags, s.objects.service)}",
     ),
     *_together("objects", "access_key", "secret_key", " for the AWS chain"),
     Rule(

@@ -20,6 +20,7 @@ from offloaderd.format.v1 import LedgerLayout
 from offloaderd.format.v2 import SegmentLayout
 from offloaderd.metadata.records import codec
 from offloaderd.objects.keys import SegmentKeys
+from offloaderd.objects.stored_as import StoredAs
 
 
 class AttemptStatus(StrEnum):
@@ -104,6 +105,10 @@ class Attempt:
     layout: SegmentLayout | LedgerLayout | None = None
     parts: tuple[StoredPart, ...] = ()
     seal: Seal | None = None
+    storage_class: str = ""
+    """Class of its data object; empty is the bucket's own. With `tags`, so that each owner stores in the same way."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Tags of all its objects."""
     created: Mapping[int, int] = field(default_factory=dict)
     """Creation times in milliseconds of the ledgers at `begin` and in `parts`, by id; one that is unknown is absent."""
     proven: bool = field(default=False, compare=False)
@@ -124,6 +129,11 @@ class Attempt:
     def keys(self) -> SegmentKeys:
         """Keys of its objects, present or future."""
         return SegmentKeys(self.driver_properties.get("prefix", ""), self.segment_id, self.ledger_id)
+
+    @property
+    def stored_as(self) -> StoredAs:
+        """How its objects are stored."""
+        return StoredAs(self.storage_class, self.tags)
 
     @property
     def end(self) -> Position | None:
@@ -190,6 +200,7 @@ def decode(data: bytes, *, path: str) -> Attempt:
         status=status,
         driver_properties=dict(record.driver_properties),
         created=dict(record.created),
+        tags=dict(record.tags),
         layout=_layout(record),
         parts=parts,
         seal=seal,

@@ -40,6 +40,7 @@ from offloaderd.objects.gcs.request import (
 )
 from offloaderd.objects.port import ANY_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo, present
 from offloaderd.objects.request import BYTES_PER_S_MIN, RequestMetrics, check_answered_range, in_pieces
+from offloaderd.objects.stored_as import PLAIN, StoredAs
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -222,9 +223,18 @@ class GcsStore:
             query["pageToken"] = page["nextPageToken"]
 
     async def put(
-        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+        self,
+        key: str,
+        data: Bytes,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_etag: str | None = None,
+        stored_as: StoredAs = PLAIN,
     ) -> ObjectInfo:
-        """See ObjectStore. The service compares generations, so the one with that ETag is asked for before."""
+        """See ObjectStore. The service compares generations, so the one with that ETag is asked for before.
+
+        Objects get the bucket's own class, and no tags: settings and policies refuse others.
+        """
         check_key(key)
         named = checked_metadata(metadata)
         generation: str | None = None
@@ -304,7 +314,9 @@ class GcsStore:
             raise errors[0]
         return [results[number] for number in range(len(requests))]
 
-    async def create_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+    async def create_upload(
+        self, key: str, *, metadata: Mapping[str, str] | None = None, stored_as: StoredAs = PLAIN
+    ) -> str:
         """See MultipartStore."""
         check_key(key)
         named = checked_metadata(metadata)

@@ -36,6 +36,7 @@ HINT_BUCKET = "create the bucket, or correct objects.bucket and objects.endpoint
 HINT_REGION = "set objects.region, or objects.endpoint, to where the bucket is"
 HINT_CLOCK = "set this machine's clock: signatures hold for 15 minutes"
 HINT_KMS = "check objects.kms_key_id: the key has to be there, be enabled and be for encryption"
+HINT_CLASS = "have the policy, or objects.storage_class, name a class that this service has; empty: the bucket's own"
 HINT_CREDENTIALS = "set objects.access_key and objects.secret_key, or give this machine a role"
 
 RIGHTS = {
@@ -72,7 +73,8 @@ _MEANINGS = (
         Verdict(InvalidInput),
         "InvalidRange InvalidPart InvalidPartOrder InvalidPartNumber EntityTooSmall EntityTooLarge",
     ),
-    (Verdict(InvalidInput), "InvalidArgument InvalidRequest KeyTooLongError MetadataTooLarge MalformedXML"),
+    (Verdict(InvalidInput, HINT_CLASS), "InvalidStorageClass"),
+    (Verdict(InvalidInput), "InvalidTag InvalidArgument InvalidRequest KeyTooLongError MetadataTooLarge MalformedXML"),
     (Verdict(NoSpace, HINT_SPACE), "QuotaExceeded InsufficientStorage InsufficientCapacity StorageFull NoSpaceLeft"),
     (Verdict(NoSpace, HINT_SPACE), "XMinioStorageFull XMinioAdminBucketQuotaExceeded"),
     (Verdict(Conflict), "PreconditionFailed BucketAlreadyExists"),

@@ -50,7 +50,9 @@ from offloaderd.objects.s3.request import (
     parts_of,
     uploads_of,
 )
+from offloaderd.objects.s3.tagging import Tagging
 from offloaderd.objects.settings import ObjectsSettings
+from offloaderd.objects.stored_as import PLAIN, StoredAs
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
@@ -89,6 +91,7 @@ class S3Store:
         self._bucket_name = f"bucket {options.bucket} at {options.endpoint or f'S3 in {options.region}'}"
         self._clients = Clients(options, self._bucket_name, self._clock)
         self._conditions = Conditions(options.bucket)
+        self._tagging = Tagging(options.bucket, self._clock)
         others = sorted(options.all_places.buckets - {options.bucket})
         self._others = {
             name: S3Store(options.model_copy(update={"bucket": name, "places": ""}), metrics, self._clock)
@@ -129,6 +132,11 @@ class S3Store:
     def buckets(self) -> tuple[str, ...]:
         """Names of all buckets that `at` knows, its own first."""
         return (self._options.bucket, *self._others)
+
+    @property
+    def tags_refused(self) -> str:
+        """See TagsRefused."""
+        return self._tagging.refused
 
     async def check(self) -> None:
         """Request the first key of the bucket. Raises BucketMissing, Denied and Transient with a remedy."""
@@ -200,12 +208,29 @@ class S3Store:
             more["ContinuationToken"] = page["NextContinuationToken"]
 
     async def put(
-        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+        self,
+        key: str,
+        data: Bytes,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_etag: str | None = None,
+        stored_as: StoredAs = PLAIN,
     ) -> ObjectInfo:
         """See ObjectStore. After a 501, which means that the service does not support conditions, none are sent."""
-        return await self._conditions.put(key, if_etag, partial(self._put, key, data, metadata))
 
-    async def _put(self, key: str, data: Bytes, metadata: Mapping[str, str] | None, more: Any) -> ObjectInfo:  # noqa: ANN401
+        async def put(more: dict[str, Any]) -> ObjectInfo:
+            return await self._conditions.put(key, if_etag, partial(self._put, key, data, metadata, more))
+
+        return await self._tagging.send(stored_as, put)
+
+    async def _put(
+        self,
+        key: str,
+        data: Bytes,
+        metadata: Mapping[str, str] | None,
+        stored_as: Any,  # noqa: ANN401
+        condition: Any,  # noqa: ANN401
+    ) -> ObjectInfo:
         check_key(key)
         named, body = checked_metadata(metadata), body_of([data], signed=self._options.sign_payloads)
         async with self._request("PutObject", key, size_bytes=len(body), write=True) as (call, client):
@@ -218,7 +243,8 @@ class S3Store:
                     Metadata=named,
                     ContentType=_CONTENT_TYPE,
                     **self._options.encrypting(),
-                    **more,
+                    **stored_as,
+                    **condition,
                 ),
             )
             call.bytes_out = len(body)
@@ -252,9 +278,18 @@ class S3Store:
         if refused is not None:
             raise refused
 
-    async def create_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+    async def create_upload(
+        self,
+        key: str,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        stored_as: StoredAs = PLAIN,
+    ) -> str:
         """See MultipartStore."""
         check_key(key)
+        return await self._tagging.send(stored_as, partial(self._create_upload, key, metadata))
+
+    async def _create_upload(self, key: str, metadata: Mapping[str, str] | None, stored_as: Any) -> str:  # noqa: ANN401
         named = checked_metadata(metadata)
         async with self._request("CreateMultipartUpload", key, write=True) as (call, client):
             answer = noted(
@@ -265,6 +300,7 @@ class S3Store:
                     Metadata=named,
                     ContentType=_CONTENT_TYPE,
                     **self._options.encrypting(),
+                    **stored_as,
                 ),
             )
         return answer["UploadId"]

@@ -70,6 +70,8 @@ class OffloadPolicies(_message.Message):
     RETENTION_FIELD_NUMBER: _builtins.int
     RETENTION_AGE_S_FIELD_NUMBER: _builtins.int
     RETENTION_BYTES_FIELD_NUMBER: _builtins.int
+    STORAGE_CLASS_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     """streaming, ledger-based or none"""
     segment_bytes_max: _builtins.int
@@ -97,6 +99,10 @@ class OffloadPolicies(_message.Message):
     """of limited"""
     retention_bytes: _builtins.int
     """of limited"""
+    storage_class: _builtins.str
+    """of new data objects; empty: the bucket's own"""
+    tags: _builtins.str
+    """of new objects: NAME=VALUE, several with commas between them; empty: none"""
     def __init__(
         self,
         *,
@@ -115,10 +121,12 @@ class OffloadPolicies(_message.Message):
         retention: _builtins.str | None = ...,
         retention_age_s: _builtins.float | None = ...,
         retention_bytes: _builtins.int | None = ...,
+        storage_class: _builtins.str | None = ...,
+        tags: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_history_order", b"_history_order", "_method", b"_method", "_outage", b"_outage", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention", b"_retention", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "history_order", b"history_order", "method", b"method", "outage", b"outage", "prefix", b"prefix", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_history_order", b"_history_order", "_method", b"_method", "_outage", b"_outage", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention", b"_retention", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_storage_class", b"_storage_class", "_tags", b"_tags", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "history_order", b"history_order", "method", b"method", "outage", b"outage", "prefix", b"prefix", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "storage_class", b"storage_class", "tags", b"tags", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_history_order", b"_history_order", "_method", b"_method", "_outage", b"_outage", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention", b"_retention", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "history_order", b"history_order", "method", b"method", "outage", b"outage", "prefix", b"prefix", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_history_order", b"_history_order", "_method", b"_method", "_outage", b"_outage", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention", b"_retention", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_storage_class", b"_storage_class", "_tags", b"_tags", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "history_order", b"history_order", "method", b"method", "outage", b"outage", "prefix", b"prefix", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "storage_class", b"storage_class", "tags", b"tags", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bucket: _TypeAlias = _typing.Literal["bucket"]  # noqa: Y015
     _WhichOneofArgType__bucket: _TypeAlias = _typing.Literal["_bucket", b"_bucket"]  # noqa: Y015
@@ -146,6 +154,10 @@ class OffloadPolicies(_message.Message):
     _WhichOneofArgType__segment_age_min_s: _TypeAlias = _typing.Literal["_segment_age_min_s", b"_segment_age_min_s"]  # noqa: Y015
     _WhichOneofReturnType__segment_bytes_max: _TypeAlias = _typing.Literal["segment_bytes_max"]  # noqa: Y015
     _WhichOneofArgType__segment_bytes_max: _TypeAlias = _typing.Literal["_segment_bytes_max", b"_segment_bytes_max"]  # noqa: Y015
+    _WhichOneofReturnType__storage_class: _TypeAlias = _typing.Literal["storage_class"]  # noqa: Y015
+    _WhichOneofArgType__storage_class: _TypeAlias = _typing.Literal["_storage_class", b"_storage_class"]  # noqa: Y015
+    _WhichOneofReturnType__tags: _TypeAlias = _typing.Literal["tags"]  # noqa: Y015
+    _WhichOneofArgType__tags: _TypeAlias = _typing.Literal["_tags", b"_tags"]  # noqa: Y015
     _WhichOneofReturnType__threshold_bytes: _TypeAlias = _typing.Literal["threshold_bytes"]  # noqa: Y015
     _WhichOneofArgType__threshold_bytes: _TypeAlias = _typing.Literal["_threshold_bytes", b"_threshold_bytes"]  # noqa: Y015
     _WhichOneofReturnType__threshold_s: _TypeAlias = _typing.Literal["threshold_s"]  # noqa: Y015
@@ -176,6 +188,10 @@ class OffloadPolicies(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__segment_age_min_s) -> _WhichOneofReturnType__segment_age_min_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__segment_bytes_max) -> _WhichOneofReturnType__segment_bytes_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__storage_class) -> _WhichOneofReturnType__storage_class | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tags) -> _WhichOneofReturnType__tags | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold_bytes) -> _WhichOneofReturnType__threshold_bytes | None: ...
     @_typing.overload

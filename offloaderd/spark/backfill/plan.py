@@ -306,7 +306,9 @@ async def aim_of(stores: Stores, topic: TopicName, segment_bytes: int) -> Aim:
             f"the policy of {topic} has the method none", hint=f"offloadctl topics get-offload-policies {topic}"
         )
     size = segment_bytes_for(segment_bytes or policy.segment_bytes_max, context.layout)
-    return Aim(segment_bytes=size, place=context.place_for(policy), method=policy.method, order=policy.history_order)
+    return Aim(
+        segment_bytes=size, place=context.place_for(policy, topic), method=policy.method, order=policy.history_order
+    )
 
 
 def object_bytes_of(one: HistoryRange, layout: SegmentLayout) -> int:

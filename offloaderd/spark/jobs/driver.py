@@ -258,7 +258,14 @@ async def stored(
     where = attempt.keys
     named = context.labels(where, topic)
     failure_tracker = FailureTracker(topic, context.upload_context.clock, lambda: None)
-    upload = SegmentUpload(context.upload_context, attempt.bucket, where, failure_tracker=failure_tracker, labels=named)
+    upload = SegmentUpload(
+        context.upload_context,
+        attempt.bucket,
+        where,
+        failure_tracker=failure_tracker,
+        labels=named,
+        stored_as=attempt.stored_as,
+    )
     for key in map(where.of, kinds):
         data = await upload.find(attempt.bucket, key)
         if data is None:

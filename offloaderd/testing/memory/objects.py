@@ -18,6 +18,7 @@ from offloaderd.objects.checks import (
     made_of,
 )
 from offloaderd.objects.port import S3_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo, md5
+from offloaderd.objects.stored_as import PLAIN, StoredAs
 
 
 @dataclass(slots=True)
@@ -27,6 +28,7 @@ class _Upload:
     key: str
     metadata: dict[str, str]
     initiated_ms: int
+    stored_as: StoredAs = PLAIN
     parts: dict[int, tuple[PartInfo, bytes]] = field(default_factory=dict)
 
 
@@ -38,6 +40,8 @@ class MemoryStore:
         self.parts: PartRules = replace(S3_PARTS, bytes_min=part_bytes_min)
         self._objects: dict[str, tuple[ObjectInfo, bytes]] = {}
         self._uploads: dict[str, _Upload] = {}
+        self.stored_as: dict[str, StoredAs] = {}
+        """Class and tags of the objects that were given any."""
 
     def at(self, bucket: str) -> Self:
         """See SegmentStore."""
@@ -73,13 +77,20 @@ class MemoryStore:
                 yield ObjectInfo(key=key, size_bytes=info.size_bytes, etag=info.etag, modified_ms=info.modified_ms)
 
     async def put(
-        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+        self,
+        key: str,
+        data: Bytes,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_etag: str | None = None,
+        stored_as: StoredAs = PLAIN,
     ) -> ObjectInfo:
         """See ObjectStore."""
         check_key(key)
         there = self._objects.get(key)
         check_condition(key, if_etag, there[0].etag if there is not None else "")
         stored = bytes(data)
+        self._note(key, stored_as)
         return self._store(key, stored, md5(stored), checked_metadata(metadata))
 
     async def delete(self, keys: Sequence[str]) -> None:
@@ -87,11 +98,17 @@ class MemoryStore:
         for key in keys:
             self._objects.pop(key, None)
 
-    async def create_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+    async def create_upload(
+        self,
+        key: str,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        stored_as: StoredAs = PLAIN,
+    ) -> str:
         """See MultipartStore."""
         check_key(key)
         upload_id = self._clock.uuid().hex
-        self._uploads[upload_id] = _Upload(key, checked_metadata(metadata), self._clock.wall_ms())
+        self._uploads[upload_id] = _Upload(key, checked_metadata(metadata), self._clock.wall_ms(), stored_as)
         return upload_id
 
     async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
@@ -114,6 +131,7 @@ class MemoryStore:
         chosen = chosen_parts(parts, stored, self.parts.bytes_min)
         data = b"".join(upload.parts[part.part_number][1] for part in chosen)
         del self._uploads[upload_id]
+        self._note(key, upload.stored_as)
         return self._store(key, data, combined_etag(chosen), upload.metadata)
 
     async def made_of(self, stored: ObjectInfo, parts: Sequence[PartInfo]) -> bool | None:
@@ -148,6 +166,11 @@ class MemoryStore:
         if upload is None or upload.key != key:
             raise NotFound(f"no upload {upload_id} of {key}")
         return upload
+
+    def _note(self, key: str, stored_as: StoredAs) -> None:
+        self.stored_as.pop(key, None)
+        if stored_as != PLAIN:
+            self.stored_as[key] = stored_as
 
     def _store(self, key: str, data: bytes, etag: str, metadata: dict[str, str]) -> ObjectInfo:
         info = ObjectInfo(

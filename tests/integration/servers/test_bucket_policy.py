@@ -43,13 +43,13 @@ SECRET = SystemClock().uuid().hex
 
 
 def policy(name: str, taken: str = "", *, deny: bool = True) -> str:
-    """Fill in a policy as deploy/s3/README.md says, for a bucket with a prefix and without KMS; take one right away.
+    """Fill in a policy as deploy/s3/README.md says, for a prefix, without tags and KMS; take one right away.
 
     `deny` says to refuse it in so many words where that is needed.
     """
     text = (POLICIES / name).read_text().replace("BUCKET/*", f"{BUCKET}/{PREFIX}*").replace("BUCKET", BUCKET)
     document: dict[str, Any] = json.loads(text)
-    document["Statement"] = [one for one in document["Statement"] if not one["Sid"].endswith("OnlyWithSseKms")]
+    document["Statement"] = [one for one in document["Statement"] if "OnlyWith" not in one["Sid"]]
     for statement in document["Statement"]:
         statement["Action"] = [action for action in statement["Action"] if action != taken]
     if deny and taken in IMPLIED:

@@ -14,6 +14,7 @@ from offloaderd.objects import opening
 from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.objects.s3.errors import ANSWERS
 from offloaderd.objects.settings import ObjectsSettings
+from offloaderd.objects.stored_as import PLAIN, StoredAs
 from offloaderd.testing.clock import FakeClock
 
 if TYPE_CHECKING:
@@ -39,7 +40,13 @@ class LosesMetadata(FilesystemStore):
     """A proxy in front drops headers."""
 
     async def put(
-        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+        self,
+        key: str,
+        data: Bytes,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_etag: str | None = None,
+        stored_as: StoredAs = PLAIN,
     ) -> ObjectInfo:
         """Store without the metadata."""
         return await super().put(key, data)
@@ -114,12 +121,24 @@ class MayNotWrite(FilesystemStore):
     """Credentials that may only read."""
 
     async def put(
-        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+        self,
+        key: str,
+        data: Bytes,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_etag: str | None = None,
+        stored_as: StoredAs = PLAIN,
     ) -> ObjectInfo:
         """Refuse."""
         raise denied("PutObject")
 
-    async def create_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+    async def create_upload(
+        self,
+        key: str,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        stored_as: StoredAs = PLAIN,
+    ) -> str:
         """Refuse."""
         raise denied("CreateMultipartUpload")
 
@@ -128,7 +147,13 @@ class Expires(FilesystemStore):
     """Credentials that run out meanwhile."""
 
     async def put(
-        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+        self,
+        key: str,
+        data: Bytes,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_etag: str | None = None,
+        stored_as: StoredAs = PLAIN,
     ) -> ObjectInfo:
         """Refuse."""
         raise Denied("PutObject: ExpiredToken", hint="refresh them")

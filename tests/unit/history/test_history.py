@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -35,7 +35,7 @@ from tests.unit.segment.test_faults import QuickClock
 from tests.virtual import virtually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from offloaderd.core.model import EntryBatch
     from offloaderd.metadata.records.attempt import Attempt
@@ -128,11 +128,11 @@ async def test_history_is_not_taken_from_another_source() -> None:
     rig.origin = rig.register = cast("MemoryLedgers", rig.ledgers)
     create, begun = rig.store.create_upload, list[str]()
 
-    async def first_three(key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+    async def first_three(key: str, **rest: Any) -> str:  # noqa: ANN401 - of any type
         begun.append(key)
         if len(begun) > 3:
             raise Denied("no more for now")
-        return await create(key, metadata=metadata)
+        return await create(key, **rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rig.store, "create_upload", first_three)

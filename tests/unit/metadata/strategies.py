@@ -72,6 +72,8 @@ attempts = st.builds(
     layout=st.none() | st.builds(SegmentLayout, block_bytes=SIZE, part_bytes=SIZE, preamble=st.booleans()),
     parts=st.just(()) | _parts(),
     seal=st.none() | _seals(),
+    storage_class=TEXT,
+    tags=st.dictionaries(TEXT, TEXT, max_size=3),
     created=st.dictionaries(INT63, UINT64, max_size=3),
 )
 policies = st.builds(
@@ -87,6 +89,8 @@ policies = st.builds(
     outage=st.none() | st.sampled_from(OutagePolicy),
     retention_age_s=st.none() | SECONDS,
     retention_bytes=st.none() | UINT64,
+    storage_class=st.none() | TEXT,
+    tags=st.none() | TEXT,
 )
 selections = st.builds(
     Selection,

@@ -25,6 +25,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "read_priority": st.sampled_from(ReadPriority),
     "bucket": st.sampled_from(["one", "two"]),
     "prefix": st.sampled_from(["", "a/"]),
+    "storage_class": st.sampled_from(["", "STANDARD_IA"]),
+    "tags": st.sampled_from(["", "tenant={tenant},team=data"]),
     "history_order": st.sampled_from(HistoryOrder),
     "outage": st.sampled_from(OutagePolicy),
     "retention": st.sampled_from(TierRetention),

@@ -48,6 +48,10 @@ def test_there_is_a_field_for_every_value() -> None:
         ("read_priority", "tiered-first", 1, ReadPriority.TIERED_STORAGE_FIRST),
         ("method", "streaming-based", 1, OffloadMethod.STREAMING),
         ("prefix", "", 1, ""),
+        ("storage_class", "STANDARD_IA", 1, "STANDARD_IA"),
+        ("storage_class", "", 1, ""),
+        ("tags", " tenant={tenant}, team=a+b ", 1, "tenant={tenant}, team=a+b"),
+        ("tags", "team=", 1, "team="),
     ],
 )
 def test_values_are_read_as_people_write_them(name: str, text: str, scale: Fraction, value: object) -> None:
@@ -77,6 +81,11 @@ def test_values_are_read_as_people_write_them(name: str, text: str, scale: Fract
         ("method", ""),
         ("bucket", "No_Bucket"),
         ("prefix", "/a"),
+        ("storage_class", "STANDARD IA"),
+        ("tags", "tenant"),
+        ("tags", "tenant={topic}"),
+        ("tags", "team=a&b"),
+        ("tags", ",".join(f"t{number}=1" for number in range(11))),
         ("retention_bytes", "0"),
     ],
 )

@@ -23,6 +23,7 @@ from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.removal import without_oldest
 from offloaderd.objects import keys, marker
 from offloaderd.objects.port import md5
+from offloaderd.objects.stored_as import PLAIN, StoredAs
 from offloaderd.segment.claim.head import head_of as head_of_job
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import FaultyStore
@@ -189,14 +190,20 @@ class Recorded(MemoryStore):
         self.opaque = self.useless = False
 
     async def put(
-        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+        self,
+        key: str,
+        data: Bytes,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_etag: str | None = None,
+        stored_as: StoredAs = PLAIN,
     ) -> ObjectInfo:
         """Remember a head, and store."""
         if key == KEY:
             self.heads.append((bytes(data), if_etag))
             if self.useless and if_etag is not None:
                 raise Conflict("other ETags are compared than told")
-        return await super().put(key, data, metadata=metadata, if_etag=if_etag)
+        return await super().put(key, data, metadata=metadata, if_etag=if_etag, stored_as=stored_as)
 
     def _store(self, key: str, data: bytes, etag: str, metadata: dict[str, str]) -> ObjectInfo:
         return super()._store(key, data, f"key-{etag}" if self.opaque else etag, metadata)
@@ -418,11 +425,17 @@ async def test_a_place_that_another_one_marks_in_the_same_moment_is_theirs() -> 
         """Another's request is carried out before its own."""
 
         async def put(
-            self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+            self,
+            key: str,
+            data: Bytes,
+            *,
+            metadata: Mapping[str, str] | None = None,
+            if_etag: str | None = None,
+            stored_as: StoredAs = PLAIN,
         ) -> ObjectInfo:
             if not self._objects:
                 await super().put(key, head_format.encode_marker(theirs))
-            return await super().put(key, data, metadata=metadata, if_etag=if_etag)
+            return await super().put(key, data, metadata=metadata, if_etag=if_etag, stored_as=stored_as)
 
     store = Late(rig.clock)
     assert (await marker.ensure(store, "seg/", ours)).marker == theirs

@@ -9,6 +9,7 @@ import pytest
 
 from offloaderd.core.errors import Fenced, OffloaderError
 from offloaderd.core.model import Position
+from offloaderd.objects.stored_as import PLAIN, StoredAs
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.prefix_totals import Pasts
 from offloaderd.testing.faults import Faults, FaultyStore
@@ -39,11 +40,17 @@ class Late(FaultyStore):
         self._sent: list[tuple[str, bytes, Mapping[str, str] | None]] = []
 
     async def put(
-        self, key: str, data: Bytes, *, metadata: Mapping[str, str] | None = None, if_etag: str | None = None
+        self,
+        key: str,
+        data: Bytes,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        if_etag: str | None = None,
+        stored_as: StoredAs = PLAIN,
     ) -> ObjectInfo:
         """Carry it out, and remember it."""
         self._sent.append((key, bytes(data), metadata))
-        return await super().put(key, data, metadata=metadata, if_etag=if_etag)
+        return await super().put(key, data, metadata=metadata, if_etag=if_etag, stored_as=stored_as)
 
     async def replay(self) -> None:
         """Let the first request for each key arrive last."""

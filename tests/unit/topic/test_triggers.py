@@ -11,6 +11,7 @@ import pytest
 from offloaderd.core.errors import Conflict, InvalidInput
 from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod, Position, TopicName
 from offloaderd.core.names.patterns import of_topic
+from offloaderd.objects.stored_as import PLAIN, StoredAs
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.clock import FakeClock
@@ -147,10 +148,16 @@ class Gate(MemoryStore):
         self.begun: list[str] = []
         rig.objects = self
 
-    async def create_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+    async def create_upload(
+        self,
+        key: str,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        stored_as: StoredAs = PLAIN,
+    ) -> str:
         """Note it."""
         self.begun.append(key)
-        return await super().create_upload(key, metadata=metadata)
+        return await super().create_upload(key, metadata=metadata, stored_as=stored_as)
 
     async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """Wait for the gate."""

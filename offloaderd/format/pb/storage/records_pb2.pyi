@@ -181,6 +181,8 @@ class TopicPolicyRecord(_message.Message):
     PREFIX_FIELD_NUMBER: _builtins.int
     PAUSED_MS_FIELD_NUMBER: _builtins.int
     PAUSED_BY_FIELD_NUMBER: _builtins.int
+    STORAGE_CLASS_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     segment_bytes_max: _builtins.int
@@ -215,6 +217,10 @@ class TopicPolicyRecord(_message.Message):
     """since when an operator has it stand still; 0: it does not"""
     paused_by: _builtins.str
     """who said so"""
+    storage_class: _builtins.str
+    """of new data objects; empty: the bucket's own"""
+    tags: _builtins.str
+    """of new objects: NAME=VALUE, several with commas between them; empty: none"""
     format: _builtins.int
     """what a reader has to know to touch the record at all; see records/codec.py"""
     def __init__(
@@ -240,11 +246,13 @@ class TopicPolicyRecord(_message.Message):
         prefix: _builtins.str | None = ...,
         paused_ms: _builtins.int = ...,
         paused_by: _builtins.str = ...,
+        storage_class: _builtins.str | None = ...,
+        tags: _builtins.str | None = ...,
         format: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "prefix", b"prefix", "read_priority", b"read_priority", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_storage_class", b"_storage_class", "_tags", b"_tags", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "prefix", b"prefix", "read_priority", b"read_priority", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "storage_class", b"storage_class", "tags", b"tags", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "enabled", b"enabled", "format", b"format", "history_order", b"history_order", "method", b"method", "outage", b"outage", "partitioned", b"partitioned", "paused_by", b"paused_by", "paused_ms", b"paused_ms", "prefix", b"prefix", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "selected_by", b"selected_by", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_storage_class", b"_storage_class", "_tags", b"_tags", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "enabled", b"enabled", "format", b"format", "history_order", b"history_order", "method", b"method", "outage", b"outage", "partitioned", b"partitioned", "paused_by", b"paused_by", "paused_ms", b"paused_ms", "prefix", b"prefix", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "selected_by", b"selected_by", "storage_class", b"storage_class", "tags", b"tags", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bucket: _TypeAlias = _typing.Literal["bucket"]  # noqa: Y015
     _WhichOneofArgType__bucket: _TypeAlias = _typing.Literal["_bucket", b"_bucket"]  # noqa: Y015
@@ -264,6 +272,10 @@ class TopicPolicyRecord(_message.Message):
     _WhichOneofArgType__segment_age_min_s: _TypeAlias = _typing.Literal["_segment_age_min_s", b"_segment_age_min_s"]  # noqa: Y015
     _WhichOneofReturnType__segment_bytes_max: _TypeAlias = _typing.Literal["segment_bytes_max"]  # noqa: Y015
     _WhichOneofArgType__segment_bytes_max: _TypeAlias = _typing.Literal["_segment_bytes_max", b"_segment_bytes_max"]  # noqa: Y015
+    _WhichOneofReturnType__storage_class: _TypeAlias = _typing.Literal["storage_class"]  # noqa: Y015
+    _WhichOneofArgType__storage_class: _TypeAlias = _typing.Literal["_storage_class", b"_storage_class"]  # noqa: Y015
+    _WhichOneofReturnType__tags: _TypeAlias = _typing.Literal["tags"]  # noqa: Y015
+    _WhichOneofArgType__tags: _TypeAlias = _typing.Literal["_tags", b"_tags"]  # noqa: Y015
     _WhichOneofReturnType__threshold_bytes: _TypeAlias = _typing.Literal["threshold_bytes"]  # noqa: Y015
     _WhichOneofArgType__threshold_bytes: _TypeAlias = _typing.Literal["_threshold_bytes", b"_threshold_bytes"]  # noqa: Y015
     _WhichOneofReturnType__threshold_s: _TypeAlias = _typing.Literal["threshold_s"]  # noqa: Y015
@@ -286,6 +298,10 @@ class TopicPolicyRecord(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__segment_age_min_s) -> _WhichOneofReturnType__segment_age_min_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__segment_bytes_max) -> _WhichOneofReturnType__segment_bytes_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__storage_class) -> _WhichOneofReturnType__storage_class | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tags) -> _WhichOneofReturnType__tags | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold_bytes) -> _WhichOneofReturnType__threshold_bytes | None: ...
     @_typing.overload
@@ -384,6 +400,26 @@ class AttemptRecord(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
+    class TagsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
     class CreatedEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
@@ -420,6 +456,8 @@ class AttemptRecord(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     SEAL_FIELD_NUMBER: _builtins.int
     LEDGER_FIELD_NUMBER: _builtins.int
+    STORAGE_CLASS_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.str
@@ -437,6 +475,8 @@ class AttemptRecord(_message.Message):
     """What decides the object's bytes; 0: written by a version that did not record it, and cannot be resumed."""
     part_bytes: _builtins.int
     preamble: _builtins.bool
+    storage_class: _builtins.str
+    """of the data object; empty: the bucket's own"""
     format: _builtins.int
     """what a reader has to know to touch the record at all; see records/codec.py"""
     @_builtins.property
@@ -452,6 +492,10 @@ class AttemptRecord(_message.Message):
     @_builtins.property
     def ledger(self) -> Global___AttemptLedger:
         """of a ledger that is offloaded as a whole, instead of `preamble`"""
+
+    @_builtins.property
+    def tags(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """of all its objects"""
 
     @_builtins.property
     def created(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
@@ -477,12 +521,14 @@ class AttemptRecord(_message.Message):
         parts: _abc.Iterable[Global___AttemptPart] | None = ...,
         seal: Global___AttemptSeal | None = ...,
         ledger: Global___AttemptLedger | None = ...,
+        storage_class: _builtins.str = ...,
+        tags: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         created: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ledger", b"ledger", "seal", b"seal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "begin_entry_id", b"begin_entry_id", "begin_ledger_id", b"begin_ledger_id", "block_bytes", b"block_bytes", "created", b"created", "driver", b"driver", "driver_properties", b"driver_properties", "epoch", b"epoch", "format", b"format", "last_error", b"last_error", "ledger", b"ledger", "part_bytes", b"part_bytes", "parts", b"parts", "preamble", b"preamble", "seal", b"seal", "segment_id", b"segment_id", "status", b"status", "tries", b"tries", "upload_id", b"upload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "begin_entry_id", b"begin_entry_id", "begin_ledger_id", b"begin_ledger_id", "block_bytes", b"block_bytes", "created", b"created", "driver", b"driver", "driver_properties", b"driver_properties", "epoch", b"epoch", "format", b"format", "last_error", b"last_error", "ledger", b"ledger", "part_bytes", b"part_bytes", "parts", b"parts", "preamble", b"preamble", "seal", b"seal", "segment_id", b"segment_id", "status", b"status", "storage_class", b"storage_class", "tags", b"tags", "tries", b"tries", "upload_id", b"upload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

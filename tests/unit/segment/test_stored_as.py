@@ -1,0 +1,26 @@
+"""How the objects of a segment are stored: in the class and with the tags of the policy at its begin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.objects.stored_as import StoredAs
+from tests.unit.rigs.rig import TOPIC
+from tests.unit.segment.test_continue import finish, left_behind, made_rig
+
+
+async def test_all_owners_of_a_segment_store_it_in_the_same_class_with_the_same_tags() -> None:
+    """What the policy said at its begin is recorded; index and manifest have the tags, and the bucket's class."""
+    rig, store = await made_rig()
+    rig.said = replace(rig.said, storage_class="STANDARD_IA", tags="who={tenant}/{namespace}-{cluster}, team=a")
+    await left_behind(rig)
+    rig.said = replace(rig.said, storage_class="ONEZONE_IA", tags="")
+    await finish(rig, store)
+    tags = {"who": "public/default-test", "team": "a"}
+    (segment,) = (await catalog.load(rig.tree.connect(), TOPIC)).segments
+    assert store.stored_as == {
+        segment.keys.data: StoredAs("STANDARD_IA", tags),
+        segment.keys.index: StoredAs("", tags),
+        segment.keys.manifest: StoredAs("", tags),
+    }
