@@ -108,7 +108,7 @@ def class_flaw(storage_class: str, service: str) -> str:
 
 def tags_flaw(tags: str, service: str) -> str:
     """Return why a service cannot store these tags; empty if it can, or is unknown. `tags` match TAGS."""
-    names = [name for name, _ in _pairs(tags)]
+    names = [name for name, _ in tag_pairs(tags)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         return f"{', '.join(twice)} is given twice: an object has one value of each tag"
     if tags and service in PLAIN_ONLY:
@@ -122,13 +122,13 @@ def filled_tags(tags: str, **topic: str) -> dict[str, str]:
     Characters that a tag cannot have become `_`, and a value is cut to its greatest length.
     """
     found = {}
-    for name, value in _pairs(tags):
+    for name, value in tag_pairs(tags):
         whole = re.sub(r"\{(\w+)\}", lambda match: topic[match[1]], value)
         found[name] = re.sub(rf"(?!{_TAG}).", "_", whole, flags=re.DOTALL)[:VALUE_CHARACTERS_MAX]
     return found
 
 
-def _pairs(tags: str) -> list[tuple[str, str]]:
-    """Return names and values; a value may have `=`."""
+def tag_pairs(tags: str) -> list[tuple[str, str]]:
+    """Return names and values of tags as they are written; a value may have `=`."""
     parted = [one.strip().partition("=") for one in tags.split(",") if one.strip()]
     return [(name.strip(), value.strip()) for name, _, value in parted]

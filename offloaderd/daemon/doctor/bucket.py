@@ -7,13 +7,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 
-from offloaderd.core.errors import CorruptData, OffloaderError
-from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Reading, fail, ok, skipped, warn
+from offloaderd.core.errors import CorruptData, Denied, InvalidInput, OffloaderError, Transient
+from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Reading, fail, ok, skipped, unknown, warn
 from offloaderd.objects import marker
+from offloaderd.objects.life_cycle import LifeCycle, covers, harms, keeps_versions
 from offloaderd.objects.opening import BucketStore, bucket_store
 from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.settings import named_places
-from offloaderd.objects.stored_as import TAGS_HINT, StoredAs, TagsRefused, filled_tags
+from offloaderd.objects.stored_as import TAGS_HINT, StoredAs, TagsRefused, filled_tags, tag_pairs
 from offloaderd.upkeep.gc import lost_metadata
 from offloaderd.upkeep.stored import Site
 
@@ -57,6 +58,9 @@ async def _place_checks(case: Case, where: str) -> AsyncGenerator[CheckResult, N
                 yield await case.check(f"bucket segments{where}", segments(case, store))
             if case.deployment_id:
                 yield await case.check(f"bucket owner{where}", owner(case, store))
+            if isinstance(store, LifeCycle):
+                yield await case.check(f"bucket life cycle{where}", life_cycle(case, store))
+                yield await case.check(f"bucket versions{where}", versions(case, store))
             for name, work in checks:
                 yield await case.check(f"{name}{where}", work())
         finally:
@@ -86,6 +90,60 @@ async def owner(case: Case, store: ObjectReader) -> Finding:
     if other := found.other_than(case.deployment_id):
         return fail(other, marker.HINT)
     return ok(f"marked by daemon {found.marker.daemon_id} of this deployment")
+
+
+async def life_cycle(case: Case, store: LifeCycle) -> Finding:
+    """Check that no rule of the bucket deletes or archives segments, or ends uploads of open ones."""
+    settings = case.settings
+    objects, offload = settings.objects, settings.offload
+    try:
+        rules = await store.life_cycle_rules()
+    except (Denied, InvalidInput, Transient) as error:
+        return unknown(
+            f"whether a rule deletes or archives segments is not known: {error.message}",
+            error.hint or "look at the bucket's life-cycle rules yourself",
+        )
+    found = list(
+        harms(
+            rules,
+            prefix=objects.prefix,
+            service=objects.service,
+            tags=dict(tag_pairs(objects.tags)),
+            open_s_max=max(case.open_s_max, offload.segment_age_max_s, offload.segment_age_min_s),
+        )
+    )
+    told = "; ".join(f"rule {one.rule!r} {one.does}" for one in found)
+    if any(one.certain for one in found):
+        return fail(
+            told,
+            f"give the rule a prefix other than {objects.prefix!r}, or remove what it does: segments are deleted by "
+            "policies (retention) alone, and have to be readable at once",
+        )
+    if found:
+        return warn(f"{told}, where they have its tags", "see that no policy sets these tags, or change the rule")
+    moved = sorted({one for rule in rules for one in rule.moves if covers(rule.prefix, objects.prefix)})
+    return ok(f"{len(rules)} rules, none harms segments" + (f"; they are moved to {', '.join(moved)}" if moved else ""))
+
+
+async def versions(case: Case, store: LifeCycle) -> Finding:
+    """Check whether segments that were deleted stay as old versions, and are paid for."""
+    try:
+        found = await store.versioning()
+        rules = await store.life_cycle_rules() if found.enabled or found.suspended else []
+    except (Denied, InvalidInput, Transient) as error:
+        return unknown(
+            f"whether deleted segments stay as old versions is not known: {error.message}",
+            error.hint or "look at the bucket's versioning yourself",
+        )
+    if not (found.enabled or found.suspended):
+        return ok("off: what is deleted is gone")
+    state = "on" if found.enabled else "suspended, with what was kept before"
+    if keeps_versions(rules, case.settings.objects.prefix):
+        return warn(
+            f"{state}: segments that were deleted stay as old versions, and are paid for",
+            "have a life-cycle rule end old versions (NoncurrentVersionExpiration) after some days",
+        )
+    return ok(f"{state}, and a rule ends old versions")
 
 
 class BucketProbe:

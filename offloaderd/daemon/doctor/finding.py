@@ -88,6 +88,11 @@ def _one_line(text: str) -> str:
     return "; ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
+def unknown(found: str, what_to_do: str) -> Finding:
+    """What was to be checked could not be looked at, and the daemon works without."""
+    return Finding(Verdict.SKIPPED, found, what_to_do)
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """The time of a server, `told_ms`, to within `grain_ms`, read between two times of our clock."""
@@ -118,6 +123,8 @@ class Case:
     """Whether the metadata of the daemon has any topic; None: unknown."""
     deployment_id: str = ""
     """Id of the deployment in the metadata; empty: none yet, or unknown."""
+    open_s_max: float = 0.0
+    """How long a policy of the metadata lets a segment be open, at most."""
     topic: TopicName | None = None
     """Any topic of the cluster, for the check of the admin API."""
 

@@ -21,6 +21,9 @@ from offloaderd.metadata import identity, paths
 from offloaderd.metadata.port import Check, MetadataStore, Replace, Versioned
 from offloaderd.metadata.records.identity import hint
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
+from offloaderd.policy.records import TopicPolicy
+from offloaderd.policy.resolver import PolicyResolver
+from offloaderd.policy.selection import Policies
 from offloaderd.policy.store import topic_policies
 
 ANSWER_S = 5.0
@@ -76,7 +79,9 @@ async def refusals(case: Case, store: MetadataStore) -> Finding:
     below = cast("MetadataStore", _Below(store, case.home))
     found = await identity.deployment(below)
     case.deployment_id = str(found.deployment_id) if found is not None else ""
-    topics = sorted(await topic_policies(below))
+    policies = await topic_policies(below)
+    topics = sorted(policies)
+    case.open_s_max = await _longest(below, policies)
 
     async def refused(topic: TopicName) -> list[str]:
         try:
@@ -91,6 +96,15 @@ async def refusals(case: Case, store: MetadataStore) -> Finding:
         first = next(what[0] for what in kinds.values() if what)
         return fail(f"nothing of these is deleted or granted: {'; '.join(told[:FIRST_NAMED])}{more}", hint(first))
     return ok(f"deployment {case.deployment_id or 'without an id'}; nothing is refused of {len(topics)} topics")
+
+
+async def _longest(store: MetadataStore, policies: Policies) -> float:
+    """Return how long any policy lets a segment be open, in seconds; 0 if none says it."""
+    book = PolicyResolver(store)
+    await book.load()
+    topics = [one for one in policies.values() if isinstance(one, TopicPolicy)]
+    levels = [book.broker, *book.namespaces.values(), *topics]
+    return max((max(one.segment_age_max_s or 0.0, one.segment_age_min_s or 0.0) for one in levels), default=0.0)
 
 
 async def own_topics(case: Case, store: MetadataStore) -> Finding:

@@ -51,6 +51,8 @@ RIGHTS = {
     "AbortMultipartUpload": "s3:AbortMultipartUpload",
     "ListParts": "s3:ListMultipartUploadParts",
     "ListMultipartUploads": "s3:ListBucketMultipartUploads",
+    "GetBucketLifecycleConfiguration": "s3:GetLifecycleConfiguration",
+    "GetBucketVersioning": "s3:GetBucketVersioning",
     "CreateBucket": "s3:CreateBucket",
 }
 """The right that each request needs, from AWS's service authorization reference: stores only say that it was denied."""

@@ -28,6 +28,7 @@ from offloaderd.objects.checks import (
     made_of,
 )
 from offloaderd.objects.failures import Request
+from offloaderd.objects.life_cycle import LifeCycleRule, Versioning
 from offloaderd.objects.port import S3_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo
 from offloaderd.objects.request import (
     BYTES_PER_S_MIN,
@@ -38,6 +39,7 @@ from offloaderd.objects.request import (
     date_ms,
     in_pieces,
 )
+from offloaderd.objects.s3.bucket_rules import NO_RULES, rules_of, versioning_of
 from offloaderd.objects.s3.client import Clients
 from offloaderd.objects.s3.errors import ANSWERS, failure
 from offloaderd.objects.s3.request import (
@@ -142,6 +144,22 @@ class S3Store:
         """Request the first key of the bucket. Raises BucketMissing, Denied and Transient with a remedy."""
         async with self._request("ListObjectsV2") as (call, client):
             noted(call, await client.list_objects_v2(Bucket=self._options.bucket, MaxKeys=1))
+
+    async def life_cycle_rules(self) -> list[LifeCycleRule]:
+        """See LifeCycle."""
+        async with self._request("GetBucketLifecycleConfiguration") as (call, client):
+            try:
+                answer = await client.get_bucket_lifecycle_configuration(Bucket=self._options.bucket)
+            except ClientError as error:
+                if error.response.get("Error", {}).get("Code") != NO_RULES:
+                    raise
+                return []
+            return rules_of(noted(call, answer))
+
+    async def versioning(self) -> Versioning:
+        """See LifeCycle."""
+        async with self._request("GetBucketVersioning") as (call, client):
+            return versioning_of(noted(call, await client.get_bucket_versioning(Bucket=self._options.bucket)))
 
     async def create_bucket(self) -> None:
         """Create the bucket; no error if it exists and is ours. Raises Conflict if it is another account's."""

@@ -103,6 +103,8 @@ async def refusals(server: S3Server, user: str, key: str) -> dict[str, str]:
             "CompleteMultipartUpload": lambda: store.complete_upload(f"{key}-done", done, [part]),
             "AbortMultipartUpload": lambda: store.abort_upload(f"{key}-given-up", given_up),
             "DeleteObjects": lambda: store.delete([key]),
+            "GetBucketLifecycleConfiguration": store.life_cycle_rules,
+            "GetBucketVersioning": store.versioning,
             "CreateBucket": store.create_bucket,
         }
         assert requests.keys() == RIGHTS.keys()
