@@ -149,6 +149,10 @@ _SERVICES: dict[str, dict[str, Need]] = {
         "PauseTopic": Need(Role.ADMIN, _topic),
     },
     "offloaderd.v1.DoctorService": {"Examine": Need(Role.ADMIN, _everything)},
+    "offloaderd.v1.CacheService": {
+        "ShowCache": Need(Role.READ, _everything),
+        "WarmCache": Need(Role.ADMIN, _topic),
+    },
     "offloaderd.v1.UpkeepService": {"Gc": Need(Role.ADMIN, _everything)},
     "offloaderd.v1.LedgerService": {
         "Append": Need(Role.OFFLOAD, _topic, bounded=check_append),

@@ -14,6 +14,8 @@ from offloaderd.protocol.conversion import to_position
 from offloaderd.protocol.v1 import (
     admin_pb2,
     admin_pb2_grpc,
+    cache_pb2,
+    cache_pb2_grpc,
     control_pb2,
     control_pb2_grpc,
     doctor_pb2,
@@ -72,6 +74,7 @@ class Calls(Connection):
     """The calls by service, for DaemonClient to inherit."""
 
     _admin: Stub["admin_pb2_grpc.AdminServiceAsyncStub"] = Stub(admin_pb2_grpc.AdminServiceStub)
+    _cache: Stub["cache_pb2_grpc.CacheServiceAsyncStub"] = Stub(cache_pb2_grpc.CacheServiceStub)
     _control: Stub["control_pb2_grpc.ControlServiceAsyncStub"] = Stub(control_pb2_grpc.ControlServiceStub)
     _doctor: Stub["doctor_pb2_grpc.DoctorServiceAsyncStub"] = Stub(doctor_pb2_grpc.DoctorServiceStub)
     _history: Stub["history_pb2_grpc.HistoryServiceAsyncStub"] = Stub(history_pb2_grpc.HistoryServiceStub)
@@ -172,6 +175,17 @@ class Calls(Connection):
         """Make the daemon collect garbage; yields each find, then the summary. Deletes only with `apply`."""
         request = upkeep_pb2.GcRequest(apply=apply, grace_s=grace_s, also=also)
         return self._stream(lambda: self._upkeep.Gc(request, timeout=timeout_s))
+
+    async def cache(self) -> cache_pb2.CacheState:
+        """Return the state of the daemon's disk cache, and its use since the start."""
+        return await self._ask(self._cache.ShowCache, cache_pb2.ShowCacheRequest())
+
+    def warm_cache(
+        self, topic: TopicName | str, *, from_time_ms: int | None = None, timeout_s: float | None = None
+    ) -> AsyncGenerator[cache_pb2.WarmProgress, None]:
+        """Fetch a topic into the daemon's disk cache; yields progress. Raises NotFound, Conflict without a cache."""
+        request = cache_pb2.WarmCacheRequest(topic=str(topic), from_time_ms=from_time_ms)
+        return self._stream(lambda: self._cache.WarmCache(request, timeout=timeout_s))
 
     async def reload(self, *, dry_run: bool = False) -> control_pb2.ReloadResponse:
         """Make the daemon read its settings again; returns the changes. Raises InvalidConfig with every mistake."""

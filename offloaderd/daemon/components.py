@@ -10,6 +10,7 @@ from pathlib import Path
 
 from offloaderd.api.admin import AdminService, DaemonSnapshot
 from offloaderd.api.broker import BrokerService
+from offloaderd.api.cache import CacheService
 from offloaderd.api.daemon import ControlService, DoctorService, PlacementService, UpkeepService
 from offloaderd.api.history import HistoryService, RollbackService
 from offloaderd.api.identity import IdentityService
@@ -109,6 +110,7 @@ class Components:
             "doctor": DoctorService(lambda: examine(reloader.settings, clock, serving=True)),
             "upkeep": self.upkeep,
             "placement": PlacementService(engine, self.registration),
+            "cache": CacheService(settings.daemon.id, reader, self.disk, metrics),
             "retention": RetentionService(engine, retention, metadata, ledgers.source, clock),
             "history": HistoryService(engine),
             "rollback": RollbackService(engine, metadata),

@@ -11,6 +11,7 @@ COMMANDS = LazyCommands(
     "offloaderd.cli.offloadctl",
     {
         "backfill:backfill": "Offload a large history with Spark.",
+        "cache:cache": "Show and warm the disk cache of a daemon.",
         "daemons:log_level": "Change the log level of a module for a time.",
         "daemons:reload": "Reload the settings of a daemon.",
         "convert:convert": "Rewrite what is stored: V1, V2, larger segments.",

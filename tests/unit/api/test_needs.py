@@ -44,6 +44,7 @@ CHANGES = (
     "Drain",
     "Gc",
     "Examine",
+    "Warm",
 )
 """What the names of calls begin with that change what holds, or act on what everybody shares."""
 
