@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from bench import machine, plots
 from bench.appending import caught_up, pushed
+from bench.disk import disk_cache
 from bench.durable import time_to_durable
 from bench.following import following
 from bench.inside import inside
@@ -71,6 +72,7 @@ ALONE: dict[str, Callable[[Site, Scale], Awaitable[list[Figure]]]] = {
     "read": read_back,
     "readers": readers,
     "random": random_reads,
+    "disk": disk_cache,
     "durable": time_to_durable,
     "slow": slow,
     "memory": peak,

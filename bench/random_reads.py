@@ -78,16 +78,16 @@ async def _reads(there: Stored, empty: Empty, places: list[int], last: int) -> R
     (key,) = there.objects[TOPIC]
     cold, bare = [], []
     async with there.daemon() as daemon, S3Store(there.site.s3) as store:
-        await _read(daemon, last)  # index and manifest come with the first one
+        await one_entry(daemon, TOPIC, last)  # index and manifest come with the first one
         async with measured(daemon) as took:
             for place in places:
-                cold.append(await _read(daemon, place))
+                cold.append(await one_entry(daemon, TOPIC, place))
                 started = CLOCK.monotonic()
                 await store.get(key, place * ENTRY_BYTES // 2, GET_BYTES)
                 bare.append(CLOCK.monotonic() - started)
         warm, nothing = [], []
         for place in places * WARM_TURNS:
-            warm.append(await _read(daemon, place))
+            warm.append(await one_entry(daemon, TOPIC, place))
             nothing.append((await empty.read(ENTRY_BYTES, 1)).seconds)
     gets = took.requests["GetObject"]
     return Reads(
@@ -95,12 +95,12 @@ async def _reads(there: Stored, empty: Empty, places: list[int], last: int) -> R
     )
 
 
-async def _read(daemon: Daemon, entry_id: int) -> float:
-    """Return the seconds that one entry takes."""
+async def one_entry(daemon: Daemon, topic: TopicName, entry_id: int) -> float:
+    """Return the seconds that one entry of a topic takes, read from the store."""
     position = Position(PUSH_LEDGER, entry_id)
     started = CLOCK.monotonic()
     priority = ReadPriority.TIERED_STORAGE_FIRST
-    one = daemon.client.read(TOPIC, first=position, last=position, read_priority=priority)
+    one = daemon.client.read(topic, first=position, last=position, read_priority=priority)
     async with aclosing(one) as responses:
         count = sum([len(response.batch.payloads) async for response in responses])
     if count != 1:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from bench.load import Entries
-    from bench.site import Daemon, Site
+    from bench.site import Daemon, Sections, Site
     from offloaderd.core.model import TopicName
 
 
@@ -30,9 +30,9 @@ class Stored:
     objects: dict[TopicName, dict[str, int]] = field(default_factory=dict)
 
     @asynccontextmanager
-    async def daemon(self) -> AsyncIterator[Daemon]:
-        """Start a daemon with empty caches that has them."""
-        async with self.site.daemon(PUSHED, name=self.name) as daemon:
+    async def daemon(self, sections: Sections = PUSHED) -> AsyncIterator[Daemon]:
+        """Start a daemon with these settings and an empty memory that has them."""
+        async with self.site.daemon(sections, name=self.name) as daemon:
             for topic in self.objects:
                 await daemon.claimed(topic)
             yield daemon

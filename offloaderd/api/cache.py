@@ -10,7 +10,6 @@ from offloaderd.core.model import TopicName
 from offloaderd.core.read_options import Goal, SeekKind
 from offloaderd.format.parsing import filled
 from offloaderd.protocol.v1 import cache_pb2, cache_pb2_grpc
-from offloaderd.read.disk.cache import DiskCache
 from offloaderd.read.reader import TopicReader
 from offloaderd.read.warming import warm
 
@@ -21,19 +20,19 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
 
     daemon_id: str
     reader: TopicReader
-    disk: DiskCache | None
     metrics: Metrics
 
     async def ShowCache(self, request: cache_pb2.ShowCacheRequest, context: Context) -> cache_pb2.CacheState:
         """Return the state, and counts since the start."""
-        if self.disk is None:
+        disk = self.reader.segments.fetcher.disk
+        if disk is None:
             return cache_pb2.CacheState(daemon_id=self.daemon_id, state="not set")
-        table = self.disk.table
+        table = disk.table
         return cache_pb2.CacheState(
             daemon_id=self.daemon_id,
-            open=self.disk.is_open,
-            state=self.disk.state,
-            directory=str(self.disk.options.directory),
+            open=disk.is_open,
+            state=disk.state,
+            directory=str(disk.options.directory),
             used_bytes=table.used_bytes,
             limit_bytes=table.limit_bytes,
             ranges=len(table),

@@ -86,7 +86,6 @@ class Components:
             duties={"retention": retention.run, "grants": self.grants.run, "scrub": self.scrubber.run},
         )
         self.reader = reader = _reader(settings, engine, ledgers, clock, keeper)
-        self.disk = reader.segments.fetcher.disk = disk_cache(settings, clock, metrics)
         self.gc = _collector(settings, context, ledgers)
         around, session_s = surroundings(settings), settings.metadata.session_timeout_s
         self.registration = registration_of(settings.daemon.id, engine, metadata, clock, session_timeout_s=session_s)
@@ -110,7 +109,7 @@ class Components:
             "doctor": DoctorService(lambda: examine(reloader.settings, clock, serving=True)),
             "upkeep": self.upkeep,
             "placement": PlacementService(engine, self.registration),
-            "cache": CacheService(settings.daemon.id, reader, self.disk, metrics),
+            "cache": CacheService(settings.daemon.id, reader, metrics),
             "retention": RetentionService(engine, retention, metadata, ledgers.source, clock),
             "history": HistoryService(engine),
             "rollback": RollbackService(engine, metadata),
@@ -130,6 +129,11 @@ class Components:
         if ledgers.store is not None:
             self.services["ledgers"] = LedgerService(ledgers.store)
         self.board = Board(admin, engine.statuses, metrics, clock)
+
+    @property
+    def disk(self) -> DiskCache | None:
+        """The disk cache of the reader, if it is set; the daemon opens it."""
+        return self.reader.segments.fetcher.disk
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
         """Return a function that applies settings to all parts. Raises InvalidConfig; then nothing has changed."""
@@ -275,4 +279,5 @@ def _reader(settings: Settings, engine: Engine, ledgers: Ledgers, clock: Clock, 
     )
     reader.source_refused = maps.source_refused
     reader.segments.damaged = keeper.found
+    reader.segments.fetcher.disk = disk_cache(settings, clock, engine.context.upload_context.metrics)
     return reader

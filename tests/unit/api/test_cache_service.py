@@ -31,7 +31,7 @@ async def test_a_topic_is_warmed_and_shown(tmp_path: Path) -> None:
     rig = await stored()
     async with rig.reader, disk_of(rig, tmp_path) as disk:
         await turns(5)
-        service = CacheService("d-1", rig.reader, disk, rig.metrics)
+        service = CacheService("d-1", rig.reader, rig.metrics)
         progress = await warmed(service, cache_pb2.WarmCacheRequest(topic=str(TOPIC)))
         await written(disk)
         assert [one.done for one in progress] == [False, False, True]
@@ -51,7 +51,7 @@ async def test_a_daemon_without_a_disk_says_so() -> None:
     """The state is an answer, the warming an error, as is a bad name or time."""
     rig = await stored()
     async with rig.reader:
-        service = CacheService("d-1", rig.reader, None, rig.metrics)
+        service = CacheService("d-1", rig.reader, rig.metrics)
         state = await service.ShowCache(cache_pb2.ShowCacheRequest(), CALLER)
         assert (state.open, state.state) == (False, "not set")
         with pytest.raises(Conflict, match="no disk cache"):
