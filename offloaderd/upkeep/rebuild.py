@@ -31,7 +31,7 @@ from offloaderd.core.errors import (
     OffloaderError,
     OutcomeUnknown,
 )
-from offloaderd.core.model import OffloadMethod, RefusalKind, TopicName
+from offloaderd.core.model import OffloadMethod, Position, RefusalKind, TopicName
 from offloaderd.format import head, manifest_bytes
 from offloaderd.format.head import TopicHead
 from offloaderd.format.manifest import Broken, SegmentManifest
@@ -256,14 +256,26 @@ def known_of(described: SegmentManifest, topic: TopicName, *, bucket: str, prefi
 
 
 def make_plan(
-    found: Found, *, prefer: Collection[UUID] = (), without: Collection[UUID] = (), topics: Collection[TopicName] = ()
+    found: Found,
+    *,
+    prefer: Collection[UUID] = (),
+    without: Collection[UUID] = (),
+    lost: Collection[Position] = (),
+    topics: Collection[TopicName] = (),
 ) -> Plan:
-    """Plan all topics, or those named, by an operator's decisions. Raises InvalidInput for unknown segments."""
+    """Plan all topics, or those named, by an operator's decisions; behind a position of `lost` a gap is a loss.
+
+    Raises InvalidInput for unknown segments, and for a position at which no segment ends, or behind which nothing is
+    missing.
+    """
     everything = {one.segment.segment_id for one in [*found.known, *found.brokers]}
     everything |= {segment_id for problem in found.problems for segment_id in problem.segments}
     unknown = sorted(str(segment_id) for segment_id in {*prefer, *without} - everything)
     if unknown:
         raise InvalidInput(f"no segment {unknown[0]} in the bucket", hint="segments are named by their whole uuid")
+    ends = {one.segment.end for one in [*found.known, *found.brokers]}
+    if nowhere := sorted(set(lost) - ends):
+        raise InvalidInput(f"no segment ends at {nowhere[0]}", hint="--lost takes the last position before a gap")
     by_topic: dict[TopicName, list[Known]] = defaultdict(list)
     for one in found.known:
         if one.segment.segment_id not in without:
@@ -278,7 +290,7 @@ def make_plan(
     plans = []
     for topic in sorted(topics or by_topic):
         brokers = [one for one in found.brokers if one.topic == topic and one.segment.segment_id not in without]
-        plan = plan_topic(topic, by_topic[topic], prefer=prefer, brokers=brokers)
+        plan = plan_topic(topic, by_topic[topic], prefer=prefer, brokers=brokers, lost=lost)
         problems = (*own[topic], *plan.problems)
         epoch = max(plan.epoch, found.epochs.get(topic, 0))
         left_out = tuple(sorted(found.at_heads.get(topic, set()).intersection(without)))

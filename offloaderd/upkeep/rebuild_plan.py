@@ -15,9 +15,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 from uuid import UUID
 
-from offloaderd.core.errors import CorruptData
+from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod, Position, TopicName, lost_up_to
 from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
@@ -87,11 +88,13 @@ def plan_topic(
     prefer: Collection[UUID] = (),
     boundary: Position | None = None,
     brokers: Iterable[Known] = (),
+    lost: Collection[Position] = (),
 ) -> TopicPlan:
     """Plan the map of one topic; segments that `prefer` names win over those that overlap them.
 
     Missing entries right before the `boundary` are history that is still to come, and no problem. Ledgers that
-    `brokers` have offloaded fill gaps, possible gaps, and what is missing before the first segment.
+    `brokers` have offloaded fill gaps, possible gaps, and what is missing before the first segment. A gap behind a
+    position of `lost` becomes a recorded loss. Raises InvalidInput if nothing is missing there.
     """
     known = sorted(found, key=place_of)
     problems: list[Problem] = []
@@ -107,6 +110,8 @@ def plan_topic(
     for before, after in pairwise(chosen):
         if boundary is not None and before.segment.end < boundary <= after.segment.begin:
             continue
+        if before.segment.end in lost:
+            losses = _widest([*losses, _accepted(before.segment, after.segment, ends, losses)])
         problems += _between(before.segment, after.segment, ends, losses)
     topic_map = TopicMap(topic)
     try:
@@ -213,7 +218,11 @@ def _contradiction(text: str, segment: CommittedSegment) -> Problem:
 
 def _losses(chosen: Sequence[Known]) -> tuple[Loss, ...]:
     """Return the recorded losses, each once; a range within a wider one is part of it."""
-    found = sorted({loss for one in chosen for loss in one.losses})
+    return _widest(loss for one in chosen for loss in one.losses)
+
+
+def _widest(losses: Iterable[Loss]) -> tuple[Loss, ...]:
+    found = sorted(set(losses))
     return tuple(
         loss
         for loss in found
@@ -237,30 +246,18 @@ def _front(first: Known) -> Iterator[Problem]:
 def _between(
     before: CommittedSegment, after: CommittedSegment, ends: Mapping[int, LedgerEnd], losses: Sequence[Loss]
 ) -> Iterator[Problem]:
-    """Yield what is missing between two segments, by the known ends of the ledgers there."""
+    """Yield what is missing between two segments."""
     gone, begin = before.end, after.begin
-    lost = lost_up_to(losses, gone, begin)
-    first = lost if lost is not None else Position(gone.ledger_id, gone.entry_id + 1)
-    # Losses begin behind what was offloaded, or within one another.
-    missing = [str(loss.after) for loss in losses if first <= loss.after < begin]
-    if begin.ledger_id == first.ledger_id:
-        missing += _run(begin.ledger_id, first.entry_id, begin.entry_id)
-    else:
-        end = ends.get(first.ledger_id)
-        missing += _run(first.ledger_id, first.entry_id, end.entries if end is not None else 0)
-        for ledger_id in sorted(ends):
-            if first.ledger_id < ledger_id < begin.ledger_id:
-                missing += _run(ledger_id, 0, ends[ledger_id].entries)
-        missing += _run(begin.ledger_id, 0, begin.entry_id)
+    first, missing = _missing(gone, begin, ends, losses)
     segments = (before.segment_id, after.segment_id)
     if missing:
         yield Problem(
             kind=Kind.GAP,
-            text=f"{', '.join(missing)} between {gone} and {begin}: in no segment, and not recorded as lost",
+            text=f"{', '.join(map(str, missing))} between {gone} and {begin}: in no segment, and not recorded as lost",
             segments=segments,
             what_to_do="look for a segment that is incomplete, unreadable or gone from the bucket and restore it; or "
-            "begin the topic behind the gap: leave out what lies before it with --without, and what of it the source "
-            "still has is offloaded again as history",
+            f"record the entries as lost with --lost {gone}; or begin the topic behind the gap: leave out what lies "
+            "before it with --without, and what of it the source still has is offloaded again as history",
         )
     elif not _joined(first, begin, ends):
         yield Problem(
@@ -271,11 +268,48 @@ def _between(
         )
 
 
-def _run(ledger_id: int, first: int, end: int) -> list[str]:
-    if first >= end:
-        return []
-    last = Position(ledger_id, end - 1)
-    return [f"{Position(ledger_id, first)}" if end == first + 1 else f"{Position(ledger_id, first)}..{last}"]
+class _Run(NamedTuple):
+    """Consecutive entries of one ledger."""
+
+    first: Position
+    entries: int
+
+    def __str__(self) -> str:
+        last = Position(self.first.ledger_id, self.first.entry_id + self.entries - 1)
+        return f"{self.first}" if self.entries == 1 else f"{self.first}..{last}"
+
+
+def _missing(
+    gone: Position, begin: Position, ends: Mapping[int, LedgerEnd], losses: Sequence[Loss]
+) -> tuple[Position, list[_Run]]:
+    """Return where the recorded losses behind `gone` end, and what is missing from there up to `begin`.
+
+    Entries are missing by the known ends of the ledgers, and where a loss begins: losses begin behind what was
+    offloaded, or within one another.
+    """
+    lost = lost_up_to(losses, gone, begin)
+    first = lost if lost is not None else Position(gone.ledger_id, gone.entry_id + 1)
+    missing = [_Run(loss.after, 1) for loss in losses if first <= loss.after < begin]
+    if begin.ledger_id == first.ledger_id:
+        runs = [_Run(first, begin.entry_id - first.entry_id)]
+    else:
+        end = ends.get(first.ledger_id)
+        runs = [_Run(first, end.entries - first.entry_id if end is not None else 0)]
+        between = [ledger_id for ledger_id in sorted(ends) if first.ledger_id < ledger_id < begin.ledger_id]
+        runs += [_Run(Position(ledger_id, 0), ends[ledger_id].entries) for ledger_id in between]
+        runs.append(_Run(Position(begin.ledger_id, 0), begin.entry_id))
+    return first, missing + [run for run in runs if run.entries > 0]
+
+
+def _accepted(
+    before: CommittedSegment, after: CommittedSegment, ends: Mapping[int, LedgerEnd], losses: Sequence[Loss]
+) -> Loss:
+    """Return the loss of all that is missing between two segments. Raises InvalidInput for nothing."""
+    _, missing = _missing(before.end, after.begin, ends, losses)
+    if not missing:
+        raise InvalidInput(f"nothing is known to be missing behind {before.end}")
+    entries = sum(run.entries for run in missing)
+    return Loss(before.end, after.begin, entries, noticed_ms=after.offloaded_ms)
 
 
 def _joined(first: Position, begin: Position, ends: Mapping[int, LedgerEnd]) -> bool:

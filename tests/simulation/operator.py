@@ -20,9 +20,11 @@ from tests.simulation.loop import Process
 from tests.simulation.zookeeper import ZooKeeper
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from uuid import UUID
 
-    from offloaderd.core.model import TopicName
+    from offloaderd.core.model import Position, TopicName
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.records.identity import Refusal
     from offloaderd.upkeep.rebuild import Plan
     from tests.simulation.world import World
@@ -41,6 +43,8 @@ class Operator:
         self._process = Process(world.loop, "operator")
         self.bucket = BucketClient(world, self._process)
         self._metadata: ZooKeeper | None = None
+        self.lost: set[Position] = set()
+        """The positions behind which a rebuild had to record a gap as lost."""
 
     @property
     def metadata(self) -> ZooKeeper:
@@ -121,30 +125,38 @@ class Operator:
         world.oracle.rebuilding.discard(topic)
         world.oracle.restored([topic])
 
-    def _begun_history(self, topic: TopicName, found: rebuild.Found) -> set[UUID]:
+    def _begun_history(self, topic: TopicName, found: rebuild.Found) -> dict[UUID, CommittedSegment]:
         """Return the segments of unfinished history, between which and the live ones is a gap."""
         plan = self._world.oracle.maps[topic].unfinished
         same = [one.segment for one in found.known if one.topic == topic]
-        return {one.segment_id for one in same if plan is not None and one.begin < plan.live_begin}
+        return {one.segment_id: one for one in same if plan is not None and one.begin < plan.live_begin}
+
+    def _is_gone(self, topic: TopicName, segments: Iterable[CommittedSegment]) -> bool:
+        """Return whether the source has deleted anything of these segments."""
+        return any(self._world.is_deleted(topic, part.range.begin) for one in segments for part in one.slices)
 
     def _decided(self, found: rebuild.Found, topic: TopicName) -> Plan:
         """Plan it, deciding whatever stands in the way."""
         prefer: set[UUID] = set()
+        lost: set[Position] = set()
         without = self._world.oracle.gone_for_good
         without = without & {one.segment.segment_id for one in found.known}
         while True:
-            plan = rebuild.make_plan(found, prefer=prefer, without=without, topics=[topic])
+            plan = rebuild.make_plan(found, prefer=prefer, without=without, lost=lost, topics=[topic])
             blocking = [one for planned in plan.topics for one in planned.problems if one.blocks]
             if not blocking:
                 return plan
-            problem = blocking[0]
+            problem, begun = blocking[0], self._begun_history(topic, found)
             self._world.trace("user", f"decides over {problem.kind}: {problem.text}")
             if problem.kind is Kind.OVERLAP and problem.segments[0] not in prefer:
                 prefer.add(problem.segments[0])
             elif problem.kind in {Kind.INCOMPLETE, Kind.UNREADABLE} and problem.segments[0] not in without:
                 without = without | set(problem.segments)
-            elif problem.kind is Kind.GAP and not (begun := self._begun_history(topic, found)) <= without:
-                without = without | begun  # as docs/failures.md says: the next owner offloads it again
+            elif problem.kind is Kind.GAP and not self._is_gone(topic, begun.values()) and begun.keys() - without:
+                without = without | begun.keys()  # as docs/failures.md says: the next owner offloads it again
+            elif problem.kind is Kind.GAP and problem.segments[0] in begun and problem.segments[0] not in without:
+                lost.add(begun[problem.segments[0]].end)
+                self.lost |= lost
             else:
                 break
         self._world.oracle.fail("P9", f"{topic} cannot be rebuilt: {blocking[0].text}")

@@ -28,6 +28,10 @@ async def check(world: World, objects: ObjectReader, sites: Sequence[Site]) -> N
     stored = await rebuild.read_buckets(objects, sites, lambda _: None)
     without = world.last_copies & {one.segment.segment_id for one in stored.known}  # a collection has told of them
     plan = rebuild.make_plan(stored, without=without)
+    gaps = {one.segments[0] for topic in plan.topics for one in topic.problems if one.kind is Kind.GAP}
+    before = {one.segment.end for one in stored.known if one.segment.segment_id in gaps}
+    if lost := before & world.operator.lost:  # the same decision again
+        plan = rebuild.make_plan(stored, without=without, lost=lost)
     problems = [*plan.problems, *(problem for topic in plan.topics for problem in topic.problems)]
     harmless = HARMLESS | ({Kind.ORPHAN} if world.second is not None else set())  # what it had begun
     if bad := [problem for problem in problems if problem.kind not in harmless]:

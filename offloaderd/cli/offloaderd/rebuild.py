@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import click
@@ -48,6 +49,13 @@ SEGMENT = Parsed("segment", UUID, lambda text, _: f"not a segment: {text!r}; wri
     help="Of segments that hold the same entries take this one. May be repeated.",
 )
 @click.option("--without", metavar="SEGMENT", type=SEGMENT, multiple=True, help="Leave this one out. May be repeated.")
+@click.option(
+    "--lost",
+    metavar="POSITION",
+    type=options.POSITION,
+    multiple=True,
+    help="Record what is missing behind this last position before a gap as lost. May be repeated.",
+)
 @click.option("--enable", is_flag=True, help="Enable the topics at once. Without this they come back disabled.")
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one document.")
 def rebuild(
@@ -56,10 +64,9 @@ def rebuild(
     standalone: Path | None,
     apply_: bool,
     topics: tuple[TopicName, ...],
-    prefer: tuple[UUID, ...],
-    without: tuple[UUID, ...],
     enable: bool,
     as_json: bool,
+    **decisions: Any,  # noqa: ANN401 - prefer, without, lost
 ) -> int:
     """Read every manifest under the prefix, and write the map of each topic into empty metadata.
 
@@ -89,7 +96,7 @@ def rebuild(
                 with Bars() as bars:
                     found = await work.read_buckets(objects, places, bars.counter("segments read"))
                     await work.read_brokers(objects, places, found)
-            plan = work.make_plan(found, prefer=prefer, without=without, topics=topics)
+            plan = work.make_plan(found, topics=topics, **decisions)
             written: Sequence[TopicName] = ()
             target = ""
             try:
@@ -164,7 +171,9 @@ class Shown:
         else:
             click.echo(f"would write {show.plural(ready, 'topic')}")
         if self.left_out:
-            click.echo("what is blocked is not written: decide with --prefer and --without, or restore what is missing")
+            click.echo(
+                "what is blocked is not written: decide with --prefer, --without and --lost, or restore what is missing"
+            )
         if self.target:
             click.echo(f"the target cannot take it: {self.target}")
         elif not self.applied and ready:

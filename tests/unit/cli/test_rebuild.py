@@ -88,7 +88,9 @@ def test_applying_needs_the_metadata(config: Path) -> None:
     assert "127.0.0.1:1" in result.stderr
 
 
-@pytest.mark.parametrize("words", [("--prefer", "x"), ("--without", str(UUID(int=77))), ("--topic", "nobody")])
+@pytest.mark.parametrize(
+    "words", [("--prefer", "x"), ("--without", str(UUID(int=77))), ("--topic", "nobody"), ("--lost", "77:0")]
+)
 def test_mistakes_are_exit_code_2(config: Path, words: tuple[str, ...]) -> None:
-    """No uuid, a segment that is not there, a topic that is not there."""
+    """No uuid, a segment or topic that is not there, a position at which no segment ends."""
     assert run(config, *words).exit_code == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import LedgerEnd, Loss, Position
 from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
@@ -95,6 +96,30 @@ def test_entries_that_are_certainly_missing_are_a_gap(missing: tuple[Known, Know
     """Inside a ledger, at the end of one, at the beginning of one, or a whole ledger between."""
     assert failure_tracker(*missing) == [Kind.GAP]
     assert plan_topic(TOPIC, missing).blocked
+
+
+def test_a_gap_that_the_operator_calls_lost_is_recorded() -> None:
+    """The loss has the entries that are known to be missing, and the map both sides; it takes in narrower losses."""
+    narrow = Loss(Position(3, 9), Position(4, 0), 10)
+    found = (known(1, (3, 0, 9), closed={3: 20}), known(2, (5, 0, 3), losses=(narrow,), ends={4: LedgerEnd(4, 5)}))
+    plan = plan_topic(TOPIC, found, lost=[Position(3, 9)])
+    assert not plan.problems
+    assert [one.segment_id for one in plan.map.segments] == [segment_id(1), segment_id(2)]
+    assert plan.map.losses == (Loss(Position(3, 9), Position(5, 0), 4, 3),)
+
+
+def test_nothing_is_lost_where_nothing_is_missing() -> None:
+    """A position without a gap behind it is a mistake of the operator; behind the last segment nothing is decided."""
+    found = (known(1, (3, 0, 9), ends={3: LedgerEnd(10, 5)}), known(2, (5, 0, 3)))
+    with pytest.raises(InvalidInput, match="nothing is known to be missing behind 3:9"):
+        plan_topic(TOPIC, found, lost=[Position(3, 9)])
+    assert not plan_topic(TOPIC, found, lost=[Position(5, 3)]).map.losses
+
+
+def test_a_gap_inside_a_ledger_cannot_be_called_lost() -> None:
+    """No map has a hole in a ledger: the topic stays blocked."""
+    plan = plan_topic(TOPIC, (known(1, (3, 0, 9)), known(2, (3, 11, 19))), lost=[Position(3, 9)])
+    assert plan.blocked
 
 
 def test_a_recorded_loss_is_no_gap() -> None:
