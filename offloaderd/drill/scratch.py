@@ -99,7 +99,7 @@ class Scratch:
             raise InvalidInput(f"{word!r} is no drill", hint="a drill is named by twelve hexadecimal digits")
         if settings.objects.kind != "s3":
             raise InvalidConfig(
-                "a drill needs S3: objects.kind = filesystem has no faults to inject",
+                f"a drill needs S3: objects.kind = {settings.objects.kind} has no faults to inject",
                 hint="name the settings of a daemon that stores in S3",
             )
         return cls(settings, f"{MARK}{word}")

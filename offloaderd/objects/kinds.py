@@ -26,6 +26,12 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "s3": Kind(driver="s3", located=("region", "endpoint"), parts=S3_PARTS),
         "gcs": Kind(driver="google-cloud-storage", located=("endpoint",), parts=ANY_PARTS, extra="gcs"),
+        "azure": Kind(
+            driver="azureblob",
+            located=("azure_account", "endpoint"),
+            parts=PartRules(bytes_min=1, number_max=50_000),  # blocks of a blob, each of any size up to 4,000 MiB
+            extra="azure",
+        ),
         "filesystem": Kind(driver="filesystem", located=("directory",), parts=ANY_PARTS, has_buckets=False),
     }
 )

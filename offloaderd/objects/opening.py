@@ -71,6 +71,12 @@ def _s3(objects: ObjectsSettings, clock: Clock, metrics: RequestMetrics | None) 
     return S3Store(objects, metrics, clock)
 
 
+def _azure(objects: ObjectsSettings, clock: Clock, metrics: RequestMetrics | None) -> BucketStore:
+    from offloaderd.objects.azure.store import AzureStore  # noqa: PLC0415 - its library is an extra
+
+    return AzureStore(objects, metrics, clock)
+
+
 def _gcs(objects: ObjectsSettings, clock: Clock, metrics: RequestMetrics | None) -> BucketStore:
     from offloaderd.objects.gcs.store import GcsStore  # noqa: PLC0415 - its library is an extra
 
@@ -81,5 +87,5 @@ def _filesystem(objects: ObjectsSettings, clock: Clock, _: RequestMetrics | None
     return FilesystemStore(Path(objects.directory), clock)
 
 
-_OPEN: Mapping[str, Open] = MappingProxyType({"s3": _s3, "gcs": _gcs, "filesystem": _filesystem})
+_OPEN: Mapping[str, Open] = MappingProxyType({"s3": _s3, "azure": _azure, "gcs": _gcs, "filesystem": _filesystem})
 """By `objects.kind`, as KINDS."""

@@ -34,12 +34,13 @@ PlaceList = Annotated[
 class ObjectsSettings(Section):
     """Where segments are stored."""
 
-    kind: Literal["s3", "gcs", "filesystem"] = "s3"
-    """Kind of object store: an S3 service, Google Cloud Storage (extra `gcs`), or a directory (PIP-76's filesystem
-    offloader)."""
+    kind: Literal["s3", "azure", "gcs", "filesystem"] = "s3"
+    """Kind of object store: an S3 service, Azure Blob Storage (extra `azure`), Google Cloud Storage (extra `gcs`), or a
+    directory (PIP-76's filesystem offloader)."""
 
     bucket: Bucket = Field(default="", examples=["pulsar-offload"])
-    """Bucket for all topics; must exist. There is no default, as a guess could be someone else's."""
+    """Bucket for all topics, with Azure the container; must exist. There is no default, as a guess could be someone
+    else's."""
 
     prefix: KeyPrefix = ""
     """Prefix of every key, for a shared bucket; write a slash at its end for a folder. Empty by default, because
@@ -59,7 +60,9 @@ class ObjectsSettings(Section):
     {tenant}, {namespace} and {cluster} stand for the topic's. Needs s3:PutObjectTagging."""
 
     endpoint: Url = Field(default=None, examples=["http://127.0.0.1:9000"])
-    """URL of an S3 service other than AWS, or of an emulator of Google's. Not set: AWS in objects.region, or Google."""
+    """URL of an S3 service other than AWS, of Azure's Blob service where it is not
+    https://ACCOUNT.blob.core.windows.net, or of an emulator of Google's. Not set: AWS in objects.region, that, or
+    Google."""
 
     signed_host: OptionalText = Field(default=None, examples=["s3.eu-west-1.amazonaws.com"])
     """Name of the service where objects.endpoint is another way to it (a tunnel, a forwarded port), sent and signed as
@@ -109,6 +112,22 @@ class ObjectsSettings(Section):
     read_timeout_s: Seconds = Field(default=30.0, gt=0, le=3600)
     """How long the store may be silent in the middle of a request."""
 
+    azure_account: OptionalText = Field(default=None, examples=["pulsaroffload"])
+    """Name of the storage account (kind = azure). Not set: the one of azure_connection_string."""
+
+    azure_key: OptionalSecret = Field(default=None, examples=[""])
+    """Key of the account; better given as OFFLOADERD__OBJECTS__AZURE_KEY than in a file. Never shown. Without a key, a
+    SAS and a connection string the identity of this machine or pod is used, which can have fewer rights."""
+
+    azure_sas: OptionalSecret = Field(default=None, examples=[""])
+    """Shared access signature for the container, from `sv=` on. Never shown."""
+
+    azure_connection_string: OptionalSecret = Field(default=None, examples=[""])
+    """Address and credentials in one text, as the portal shows them. Never shown."""
+
+    azure_client_id: OptionalText = Field(default=None, examples=[""])
+    """Client id of the identity, if there are several. Not set: AZURE_CLIENT_ID, or the system's own one."""
+
     directory: str = Field(default="/var/lib/offloaderd/objects", min_length=1)
     """Root of the filesystem store (kind = filesystem)."""
 
@@ -132,6 +151,15 @@ class ObjectsSettings(Section):
     def sign_payloads(self) -> bool:
         """Whether bodies are signed: if a third party could replace them on the way."""
         return self.endpoint is not None and not is_private(self.endpoint)
+
+    @property
+    def azure_secrets(self) -> tuple[str, str, str]:
+        """Connection string, key and SAS in clear, each empty without one."""
+        connection_string, key, sas = (
+            given.get_secret_value() if given is not None else ""
+            for given in (self.azure_connection_string, self.azure_key, self.azure_sas)
+        )
+        return connection_string, key, sas
 
     def encrypting(self) -> dict[str, Any]:
         """Return the request's parameters for the encryption of a new object; none for the bucket's own setting."""

@@ -49,15 +49,17 @@ OPEN: tuple[str, ...] = ()
 """A label with values that are not known in advance."""
 
 S3_CODES = frozenset({
-    "200", "204", "206", "400", "403", "404", "409", "412", "416", "429", "500", "502", "503", "504",
+    "200", "201", "202", "204", "206", "400", "403", "404", "409", "412", "416", "429", "500", "502", "503", "504",
     "AccessDenied", "EntityTooSmall", "ExpiredToken", "ExpiredTokenException", "InternalError", "InvalidAccessKeyId",
     "InvalidPart", "InvalidRange", "NoSuchBucket", "NoSuchKey", "NoSuchUpload", "PreconditionFailed", "RequestTimeout",
     "ServiceUnavailable",
     "SignatureDoesNotMatch", "SlowDown", "error", "ok", "timeout", "unreachable",
+    "AuthenticationFailed", "AuthorizationFailure", "AuthorizationPermissionMismatch", "BlobAlreadyExists",
+    "BlobNotFound", "ConditionNotMet", "ContainerNotFound", "InvalidBlockList", "OperationTimedOut", "ServerBusy",
 })  # fmt: skip
 """Codes that `s3_requests` counts by name. Any other is `other`, so that no server can grow the label."""
 
-S3_THROTTLES = frozenset({"429", "503", "SlowDown", "ServiceUnavailable"})
+S3_THROTTLES = frozenset({"429", "503", "SlowDown", "ServerBusy", "ServiceUnavailable"})
 
 
 _TOTAL = "_total"

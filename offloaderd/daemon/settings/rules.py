@@ -4,6 +4,7 @@ A rule names every key that it is about, so that it is not reported when one of 
 the values of the settings in braces, by key.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -279,6 +280,19 @@ RULES: tuple[Rule, ...] = (
         lambda s: f"objects.tags: {tags_flaw(s.objects.tags, s.objects.service)}",
     ),
     *_together("objects", "access_key", "secret_key", " for the AWS chain"),
+    Rule(
+        "objects.kind objects.azure_account objects.azure_connection_string",
+        lambda s: s.objects.kind == "azure" and not (s.objects.azure_account or s.objects.azure_connection_string),
+        'objects.kind = "azure" needs an account: set objects.azure_account or objects.azure_connection_string',
+    ),
+    _alone("objects.azure_key", "objects.azure_sas", "keep one"),
+    _alone("objects.azure_connection_string", "objects.azure_key", "keep one"),
+    _alone("objects.azure_connection_string", "objects.azure_sas", "keep one"),
+    Rule(
+        "objects.kind objects.bucket objects.places",
+        lambda s: s.objects.kind == "azure" and any(re.search(r"\.|--", one) for one in s.objects.all_places.buckets),
+        "objects.bucket or objects.places has the name of no container: dots and double dashes are not for Azure",
+    ),
     Rule(
         "bookkeeper.ledgers_root bookkeeper.managed_ledgers_root",
         lambda s: _overlap(s.bookkeeper.ledgers_root, s.bookkeeper.managed_ledgers_root),

@@ -1,0 +1,136 @@
+"""Access to one storage account: its address, credentials and connections, shared by all of its containers.
+
+Credentials, the first of them: a key of the account, a SAS, each from a connection string too; else an identity of
+Microsoft Entra, which is a federated one (workload identity) where the environment names a token file, as in a pod of
+AKS, else the managed one of this machine. Its library renews tokens before they end.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from urllib.parse import urlsplit
+
+import aiohttp
+from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
+from azure.core.pipeline.transport import AioHttpTransport
+from azure.storage.blob.aio import BlobServiceClient
+
+from offloaderd.core.errors import Closed, InvalidConfig
+from offloaderd.objects.request import Body
+
+if TYPE_CHECKING:
+    from azure.core.credentials_async import AsyncTokenCredential
+    from azure.storage.blob.aio import ContainerClient
+
+    from offloaderd.objects.settings import ObjectsSettings
+
+    Credential: TypeAlias = AzureNamedKeyCredential | AzureSasCredential | AsyncTokenCredential
+
+KEEPALIVE_S = 12.0
+"""Idle connections are closed after this time, before servers and load balancers drop them."""
+GET_BYTES_MAX = 1 << 30
+"""The library cuts a longer download into several; no range of ours is as long."""
+
+
+class _Transport(AioHttpTransport):  # type: ignore[misc] # the module hands it out untyped
+    """The library's transport, which sends the bytes of a large body in slices as well."""
+
+    def _get_request_data(self, request: Any) -> Any:  # noqa: ANN401 - as there
+        data = super()._get_request_data(request)
+        return Body([data]) if isinstance(data, bytes) and data else data
+
+
+class Access:
+    """The connections to an account, open between `open` and `close`."""
+
+    def __init__(self, options: ObjectsSettings) -> None:
+        self._options = options
+        self._stack = AsyncExitStack()
+        self._service: BlobServiceClient | None = None
+
+    def container(self, name: str) -> ContainerClient:
+        """Return the client of a container, without a request. Raises Closed."""
+        if self._service is None:
+            raise Closed("the Azure store is closed")
+        return self._service.get_container_client(name)
+
+    async def open(self) -> None:
+        """Make the client, without a request. Raises InvalidConfig."""
+        if self._service is not None:
+            return
+        options = self._options
+        session = await self._stack.enter_async_context(
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=options.connections_max, keepalive_timeout=KEEPALIVE_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                trust_env=True,
+            )
+        )
+        more: dict[str, Any] = {
+            "transport": _Transport(session=session, session_owner=False),
+            "retry_total": 0,
+            "connection_timeout": options.connect_timeout_s,
+            "read_timeout": options.read_timeout_s,
+            "max_single_get_size": GET_BYTES_MAX,
+            "max_single_put_size": GET_BYTES_MAX,
+        }
+        account = account_of(options)
+        try:
+            credential = await self._credential(account)
+            self._service = BlobServiceClient(account.url, credential=credential, **more)
+        except ValueError as error:
+            await self.close()
+            raise InvalidConfig(
+                f"cannot make a client for {account.url}: {error}",
+                hint="check objects.azure_account, its credentials and objects.endpoint",
+            ) from error
+
+    async def close(self) -> None:
+        """Close the connections."""
+        self._service = None
+        await self._stack.aclose()
+
+    async def _credential(self, account: Account) -> Credential:
+        """Return what signs requests. Raises ValueError."""
+        if account.key:
+            base64.b64decode(account.key, validate=True)  # else the first request fails, as if it were refused
+            return AzureNamedKeyCredential(account.name, account.key)
+        if account.sas:
+            return AzureSasCredential(account.sas)
+        from azure.identity.aio import (  # noqa: PLC0415 - takes long to load, and keys and SAS do not need it
+            ManagedIdentityCredential,
+            WorkloadIdentityCredential,
+        )
+
+        federated = bool(os.environ.get("AZURE_FEDERATED_TOKEN_FILE"))
+        named: Any = {"client_id": self._options.azure_client_id} if self._options.azure_client_id else {}
+        found = WorkloadIdentityCredential(**named) if federated else ManagedIdentityCredential(**named)
+        return await self._stack.enter_async_context(found)
+
+
+class Account(NamedTuple):
+    """An account: its name, the URL of its Blob service, and its key or a SAS, or neither."""
+
+    name: str
+    url: str
+    key: str
+    sas: str
+
+
+def account_of(options: ObjectsSettings) -> Account:
+    """Return the account of the settings, in which a connection string counts before the others.
+
+    An endpoint whose host does not begin with the account's name, as an emulator's, has the account in the path.
+    """
+    connection_string, key, sas = options.azure_secrets
+    fields = dict(one.split("=", 1) for one in connection_string.split(";") if "=" in one)
+    name = fields.get("AccountName") or options.azure_account or ""
+    url = fields.get("BlobEndpoint", "").rstrip("/")
+    if not url and (endpoint := (options.endpoint or "").rstrip("/")):
+        url = endpoint if (urlsplit(endpoint).hostname or "").startswith(f"{name}.") else f"{endpoint}/{name}"
+    url = url or f"https://{name}.blob.{fields.get('EndpointSuffix', 'core.windows.net')}"
+    return Account(name, url, fields.get("AccountKey") or key, fields.get("SharedAccessSignature") or sas)

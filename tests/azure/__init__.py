@@ -1,0 +1,1 @@
+"""Azure Blob Storage for tests: a service in the process, and Azurite."""

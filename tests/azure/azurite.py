@@ -1,0 +1,77 @@
+"""Azurite, Microsoft's emulator of Azure Storage, as a real server of tests: its files survive the kill of its process.
+
+It comes from npm, by package-lock.json beside this file, into build/azurite, when the first test asks for it. Where
+Node or npm are missing, or npm cannot fetch it, the tests are left out with that reason.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import subprocess
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.core.clock import SystemClock
+from offloaderd.standalone.ports import LOOPBACK, free_ports, http_get
+from offloaderd.standalone.process import ChildProcess, Command
+from tests.servers import running
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+HERE = Path(__file__).parent
+FOLDER = HERE.parents[1] / "build" / "azurite"
+PROGRAM = FOLDER / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
+INSTALL_S, START_S = 280.0, 120.0
+
+
+def installed() -> Path:
+    """Return the path of node, with Azurite installed; skip the test where that cannot be."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        pytest.skip("no Node with npm here, which Azurite needs: apt install nodejs npm")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not PROGRAM.exists():
+            for name in ("package.json", "package-lock.json"):
+                shutil.copy(HERE / name, FOLDER)
+            command = [npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
+            done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False, timeout=INSTALL_S)
+            if done.returncode:
+                pytest.skip(f"npm cannot install Azurite: {done.stderr.strip()[-300:]}")
+    return Path(node)
+
+
+@asynccontextmanager
+async def azurite_in(directory: Path, node: Path) -> AsyncIterator[str]:
+    """Run Azurite over a directory; yields the endpoint of its Blob service."""
+    clock = SystemClock()
+    port = free_ports(1, clock)[0]
+    arguments = ("--blobHost", LOOPBACK, "--blobPort", str(port), "--location", str(directory), "--silent")
+    command = Command(
+        name="azurite",
+        program=node,
+        arguments=(str(PROGRAM), *arguments, "--disableTelemetry", "--skipApiVersionCheck"),
+        directory=directory,
+    )
+    async with ChildProcess(command, clock) as child:
+
+        async def answers() -> bool:
+            status, _ = await http_get(port, "/")
+            return status > 0
+
+        await child.ready(answers, START_S)
+        yield f"http://{LOOPBACK}:{port}"
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The endpoint of a running Azurite."""
+    node = installed()
+    with running(azurite_in(tmp_path_factory.mktemp("azurite"), node)) as endpoint:
+        yield endpoint

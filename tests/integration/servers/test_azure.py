@@ -1,0 +1,73 @@
+"""A daemon on Azurite: killed in the middle of an upload, it is followed by one that sends no stored part again."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.core.model import TopicName
+from offloaderd.objects.azure.store import AzureStore
+from tests.azure.azurite import azurite  # noqa: F401 - a fixture
+from tests.azure.service import ACCOUNT, KEY, options
+from tests.integration.command_line import started
+from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.real.audit import parts_stored
+from tests.real.proof import ends_well
+from tests.real.workload import Workload
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.witness("zookeeper")]
+
+TOPIC = TopicName.parse("public/default/azure")
+ENTRY_BYTES, TWO_PARTS = 40_000, 280
+
+
+@pytest.fixture
+async def site(tmp_path: Path, zookeeper: str, azurite: str) -> Site:  # noqa: F811
+    """A site with a new container, whose segments have several parts."""
+    container = f"test-{CLOCK.uuid().hex[:16]}"
+    async with AzureStore(options(azurite, container)) as store:
+        await store.create_bucket()
+    found = Site(tmp_path, zookeeper, azurite, "", "", container)
+    found.settings["objects"] = {
+        "kind": "azure",
+        "azure_account": ACCOUNT,
+        "azure_key": KEY,
+        "connect_timeout_s": 10,
+        "read_timeout_s": 30,
+    }
+    found.settings["offload"] = {"segment_bytes_max": 12 << 20, "block_bytes": 256 << 10, "part_bytes": 5 << 20}
+    return found
+
+
+async def test_a_killed_daemon_is_followed_by_one_that_sends_no_stored_part_again(site: Site) -> None:
+    """Killed with two parts staged; the object is made of those very blocks, nothing is lost and nothing left."""
+    workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
+    async with DaemonProcess(site) as daemon:
+        async with daemon.client() as client:
+            await client.enable(TOPIC)
+            await workload.append(client, TWO_PARTS)
+            upload, _ = await parts_stored(site, 2)
+        daemon.signal(signal.SIGKILL)
+        await daemon.ended()
+    async with AzureStore(options(site.endpoint, site.bucket)) as store:
+        _, staged = await store._block_list(upload.key)
+        found = await ends_well(site, workload, entries=20)
+        committed, left = await store._block_list(upload.key)
+    assert found.segments == 1
+    assert len(staged) == 2
+    assert list(committed[:2]) == list(staged)
+    assert not left
+
+
+async def test_the_doctor_finds_the_container_in_order(site: Site) -> None:
+    """Every request of a daemon is tried, and nothing stays."""
+    async with started(site, "offloaderd", "doctor") as doctor:
+        code, said = await doctor.ended()
+    assert (code, "bucket multipart" in said) == (0, True), said
+    async with AzureStore(options(site.endpoint, site.bucket)) as store:
+        assert [info.key async for info in store.list()] == []
