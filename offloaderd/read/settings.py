@@ -44,8 +44,9 @@ class CacheSettings(Section):
 
     directory: OptionalText = Field(default=None, examples=["/var/lib/offloaderd/cache"])
     """A directory for this daemon alone, on a local disk. A restarted daemon finds its content there. It holds blocks
-    as the store returns them, so protect it as the bucket. A disk that is missing, full or damaged is no error: readers
-    use the store. Not set: no disk cache."""
+    as the store returns them, so protect it as the bucket; what is deleted there stays here until something replaces
+    it. A disk that is missing, full or damaged is no error: readers use the store. Not set: no disk cache."""
 
     disk_bytes: Bytes = Field(default=10 * GiB, ge=64 * MiB)
-    """Most that is written there. It takes some 400 bytes of memory for each block, as a rule of 1 MiB."""
+    """Most that is written there. Beside the budgets of [memory] it takes some 400 bytes for each block, as a rule of
+    1 MiB, and up to 32 MiB of what waits to be written."""

@@ -126,7 +126,11 @@ class BlockFiles:
             lock.close()
             raise BlockingIOError(error.errno, "it is in use by another daemon") from error
         self._lock, self._device = lock, device
-        return sorted(self._listed(), key=lambda stored: stored.written_ns)
+        try:
+            return sorted(self._listed(), key=lambda stored: stored.written_ns)
+        except OSError:
+            self.close()  # else the next try would find it in use
+            raise
 
     def _listed(self) -> Iterator[Stored]:
         with os.scandir(self.directory) as found:

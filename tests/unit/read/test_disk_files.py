@@ -129,6 +129,17 @@ def test_one_daemon_has_a_directory(tmp_path: Path, files: BlockFiles) -> None:
     second.close()
 
 
+def test_a_listing_that_fails_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next try opens the directory."""
+    files = BlockFiles(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockFiles, "_listed", lambda _: (tmp_path / "nothing").iterdir())
+        with pytest.raises(OSError, match="nothing"):
+            files.open()
+    assert files.open() == []
+    files.close()
+
+
 def test_a_removed_or_replaced_directory_is_noticed(tmp_path: Path, files: BlockFiles) -> None:
     """Nothing is written to what is there instead; opened again, the directory is made anew."""
     files.check()
