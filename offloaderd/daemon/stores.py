@@ -33,6 +33,7 @@ from offloaderd.ledgers.pulsar.admin import PulsarAdmin
 from offloaderd.ledgers.pulsar.source import BookKeeperLedgers
 from offloaderd.metadata.port import MetadataStore, SessionObserver
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
+from offloaderd.objects.kinds import broker_drivers
 from offloaderd.objects.port import SegmentStore
 from offloaderd.upkeep.stored import Site
 
@@ -48,8 +49,9 @@ def metadata_store(settings: Settings, observer: SessionObserver = lambda _: Non
 
 def sites(settings: Settings) -> list[Site]:
     """Return the places of this deployment; the places in committed segments have to agree with them."""
-    cluster = settings.daemon.cluster
-    return [Site(cluster=cluster, bucket=place.bucket, prefix=place.prefix) for place in settings.objects.all_places]
+    cluster, places = settings.daemon.cluster, settings.objects.all_places
+    theirs = broker_drivers(places.home.driver["driver"])[0]
+    return [Site(cluster=cluster, bucket=one.bucket, prefix=one.prefix, broker_driver=theirs) for one in places]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
 from offloaderd.objects.keys import SegmentKeys
+from offloaderd.objects.kinds import broker_drivers
 from offloaderd.objects.port import ObjectInfo, ObjectReader
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.topic_record import TopicRecord
@@ -63,9 +64,6 @@ async def read_copy(
 
 log = structlog.get_logger(__name__)
 
-DRIVERS = frozenset({"aws-s3", "s3"})
-"""Pulsar's drivers for S3, by their names in lower case."""
-DRIVER_DEFAULT = "aws-s3"
 FAILURE = "adoption"
 RETRY_S = 30.0
 """Pause before another try with a ledger that could not be adopted and that BookKeeper has deleted."""
@@ -292,9 +290,11 @@ async def located(
 
     `named`: `offload` is a caller's claim alone, so the objects have to name the topic. Raises what `verified` does.
     """
-    driver, places = offload.driver or DRIVER_DEFAULT, context.places
+    places = context.places
+    drivers = broker_drivers(places.home.driver.get("driver", ""))
+    driver = offload.driver or drivers[0]
     bucket = offload.properties.get("bucket", "") if offload.driver else places.home.bucket
-    if driver.lower() not in DRIVERS or bucket not in places.buckets:
+    if driver.lower() not in drivers or bucket not in places.buckets:
         raise InvalidConfig(
             f"ledger {ledger_id} of {topic} was offloaded by driver {driver!r} into bucket {bucket!r}, not into "
             f"{' or '.join(map(repr, sorted(places.buckets)))}",

@@ -61,8 +61,6 @@ log = structlog.get_logger(__name__)
 TRIES = 5
 INCOMPLETE = frozenset({Kind.GAP, Kind.DOUBT, Kind.FRONT})
 """Problems that a ledger of a broker may solve."""
-DRIVER = "aws-s3"
-"""Pulsar's name of its driver for S3; objects do not name their driver."""
 AUTHOR = "rebuild"
 """Name of the last claimant in the epoch's record."""
 
@@ -196,7 +194,7 @@ async def _known_ledger(
         bucket=site.bucket,
         prefix="",
         method=OffloadMethod.LEDGER_BASED,
-        driver=DRIVER,
+        driver=site.broker_driver,
     )
     return Known(topic=topic, segment=segment, epoch=0, closed={one.keys.ledger_id: ledger.lastEntryId + 1})
 

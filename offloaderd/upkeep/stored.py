@@ -21,11 +21,15 @@ KINDS = (ObjectKind.DATA, ObjectKind.INDEX, ObjectKind.MANIFEST)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A bucket and prefix with the objects of one cluster."""
+    """A bucket and prefix with the objects of one cluster; `broker_driver`: Pulsar's own for such a store.
+
+    Objects of brokers do not name their driver.
+    """
 
     cluster: str
     bucket: str
     prefix: str
+    broker_driver: str = "aws-s3"
 
 
 @dataclass(slots=True)

@@ -11,9 +11,10 @@ from uuid import UUID
 from offloaderd.core.errors import InvalidInput, OffloaderError, Unsound
 from offloaderd.core.limits import Bounded
 from offloaderd.core.model import LedgerOffload, Position, TopicName
-from offloaderd.history.adoption import DRIVER_DEFAULT, located
+from offloaderd.history.adoption import located
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.objects.kinds import broker_drivers
 from offloaderd.segment.context import OffloadContext
 from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.topic.requests import Wanted
@@ -83,9 +84,10 @@ class Copies:
         return await self._located(key)
 
     async def _located(
-        self, key: tuple[TopicName, int, str, UUID], driver: str = DRIVER_DEFAULT, *, named: bool = True
+        self, key: tuple[TopicName, int, str, UUID], driver: str = "", *, named: bool = True
     ) -> CommittedSegment:
         topic, ledger_id, bucket, object_id = key
+        driver = driver or broker_drivers(self._context.places.home.driver.get("driver", ""))[0]
         offload = LedgerOffload(
             object_id=object_id, driver=driver, properties={"bucket": bucket}, offloaded_ms=0, source_deleted=True
         )

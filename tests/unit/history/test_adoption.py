@@ -22,6 +22,7 @@ from offloaderd.upkeep.grants.copy_check import CopyChecker
 from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.retention import Retention
 from offloaderd.upkeep.settings import GrantSettings, RetentionSettings
+from offloaderd.objects.places import Place
 from tests.unit.broker_objects import BrokerLedger, metadata_of
 from tests.unit.rigs.owned import Owned
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, payloads, until, until_offloaded
@@ -182,6 +183,24 @@ async def test_context_of_the_first_releases(rig: Rig, brokers: Brokers) -> None
     found = await committed(rig)
     assert shape(found) == [(a, a, True), (b, b, False)]
     assert found.segments[0].driver == "aws-s3"
+
+
+@pytest.mark.parametrize("driver", ["google-cloud-storage", "azureblob"])
+@pytest.mark.parametrize("named", [True, False])
+async def test_ledgers_of_a_broker_on_another_cloud(
+    rig: Rig, brokers: Brokers, monkeypatch: pytest.MonkeyPatch, driver: str, *, named: bool
+) -> None:
+    """Pulsar's drivers for Google and Azure write the same objects: they are adopted from a store of that kind."""
+    monkeypatch.setattr("tests.unit.rigs.rig.Place", lambda **of: Place(driver={**of["driver"], "driver": driver}))
+    contents = await brokers.write([5, 2])
+    a, b = await ids(brokers)
+    theirs = await brokers.offload(a, contents[0])
+    theirs.driver, theirs.bucket = (driver, theirs.bucket) if named else ("", "")
+    async with rig.engine() as engine:
+        await until_offloaded(await enabled(engine), Position(b, 1))
+    found = await committed(rig)
+    assert shape(found) == [(a, a, True), (b, b, False)]
+    assert found.segments[0].driver == driver
 
 
 async def test_not_twice_after_a_restart(rig: Rig, brokers: Brokers) -> None:
