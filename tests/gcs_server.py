@@ -78,6 +78,8 @@ class GcsServer:
     buckets: dict[str, dict[str, Stored]] = field(default_factory=dict)
     tokens: dict[str, frozenset[str]] | None = None
     """Rights by token; None lets everybody in."""
+    bucket: dict[str, Any] = field(default_factory=dict)
+    """What is set for the buckets."""
     requests: Counter[str] = field(default_factory=Counter)
     """Requests by operation."""
     inserted: Counter[str] = field(default_factory=Counter)
@@ -123,6 +125,8 @@ class GcsServer:
         if request.raw_path.split("?")[0] == "/storage/v1/b" and method == "POST":
             name = json.loads(body)["name"]
             return "CreateBucket", name, lambda: self._create(name)
+        if re.fullmatch("/storage/v1/b/[^/]+", request.path) and method == "GET":
+            return "GetBucket", "", lambda: web.json_response(self.bucket)
         matched = _PATH.fullmatch(request.raw_path.split("?")[0])
         assert matched is not None, request.raw_path
         bucket = matched["bucket"]
@@ -266,6 +270,7 @@ NEEDED = {
     "ComposeObjects": ("storage.objects.create", "storage.objects.get", "storage.objects.delete"),
     "DeleteObject": ("storage.objects.delete",),
     "CreateBucket": ("storage.buckets.create",),
+    "GetBucket": ("storage.buckets.get",),
 }
 """The rights that each request needs; that to delete only where an object is replaced."""
 

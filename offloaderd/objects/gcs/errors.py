@@ -32,6 +32,7 @@ RIGHTS = {
     "ComposeObjects": "storage.objects.create",
     "DeleteObject": "storage.objects.delete",
     "CreateBucket": "storage.buckets.create",
+    "GetBucket": "storage.buckets.get",
 }
 """The right that each request needs first. To replace an object also takes storage.objects.delete, to compose objects
 storage.objects.get: the message of a refusal names the one that is missing."""

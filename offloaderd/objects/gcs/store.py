@@ -27,6 +27,7 @@ from offloaderd.objects.checks import (
     made_of,
 )
 from offloaderd.objects.gcs import uploads
+from offloaderd.objects.gcs.bucket_rules import rules_of, versioning_of
 from offloaderd.objects.gcs.request import (
     CONTENT_TYPE,
     ETAG,
@@ -38,6 +39,7 @@ from offloaderd.objects.gcs.request import (
     time_ms,
     upload,
 )
+from offloaderd.objects.life_cycle import LifeCycleRule, Versioning
 from offloaderd.objects.port import ANY_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo, present
 from offloaderd.objects.request import BYTES_PER_S_MIN, RequestMetrics, check_answered_range, in_pieces
 from offloaderd.objects.stored_as import PLAIN, StoredAs
@@ -149,6 +151,15 @@ class GcsStore:
                 await self.check()
             except OffloaderError as error:
                 raise Conflict(f"bucket {self._options.bucket} belongs to somebody else: {error}") from error
+
+    async def life_cycle_rules(self) -> list[LifeCycleRule]:
+        """See LifeCycle."""
+        return rules_of(await self._http.described("GetBucket", "GET", self._bucket, query={"fields": "lifecycle"}))
+
+    async def versioning(self) -> Versioning:
+        """See LifeCycle."""
+        found = await self._http.described("GetBucket", "GET", self._bucket, query={"fields": "versioning"})
+        return versioning_of(found)
 
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
         """See ObjectReader."""

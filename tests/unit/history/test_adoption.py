@@ -14,6 +14,7 @@ from offloaderd.history.adoption import verified_index
 from offloaderd.history.plan import left_of
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
+from offloaderd.objects.places import Place
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.memory.ledgers import MemoryLedgers
@@ -22,7 +23,6 @@ from offloaderd.upkeep.grants.copy_check import CopyChecker
 from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.retention import Retention
 from offloaderd.upkeep.settings import GrantSettings, RetentionSettings
-from offloaderd.objects.places import Place
 from tests.unit.broker_objects import BrokerLedger, metadata_of
 from tests.unit.rigs.owned import Owned
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, payloads, until, until_offloaded

@@ -24,6 +24,7 @@ from offloaderd.core.errors import (
     Throttled,
     Transient,
 )
+from offloaderd.objects import life_cycle
 from offloaderd.objects.gcs import uploads
 from offloaderd.objects.gcs.errors import RIGHTS
 from offloaderd.objects.gcs.store import GcsStore
@@ -347,12 +348,39 @@ async def test_an_object_that_others_composed_has_no_checksum_for_an_etag(server
     assert await store.made_of(await store.head("a"), []) is None
 
 
+async def test_rules_of_the_bucket_that_harm_segments_are_found(server: GcsServer, store: GcsStore) -> None:
+    """What deletes current objects, and what ends uploads as it deletes their parts; not what ends old versions."""
+    server.bucket = {
+        "versioning": {"enabled": True},
+        "lifecycle": {
+            "rule": [
+                {"action": {"type": "Delete"}, "condition": {"age": 30, "matchesPrefix": ["logs/", "team-a/"]}},
+                {"action": {"type": "Delete"}, "condition": {"age": 3, "isLive": False}},
+                {"action": {"type": "Delete"}, "condition": {"age": 1, "matchesPrefix": [uploads.ROOT]}},
+                {"action": {"type": "SetStorageClass", "storageClass": "ARCHIVE"}, "condition": {"age": 9}},
+                {"action": {"type": "AbortIncompleteMultipartUpload"}, "condition": {"age": 1}},
+            ]
+        },
+    }
+    rules = await store.life_cycle_rules()
+    found = life_cycle.harms(rules, prefix="team-a/", service="gcs", tags={}, open_s_max=2 * 86_400)
+    assert [(one.rule, one.does, one.certain) for one in found] == [
+        ("number 1", "deletes objects after 30 days", True),
+        ("number 3", "ends uploads after 1 days, and a segment may be open for 2", True),
+    ]
+    assert (await store.versioning()).enabled
+    assert not life_cycle.keeps_versions(rules, "team-a/")
+    server.bucket = {}
+    assert not await store.life_cycle_rules()
+    assert not (await store.versioning()).enabled
+
+
 ROLE = Path("deploy/gcs/role.yaml")
 
 
 async def test_the_role_is_what_the_adapter_needs(server: GcsServer) -> None:
     """With the rights of its file all but making a bucket works; without any one of them something is refused."""
-    rights = frozenset(re.findall(r"storage\.objects\.\w+", ROLE.read_text()))
+    rights = frozenset(re.findall(r"storage\.\w+\.\w+", ROLE.read_text()))
     assert rights == frozenset(RIGHTS.values()) - {"storage.buckets.create"}
     for missing in (None, *sorted(rights)):
         server.buckets[BUCKET].clear()
@@ -368,6 +396,7 @@ async def test_the_role_is_what_the_adapter_needs(server: GcsServer) -> None:
                 await store.complete_upload(KEY, upload, parts)
                 await store.get(KEY)
                 await store.delete([KEY])
+                await store.life_cycle_rules()
             except Denied as denied:
                 refused = set(re.findall(r"allow (\S+)", denied.hint))
         assert refused == ({missing} if missing else set())
