@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
+from offloaderd.policy.prices import TABLE, ClassPrices
 from offloaderd.policy.settings import Prices
 
 GIB = 1024**3
@@ -84,6 +85,12 @@ class Estimate:
     """Price of the requests of a month."""
     stored_month: float
     """Price of storing for a month what one month writes."""
+    stored_gib_month: float
+    """What one month writes, in GiB."""
+    scrubs_per_hour: float
+    """Segments that are read again, of those of one month."""
+    scrubbed_gib_month: float
+    """What the scrub reads in a month of what one month writes, in GiB."""
     durable_s_max: float
     """Greatest age of an entry when its segment is sealed."""
 
@@ -106,6 +113,26 @@ class Estimate:
     def metadata_writes_per_s(self) -> float:
         """Transactions on ZooKeeper a second, at most."""
         return self.metadata_writes / HOUR_S
+
+
+BESIDE = Requests(puts=3, gets=2)
+"""Of those that write a segment: for index, manifest and head, which are not in the class of the data object."""
+BESIDE_SCRUB = Requests(gets=2)
+"""Of those that read one again."""
+
+
+def class_costs(takes: Estimate, row: ClassPrices) -> tuple[float, float, float]:
+    """Return what a month costs in a storage class: requests, storage, and what the scrub reads.
+
+    Requests for index, manifest and head are at the price of the service's base class; their bytes are left out.
+    """
+    base = TABLE[f"{row.service}/{row.base}"].prices
+    scrubs = takes.scrubs_per_hour
+    beside = BESIDE.times(takes.segments_per_hour).plus(BESIDE_SCRUB.times(scrubs))
+    of_data = takes.write.plus(takes.scrub).plus(beside.times(-1))
+    requests = (of_data.price(row.prices) + beside.price(base)) * MONTH_S / HOUR_S
+    stored = takes.stored_gib_month * row.prices.stored_gib_month
+    return requests, stored, takes.scrubbed_gib_month * row.retrieval_gib
 
 
 def _shape(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> tuple[int, float]:
@@ -167,6 +194,7 @@ def estimate(
         write = write.plus(per_segment(size, load.entry_bytes, cutting).times(count))
         scrub = scrub.plus(per_scrub(size, load.entry_bytes, cutting).times(count * again))
         durable_s = max(durable_s, min(cutting.segment_age_max_s, size / load.bytes_per_s))
+    stored_gib = stored_bytes_per_s * MONTH_S / GIB
     return Estimate(
         topics=topics,
         gib_per_hour=bytes_per_s * HOUR_S / GIB,
@@ -175,6 +203,9 @@ def estimate(
         write=write,
         scrub=scrub,
         requests_month=write.plus(scrub).price(prices) * MONTH_S / HOUR_S,
-        stored_month=stored_bytes_per_s * MONTH_S / GIB * prices.stored_gib_month,
+        stored_month=stored_gib * prices.stored_gib_month,
+        stored_gib_month=stored_gib,
+        scrubs_per_hour=segments * again,
+        scrubbed_gib_month=stored_gib * again,
         durable_s_max=durable_s,
     )

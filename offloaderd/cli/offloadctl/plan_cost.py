@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -13,10 +13,12 @@ from offloaderd.client import DaemonClient
 from offloaderd.core.errors import NotFound
 from offloaderd.core.model import TopicName
 from offloaderd.daemon.settings import Settings, load
-from offloaderd.policy.cost import GIB, HOUR_S, MONTH_S, Cutting, Estimate, Load, estimate
+from offloaderd.policy.cost import GIB, HOUR_S, MONTH_S, Cutting, Estimate, Load, class_costs, estimate
+from offloaderd.policy.prices import SOURCES, TABLE, ClassPrices
 from offloaderd.protocol.v1 import admin_pb2, policy_pb2
 
 WRITER = "offloaderd"
+OWN_PRICES = "in the currency of the settings' prices (their defaults: US dollars)"
 ENTRY_BYTES = 1024
 TOPICS_MAX = 200
 """Topics that are measured when none are named; they represent all."""
@@ -45,6 +47,8 @@ class Plan(NamedTuple):
     metavar="PATH",
     help="Settings of the daemon: prices, sizes, scrub. [env: OFFLOADERD_CONFIG; default: the settings' defaults]",
 )
+@click.option("--prices", "priced", type=click.Choice(sorted(TABLE)), help="Use list prices of a class.")
+@click.option("--compare", is_flag=True, help="Compare services and classes by list prices, for the present choice.")
 @options.common
 def plan_cost(
     session: Session,
@@ -55,7 +59,7 @@ def plan_cost(
     entry: int,
     sizes: tuple[int, ...],
     ages: tuple[float, ...],
-    config: Path | None,
+    **money: Any,  # noqa: ANN401 - the three options above
 ) -> None:
     """Show what requests and storage cost for several segment sizes and ages.
 
@@ -64,17 +68,24 @@ def plan_cost(
     --rate no daemon is called. Prices are those of the settings, section `prices`, in its currency: by default US
     dollars. A line with * is the present choice: of the policies of the topics named, else of the settings.
 
+    --compare shows what that choice costs in each storage class of S3, Azure Blob and Google Cloud Storage, by list
+    prices with their date and source: requests, storage, and what the scrub pays to read. They are no offer: look up
+    those of your region.
+
     \b
     Examples:
       offloadctl plan-cost
       offloadctl plan-cost orders payments --age 1min --age 10min
       offloadctl plan-cost --rate 1KiB --topics 1000 --size 64MiB --size 1GiB
+      offloadctl plan-cost --compare
+      offloadctl plan-cost --rate 1MiB --prices aws/STANDARD_IA
       offloadctl plan-cost --json | jq '.plans[] | {size_bytes, age_s, requests_month}'
     """
     if rate is not None and topics:
         raise click.UsageError("name topics to have them measured, or say --rate; not both")
+    config, priced, compare = money["config"], money["priced"], money["compare"]
     settings = load(config, os.environ) if config is not None else Settings.model_construct(None)
-    prices, offload = settings.prices, settings.offload
+    prices, offload = settings.prices if priced is None else TABLE[priced].prices, settings.offload
 
     async def rates_of(client: DaemonClient) -> tuple[list[Load], set[tuple[int, float]]]:
         return await measured(client, topics), {await held_by(client, name, settings) for name in topics}
@@ -95,12 +106,18 @@ def plan_cost(
         plans.append(Plan(size, age, (size, age) in held, takes))
     topic_count, rate_s = plans[0].takes.topics, plans[0].takes.gib_per_hour * GIB / HOUR_S
     measure = {"topics": topic_count, "bytes_per_s": rate_s}
-    session.tell(
-        {"load": measure, "prices": prices.model_dump(), "plans": [as_json(one) for one in plans]},
+    document = {"load": measure, "prices": prices.model_dump(), "plans": [as_json(one) for one in plans]}
+    whose = f"list prices of {priced}, US dollars" if priced is not None else OWN_PRICES
+    text = (
         f"{show.plural(round(topic_count), 'topic')}, {show.size(round(rate_s))}/s of payload\n\n"
-        f"{TABLE.rendered(plans)}\n"
-        "costs are a month's, in the currency of the settings' prices (their defaults: US dollars)",
+        f"{PLANS.rendered(plans)}\n"
+        f"costs are a month's, {whose}"
     )
+    if compare:
+        offers, compared = offers_for(next(one for one in plans if one.present))
+        document["classes"] = [offer_json(one) for one in offers]
+        text += compared
+    session.tell(document, text)
 
 
 async def held_by(client: DaemonClient, topic: TopicName, settings: Settings) -> tuple[int, float]:
@@ -136,7 +153,7 @@ def load_of(segments: Iterable[admin_pb2.Segment], *, topics: float = 1.0) -> Lo
     return Load(topics=topics, bytes_per_s=payload_bytes / max(seconds, 0.001), entry_bytes=entry_bytes)
 
 
-TABLE = show.Table[Plan](
+PLANS = show.Table[Plan](
     (">SIZE", "size_bytes"),
     (">AGE", "age_s"),
     ("", lambda one: "*" if one.present else " "),
@@ -149,6 +166,56 @@ TABLE = show.Table[Plan](
     (">STORAGE COST/MONTH", lambda one: f"{one.takes.stored_month:,.2f}"),
 )
 """Both costs are for a month, storage for what one month writes."""
+
+
+class Offer(NamedTuple):
+    """What the present choice costs in a storage class, a month."""
+
+    row: ClassPrices
+    requests: float
+    storage: float
+    reads: float
+
+    @property
+    def whole(self) -> float:
+        """All of it."""
+        return self.requests + self.storage + self.reads
+
+
+OFFERS = show.Table[Offer](
+    ("CLASS", lambda one: one.row.name),
+    (">REQUESTS", lambda one: f"{one.requests:,.2f}"),
+    (">STORAGE", lambda one: f"{one.storage:,.2f}"),
+    (">SCRUB READS", lambda one: f"{one.reads:,.2f}"),
+    (">TOGETHER", lambda one: f"{one.whole:,.2f}"),
+    (">LEAST DAYS", lambda one: str(one.row.days_min or "-")),
+)
+
+
+def offers_for(present: Plan) -> tuple[list[Offer], str]:
+    """Return what a choice costs in each class, and the text of it with the sources of the prices."""
+    offers = [Offer(row, *class_costs(present.takes, row)) for row in TABLE.values()]
+    segments = f"{show.size(present.size_bytes)} or {show.age(present.age_s)}"
+    sources = "\n".join(f"{name}: {one.region}, {one.date}, {one.url}" for name, one in SOURCES.items())
+    return offers, (
+        f"\n\nin segments of {segments}, by list prices in US dollars:\n\n{OFFERS.rendered(offers)}\n{sources}"
+    )
+
+
+def offer_json(one: Offer) -> dict[str, object]:
+    """Return an offer as JSON shows it, with the date and source of its prices."""
+    source = SOURCES[one.row.service]
+    return {
+        "name": one.row.name,
+        "prices": one.row.prices.model_dump(),
+        "retrieval_gib": one.row.retrieval_gib,
+        "days_min": one.row.days_min,
+        "requests_month": one.requests,
+        "stored_month": one.storage,
+        "scrub_reads_month": one.reads,
+        "date": source.date,
+        "source": source.url,
+    }
 
 
 def as_json(plan: Plan) -> dict[str, object]:

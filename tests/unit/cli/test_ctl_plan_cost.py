@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd.policy.prices import SOURCES, TABLE
 from offloaderd.protocol.v1 import admin_pb2, policy_pb2
 from tests.unit.cli.fake_daemon import TOPIC
 
@@ -105,6 +106,30 @@ def test_prices_and_sizes_are_those_of_the_settings(ctl: Ctl, tmp_path: Path) ->
     assert cheap[0]["scrub_requests"] == {"puts": 0, "gets": 0, "deletes": 0}
     assert dear[0]["requests_month"] == pytest.approx(10 * cheap[0]["requests_month"])
     assert dear[0]["stored_month"] == cheap[0]["stored_month"]
+
+
+def test_classes_are_compared_by_list_prices(ctl: Ctl) -> None:
+    """Each with the date and source of its prices; what the scrub reads is charged where reads are."""
+    words = ("plan-cost", "--rate", "1MiB", "--topics", "10", "--compare")
+    found = {one["name"]: one for one in ctl(*words, "--json").json["classes"]}
+    assert found.keys() == TABLE.keys()
+    assert all(one["source"].startswith("https://") and one["date"] for one in found.values())
+    assert found["aws/STANDARD"]["scrub_reads_month"] == 0
+    assert found["aws/GLACIER_IR"]["scrub_reads_month"] > found["aws/GLACIER_IR"]["stored_month"]
+    assert found["aws/STANDARD_IA"]["stored_month"] < found["aws/STANDARD"]["stored_month"]
+    assert found["aws/STANDARD_IA"]["requests_month"] > found["aws/STANDARD"]["requests_month"]
+    said = ctl(*words).out
+    assert "SCRUB READS" in said
+    assert all(one.url in said for one in SOURCES.values())
+
+
+def test_a_plan_takes_the_list_prices_of_a_class(ctl: Ctl) -> None:
+    """Instead of those of the settings; the default ones are those of S3's own class."""
+    words = ("plan-cost", "--rate", "1MiB", "--age", "10min", "--json")
+    (plain,) = ctl(*words).json["plans"]
+    assert ctl(*words, "--prices", "aws/STANDARD").json["plans"] == [plain]
+    (rare,) = ctl(*words, "--prices", "aws/STANDARD_IA").json["plans"]
+    assert rare["stored_month"] == pytest.approx(plain["stored_month"] * 0.0125 / 0.023)
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,20 @@ from offloaderd.core.model import EntryBatch, Position
 from offloaderd.metadata import paths
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.retrying import RetryingReader
+from offloaderd.objects.stored_as import CLASSES
 from offloaderd.policy.cost import (
     METADATA_WRITES,
     MONTH_S,
     Cutting,
     Load,
     Requests,
+    class_costs,
     estimate,
     parts_of,
     per_scrub,
     per_segment,
 )
+from offloaderd.policy.prices import SOURCES, TABLE
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.policy.settings import Prices
 from offloaderd.segment.builder import SegmentLayout
@@ -164,3 +167,24 @@ def test_money_is_requests_times_prices() -> None:
     assert found.requests_per_gib == pytest.approx((12 + 14) * 102.4)
     assert found.stored_month == pytest.approx(hours * 10 / 1024 * (1 + 12 / 1024) * 0.023)
     assert found.metadata_writes_per_s == pytest.approx((METADATA_WRITES + 1) / 3600)
+
+
+def test_a_class_is_charged_for_its_own_requests_alone() -> None:
+    """Index, manifest and head are in the base class; in that one the sum is what the whole model says."""
+    load = Load(topics=3, bytes_per_s=100.0, entry_bytes=100.0)
+    takes = estimate([load], CUTTING, PRICES, scrub_interval_s=MONTH_S)
+    requests, stored, reads = class_costs(takes, TABLE["aws/STANDARD"])
+    assert (requests, stored) == pytest.approx((takes.requests_month, takes.stored_month))
+    assert reads == 0
+    rare, _, reads = class_costs(takes, TABLE["aws/STANDARD_IA"])
+    assert requests < rare < 2.5 * requests
+    assert reads == pytest.approx(2 * takes.stored_gib_month * 0.01)  # after the commit, and once more in a month
+
+
+def test_every_price_has_a_source_and_a_base() -> None:
+    """Classes are known to the policies as readable at once, and their base is a row of the same service."""
+    for name, row in TABLE.items():
+        assert name == row.name
+        assert row.service in SOURCES
+        assert row.storage_class in CLASSES[row.service].readable
+        assert f"{row.service}/{row.base}" in TABLE
