@@ -46,6 +46,10 @@ class Expired(Denied):
     """The credentials have expired: they are read again before the next try, which may well succeed."""
 
 
+class Archived(Denied):
+    """The object is in an archive: nobody can read it before an operator has restored it."""
+
+
 class NoSpace(OffloaderError):
     """The disk, quota or node is full."""
 

@@ -27,6 +27,7 @@ CODES: dict[type[OffloaderError], grpc.StatusCode] = {
     CallTooLong: grpc.StatusCode.DEADLINE_EXCEEDED,
     Transient: grpc.StatusCode.UNAVAILABLE,
     errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.Archived: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Denied: grpc.StatusCode.PERMISSION_DENIED,
     errors.NoSpace: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.EntriesLost: grpc.StatusCode.DATA_LOSS,

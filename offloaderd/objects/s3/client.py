@@ -22,7 +22,7 @@ from botocore.handlers import add_expect_header
 from botocore.loaders import Loader
 
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import Closed, Denied, InvalidConfig
+from offloaderd.core.errors import Archived, Closed, Denied, InvalidConfig
 from offloaderd.objects.s3.errors import invalid_options
 from offloaderd.objects.settings import ObjectsSettings
 
@@ -88,6 +88,8 @@ class Clients:
         opened.users += 1
         try:
             yield opened.client
+        except Archived:
+            raise  # which other credentials would not change
         except Denied:
             self._refused = opened
             raise

@@ -6,6 +6,7 @@ import aiohttp
 from botocore import exceptions as boto
 
 from offloaderd.core.errors import (
+    Archived,
     BucketMissing,
     Conflict,
     Denied,
@@ -37,6 +38,10 @@ HINT_REGION = "set objects.region, or objects.endpoint, to where the bucket is"
 HINT_CLOCK = "set this machine's clock: signatures hold for 15 minutes"
 HINT_KMS = "check objects.kms_key_id: the key has to be there, be enabled and be for encryption"
 HINT_CLASS = "have the policy, or objects.storage_class, name a class that this service has; empty: the bucket's own"
+HINT_ARCHIVED = (
+    "restore it (aws s3api restore-object), then copy it over itself in a class that is read at once; offloadctl "
+    "doctor names the life-cycle rule that archives"
+)
 HINT_CREDENTIALS = "set objects.access_key and objects.secret_key, or give this machine a role"
 
 RIGHTS = {
@@ -65,6 +70,7 @@ _MEANINGS = (
     (Verdict(Denied, HINT_KMS), "KMS.NotFoundException KMS.DisabledException KMS.KMSInvalidStateException"),
     (Verdict(Denied, HINT_KMS), "KMS.InvalidKeyUsageException kms:KeyNotFound kms:NotAuthorized"),
     (Verdict(Denied, HINT_RIGHTS), "AccessDenied AllAccessDisabled AccountProblem UnauthorizedAccess"),
+    (Verdict(Archived, HINT_ARCHIVED), "InvalidObjectState"),
     (Verdict(Expired, HINT_EXPIRED), "ExpiredToken ExpiredTokenException TokenRefreshRequired"),
     (Verdict(Denied, HINT_REGION), "PermanentRedirect TemporaryRedirect AuthorizationHeaderMalformed"),
     (Verdict(Denied, HINT_REGION), "IllegalLocationConstraintException"),

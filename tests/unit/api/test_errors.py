@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from offloaderd.api.interceptor import code_name, status_of
 from offloaderd.core.errors import (
+    Archived,
     BucketMissing,
     Closed,
     Conflict,
@@ -68,6 +69,7 @@ EXPECTED = [
     (Throttled("a"), grpc.StatusCode.RESOURCE_EXHAUSTED, "THROTTLED"),
     (NoSpace("a"), grpc.StatusCode.RESOURCE_EXHAUSTED, "NO_SPACE"),
     (Denied("a"), grpc.StatusCode.PERMISSION_DENIED, "DENIED"),
+    (Archived("a"), grpc.StatusCode.FAILED_PRECONDITION, "ARCHIVED"),
     (Closed("a"), grpc.StatusCode.UNAVAILABLE, "CLOSED"),
 ]
 

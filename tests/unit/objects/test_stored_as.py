@@ -7,11 +7,14 @@ from urllib.parse import parse_qsl
 
 import pytest
 
-from offloaderd.core.errors import Denied, Expired, InvalidInput, Transient
+from offloaderd.core.errors import Archived, Denied, Expired, InvalidInput, Transient
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.objects.s3.tagging import TRY_AGAIN_S, Tagging
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.objects.stored_as import StoredAs, filled_tags
 from offloaderd.testing.clock import FakeClock
+from offloaderd.testing.faults import Faults, FaultyStore
+from offloaderd.testing.memory.objects import MemoryStore
 from tests.unit.objects.faulty import Connection, FaultyServer, error_body, store_at
 
 if TYPE_CHECKING:
@@ -147,3 +150,32 @@ async def test_tags_are_tried_again_after_some_time() -> None:
         with pytest.raises(type(error)):
             await tagging.send(WHOLE, refuse)
         assert not tagging.refused
+
+
+ARCHIVED = b"<Error><Code>InvalidObjectState</Code><Message>not valid for the object's storage class</Message></Error>"
+
+
+async def test_an_archived_object_is_an_error_that_names_the_restore() -> None:
+    """S3 refuses to send its bytes with 403, and that is no matter of rights: the message has the key."""
+
+    async def answer(connection: Connection) -> None:
+        connection.answer("403 Forbidden", ARCHIVED, Connection="close")
+
+    async with store_at(FaultyServer(answer)) as store:
+        for read in (store.get("k"), store.get("k", 5, 10)):
+            with pytest.raises(Archived, match="InvalidObjectState") as caught:
+                await read
+            assert "k in bucket" in caught.value.message
+            assert "restore-object" in caught.value.hint
+
+
+async def test_what_is_archived_is_asked_for_once() -> None:
+    """No retry brings it back; readers of verification, rebuild and Spark get the error with its remedy at once."""
+    clock, faults = FakeClock(), Faults()
+    store = FaultyStore(MemoryStore(clock), faults)
+    faults.fail("get", Archived("GetObject k: InvalidObjectState", hint="restore it"), times=-1)
+    reader = RetryingReader(store, clock=clock)
+    for read in (reader.exactly("k", 0, 5), reader.table(bytes, "k")):
+        with pytest.raises(Archived, match="restore it"):
+            await read
+    assert faults.asked == ["get k", "get k"]
