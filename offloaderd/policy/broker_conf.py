@@ -5,19 +5,22 @@ The keys, their defaults and their traps are those of OffloadPoliciesImpl and Ti
   for the read priority (`OffloadPoliciesImpl.create`);
 - driver aws-s3 reads the `s3...` key of a place before the universal one, and its block size alone; driver S3 reads the
   universal names alone, though its validation passes the `s3...` bucket (apache/pulsar#22839);
+- driver google-cloud-storage does the same with its `gcs...` keys, has no endpoint, and a file with its credentials;
+- driver azureblob reads the universal names, and account and key from the brokers' environment;
 - without a lag in the file brokers never delete, unlike the 4 hours of the documentation.
 Secrets are never copied and never shown.
 """
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import OffloadMethod
+from offloaderd.objects.kinds import KINDS
 from offloaderd.policy.policies import FIELDS, OFF, MiB, OffloadPolicies
 
 BLOCK_BYTES_MIN, BLOCK_BYTES_MAX = 5 * MiB, 1024 * MiB
@@ -28,10 +31,27 @@ class Driver(StrEnum):
 
     AWS_S3 = "aws-s3"
     S3 = "S3"
+    GCS = "google-cloud-storage"
+    AZURE = "azureblob"
     FILESYSTEM = "filesystem"
 
 
-UNSUPPORTED = ("google-cloud-storage", "azureblob", "aliyun-oss", "transient")
+STORES: Mapping[Driver, str] = {
+    Driver.AWS_S3: "s3",
+    Driver.S3: "s3",
+    Driver.GCS: "gcs",
+    Driver.AZURE: "azure",
+    Driver.FILESYSTEM: "filesystem",
+}
+"""The kind of store of each; a release may lack one."""
+OWN_KEYS: Mapping[Driver, str] = {Driver.AWS_S3: "s3ManagedLedgerOffload", Driver.GCS: "gcsManagedLedgerOffload"}
+"""The begin of a driver's own keys, which it reads before the universal ones."""
+KEY_FILE = "gcsManagedLedgerOffloadServiceAccountKeyFile"
+NOT_ADOPTED = (
+    "ledgers that Pulsar's driver has stored there are not adopted by this release: brokers go on reading them"
+)
+
+UNSUPPORTED = ("aliyun-oss", "transient")
 OURS = re.compile(
     r"managedLedgerOffload|managedLedgerDataReadPriority|s3ManagedLedgerOffload|gcsManagedLedgerOffload|fileSystem"
     r"(ProfilePath|URI)|offloadersDirectory|triggerOffloadOnTopicLoad|managedLedgerInactiveOffloaded"
@@ -57,6 +77,13 @@ PLACES: Mapping[str, str] = {
     "MaxBlockSizeInBytes": "ledger_based.block_bytes",
 }
 """Settings by the end of the keys `managedLedgerOffload...` and `s3ManagedLedgerOffload...`."""
+
+_WITHOUT: Mapping[tuple[Driver, str], str] = {
+    (Driver.GCS, "Region"): "a bucket of Google's is found by its name, wherever it is",
+    (Driver.GCS, "ServiceEndpoint"): "driver google-cloud-storage does not read it",
+    (Driver.AZURE, "Region"): "an account of Azure's is found by its name, wherever it is",
+}
+"""Keys of places that a driver, or its kind of store, does without, with the reason."""
 
 UNUSED: Mapping[str, str] = {
     "ReadBufferSizeInBytes": "reads take whole blocks through a cache: memory.cache_bytes and read.read_ahead_bytes",
@@ -105,17 +132,21 @@ class Import:
     mistakes: list[str] = field(default_factory=list)
 
 
-def read(text: str) -> Import:
-    """Read a broker.conf (or standalone.conf, or the properties of a namespace's offload policies)."""
+def read(text: str, kinds: Collection[str] = KINDS) -> Import:
+    """Read a broker.conf (or standalone.conf, or the properties of a namespace's offload policies).
+
+    `kinds` are the kinds of stores that this daemon has.
+    """
     found, mistakes = properties(text, lambda key: OURS.match(key) is not None)
-    return _Reader({one.key: one for one in found}, mistakes).read()
+    return _Reader({one.key: one for one in found}, mistakes, kinds).read()
 
 
 class _Reader:
     """One file being read."""
 
-    def __init__(self, given: "dict[str, Property]", mistakes: list[str]) -> None:
+    def __init__(self, given: "dict[str, Property]", mistakes: list[str], kinds: Collection[str]) -> None:
         self._given = given
+        self._kinds = kinds
         self._out = Import(mistakes=mistakes)
         self._values: dict[str, object] = {}
         self._verdicts: dict[str, Verdict] = {}
@@ -125,10 +156,11 @@ class _Reader:
         driver = self._driver()
         for name in dict.fromkeys(POLICIES.values()):
             self._policy(name)
-        if driver in {Driver.AWS_S3, Driver.S3}:
-            self._places(driver)
-        elif driver is Driver.FILESYSTEM:
+        if driver is Driver.FILESYSTEM:
             self._directory()
+        elif driver is not None:
+            self._places(driver)
+            self._credentials(driver)
         for one in self._given.values():
             if one.key not in self._verdicts:
                 self._ignore(one, self._why_unused(one.key, driver))
@@ -145,14 +177,13 @@ class _Reader:
         if one is None or not one.value:
             self._out.notes.append("no driver is set: brokers with this configuration offload nothing")
             return None
-        for driver in Driver:
-            if one.value.lower() == driver.lower():
-                kind = "filesystem" if driver is Driver.FILESYSTEM else "s3"
-                self._use(one, "objects.kind")
-                self._out.settings["objects.kind"] = kind
-                return driver
-        if one.value.lower() in UNSUPPORTED:
-            self._ignore(one, "the daemon stores in S3 and in directories; GCS and OSS have S3 endpoints of their own")
+        named = next((driver for driver in Driver if one.value.lower() == driver.lower()), None)
+        if named is not None and STORES[named] in self._kinds:
+            self._use(one, "objects.kind")
+            self._out.settings["objects.kind"] = STORES[named]
+            return named
+        if named is not None or one.value.lower() in UNSUPPORTED:
+            self._ignore(one, f"this release stores in {', '.join(self._kinds)}; OSS has an S3 endpoint of its own")
             self._out.notes.append(f"driver {one.value} is not supported: say in the settings where to store")
         else:
             known = ", ".join((*Driver, *UNSUPPORTED))
@@ -178,23 +209,46 @@ class _Reader:
     def _places(self, driver: Driver) -> None:
         """Take bucket, region, endpoint and block size as the driver does."""
         for end, setting in PLACES.items():
-            universal, own = self._filled(f"managedLedgerOffload{end}"), self._filled(f"s3ManagedLedgerOffload{end}")
-            if driver is Driver.S3:
+            universal = self._filled(f"managedLedgerOffload{end}")
+            own = self._filled(f"{OWN_KEYS.get(driver, OWN_KEYS[Driver.AWS_S3])}{end}")
+            if why := _WITHOUT.get((driver, end)):
+                for one in filter(None, (universal, own if driver in OWN_KEYS else None)):
+                    self._ignore(one, why)
+                continue
+            if driver not in OWN_KEYS:
                 if own is not None:
-                    self._ignore(own, f"driver S3 reads managedLedgerOffload{end} alone")
+                    self._ignore(own, f"driver {driver} reads managedLedgerOffload{end} alone")
                 self._place(universal, setting)
                 continue
             if end == "MaxBlockSizeInBytes":
                 if universal is not None:
-                    self._ignore(universal, f"with driver aws-s3 it has no effect: s3ManagedLedgerOffload{end} counts")
+                    counts = f"{OWN_KEYS[driver]}{end}"
+                    self._ignore(universal, f"with driver {driver} it has no effect: {counts} counts")
             elif own is not None and universal is not None:
-                self._ignore(universal, f"with driver aws-s3 {own.key} in line {own.line} counts")
+                self._ignore(universal, f"with driver {driver} {own.key} in line {own.line} counts")
             self._place(own if own is not None or end == "MaxBlockSizeInBytes" else universal, setting)
         if "objects.bucket" not in self._out.settings:
-            needed = "managedLedgerOffloadBucket" if driver is Driver.S3 else "s3ManagedLedgerOffloadBucket"
+            needed = f"{OWN_KEYS.get(driver, 'managedLedgerOffload')}Bucket"
             self._out.mistakes.append(f"no bucket: driver {driver} needs {needed}")
         if driver is Driver.S3 and "objects.endpoint" not in self._out.settings:
             self._out.mistakes.append("no endpoint: driver S3 needs managedLedgerOffloadServiceEndpoint")
+
+    def _credentials(self, driver: Driver) -> None:
+        """Take the file with Google's credentials; say where those for Azure are."""
+        if driver is Driver.GCS:
+            one = self._filled(KEY_FILE)
+            if one is not None:
+                self._use(one, "objects.credentials_file")
+                self._out.settings["objects.credentials_file"] = one.value
+            else:
+                self._out.notes.append("no file with credentials: the daemon takes Google's application defaults")
+        if driver is Driver.AZURE:
+            self._out.notes.append(
+                "brokers have account and key in their environment (AZURE_STORAGE_ACCOUNT, AZURE_STORAGE_ACCESS_KEY): "
+                "set objects.azure_account and OFFLOADERD__OBJECTS__AZURE_KEY, or give the daemon a managed identity"
+            )
+        if driver in {Driver.GCS, Driver.AZURE}:
+            self._out.notes.append(NOT_ADOPTED)
 
     def _place(self, one: "Property | None", setting: str) -> None:
         if one is None:
@@ -253,9 +307,7 @@ class _Reader:
             return known
         if key.startswith("managedLedgerOffloadExtraConfig"):
             return "it is for a driver's own use"
-        if key.startswith("gcs"):
-            return "driver google-cloud-storage is not supported"
-        if key.startswith("fileSystem") or key.removeprefix("s3M").removeprefix("m").startswith("anagedLedgerOffload"):
+        if key.startswith("fileSystem") or re.match("(m|s3M|gcsM)anagedLedgerOffload", key):
             return f"driver {driver} does not read it" if driver is not None else "there is no driver that reads it"
         return "neither brokers nor the daemon read it from this file"
 

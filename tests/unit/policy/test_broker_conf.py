@@ -12,7 +12,7 @@ from offloaderd.core.model import OffloadMethod
 from offloaderd.core.read_options import ReadPriority
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.settings.rules import broken_rules
-from offloaderd.policy.broker_conf import Import, read, toml
+from offloaderd.policy.broker_conf import NOT_ADOPTED, Import, read, toml
 from offloaderd.policy.policies import OffloadPolicies
 
 MiB = 2**20
@@ -124,7 +124,51 @@ def test_directories_are_taken_and_hdfs_is_not() -> None:
     ]
 
 
-@pytest.mark.parametrize("driver", ["google-cloud-storage", "azureblob", "aliyun-oss"])
+def test_the_driver_of_google_cloud_storage_is_taken_over() -> None:
+    """Its own keys before the universal ones, the file with its credentials; region and endpoint have no use."""
+    found = read(
+        "managedLedgerOffloadDriver=google-cloud-storage\nmanagedLedgerOffloadBucket=other\n"
+        "gcsManagedLedgerOffloadBucket=topics\ngcsManagedLedgerOffloadRegion=europe-west3\n"
+        "gcsManagedLedgerOffloadServiceAccountKeyFile=/etc/key.json\n"
+        "gcsManagedLedgerOffloadMaxBlockSizeInBytes=67108864\nmanagedLedgerOffloadServiceEndpoint=http://e:1\n"
+    )
+    assert not found.mistakes
+    assert found.settings == {
+        "objects.kind": "gcs",
+        "objects.bucket": "topics",
+        "objects.credentials_file": "/etc/key.json",
+        "ledger_based.block_bytes": 64 * MiB,
+    }
+    said = verdicts(found)
+    assert "line 3 counts" in said["managedLedgerOffloadBucket"]
+    assert all(said[key].startswith("(") for key in said if key.endswith(("Region", "Endpoint")))
+    assert NOT_ADOPTED in found.notes
+    assert Settings(**tomllib.loads("\n".join(toml(found.settings)))).objects.kind == "gcs"
+    bare = read("managedLedgerOffloadDriver=google-cloud-storage\n")
+    assert bare.mistakes == ["no bucket: driver google-cloud-storage needs gcsManagedLedgerOffloadBucket"]
+    assert any("application defaults" in note for note in bare.notes)
+
+
+def test_the_driver_of_azure_is_taken_over_where_the_release_has_such_a_store() -> None:
+    """The universal keys alone; account and key are in the brokers' environment, which the notes say."""
+    text = (
+        "managedLedgerOffloadDriver=azureblob\nmanagedLedgerOffloadBucket=topics\nmanagedLedgerOffloadRegion=west\n"
+        "s3ManagedLedgerOffloadBucket=other\nmanagedLedgerOffloadMaxBlockSizeInBytes=5242880\n"
+    )
+    found = read(text)
+    assert not found.mistakes
+    assert found.settings == {
+        "objects.kind": "azure",
+        "objects.bucket": "topics",
+        "ledger_based.block_bytes": 5 * MiB,
+    }
+    assert any("AZURE_STORAGE_ACCESS_KEY" in note for note in found.notes)
+    lacking = read(text, kinds=("s3", "filesystem"))
+    assert (lacking.settings, lacking.mistakes) == ({}, [])
+    assert "this release stores in s3, filesystem" in verdicts(lacking)["managedLedgerOffloadDriver"]
+
+
+@pytest.mark.parametrize("driver", ["aliyun-oss"])
 def test_a_driver_that_the_daemon_has_not_is_ignored_with_its_keys(driver: str) -> None:
     """It is no mistake of the file; the policies are taken all the same."""
     found = read(
