@@ -21,6 +21,7 @@ from aiohttp import web
 from offloaderd.objects.settings import ObjectsSettings
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator
 
     from offloaderd.core.clock import Clock
@@ -229,16 +230,16 @@ def _damaged(request: web.Request, body: bytes) -> bool:
 
 
 @asynccontextmanager
-async def serving(service: Service) -> AsyncIterator[str]:
+async def serving(service: Service, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """Serve on loopback; yields the endpoint."""
     application = web.Application(client_max_size=BYTES_MAX)
     application.router.add_route("*", "/{path:.*}", service.handle)
     runner = web.AppRunner(application)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
         await site.start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield f"http{'s' if tls else ''}://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
 

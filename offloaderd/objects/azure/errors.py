@@ -87,10 +87,11 @@ _DETAILS = (
 
 def failure(error: Exception, request: Request) -> Failure | None:
     """Translate an exception of Azure's libraries or a time-out; None for any other."""
-    if isinstance(error, HttpResponseError) and error.status_code and hasattr(error, "error_code"):
-        return _answered(error, request)
-    if isinstance(error, ClientAuthenticationError):  # from azure-identity, or the key cannot sign
+    if isinstance(error, ClientAuthenticationError) and getattr(error, "error_code", None) is None:
+        # From azure-identity: the service itself gives every refusal a code.
         return Failure(Denied(line(request, _first(error)), hint=HINT_IDENTITY), "error")
+    if isinstance(error, HttpResponseError) and error.status_code:
+        return _answered(error, request)
     if isinstance(error, ServiceResponseTimeoutError | TimeoutError):
         return lost("no answer in time", request, "timeout")
     if isinstance(error, ServiceRequestError) and _never_connected(error):
