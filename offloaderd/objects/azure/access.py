@@ -19,7 +19,7 @@ from azure.core.pipeline.transport import AioHttpTransport
 from azure.storage.blob.aio import BlobServiceClient
 
 from offloaderd.core.errors import Closed, InvalidConfig
-from offloaderd.objects.request import Body
+from offloaderd.objects.request import SLICE_BYTES, Body
 
 if TYPE_CHECKING:
     from azure.core.credentials_async import AsyncTokenCredential
@@ -67,14 +67,19 @@ class Access:
                 connector=aiohttp.TCPConnector(limit=options.connections_max, keepalive_timeout=KEEPALIVE_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
+                read_bufsize=SLICE_BYTES,
                 trust_env=True,
             )
         )
         more: dict[str, Any] = {
-            "transport": _Transport(session=session, session_owner=False),
+            "transport": _Transport(
+                session=session,
+                session_owner=False,
+                connection_timeout=options.connect_timeout_s,
+                read_timeout=options.read_timeout_s,
+                connection_data_block_size=SLICE_BYTES,
+            ),
             "retry_total": 0,
-            "connection_timeout": options.connect_timeout_s,
-            "read_timeout": options.read_timeout_s,
             "max_single_get_size": GET_BYTES_MAX,
             "max_single_put_size": GET_BYTES_MAX,
         }

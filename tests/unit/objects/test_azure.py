@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,6 +33,8 @@ from tests.azure.service import ACCOUNT, KEY, Refusal, Service, options, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from aiohttp import web
 
 REAL_TIME = "the service in the process listens on a socket"
 
@@ -249,6 +252,32 @@ async def test_other_containers_are_reached_by_the_same_access(endpoint: str) ->
             store.at("elsewhere")
     with pytest.raises(Closed):
         await store.head("topics/a")
+
+
+class Silent(Service):
+    """A service that takes requests and answers none before it may."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.may = asyncio.Event()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Wait."""
+        await self.may.wait()
+        return await super().handle(request)
+
+
+async def test_a_service_that_stays_silent_is_given_up_after_the_time_of_the_settings() -> None:
+    """Not after the library's five minutes; a write may have been carried out."""
+    service = Silent()
+    async with serving(service) as endpoint:
+        impatient = options(endpoint, "segments").model_copy(update={"read_timeout_s": 0.1, "connect_timeout_s": 300.0})
+        async with AzureStore(impatient) as store:
+            with pytest.raises(OutcomeUnknown, match="no answer in time"):
+                await store.put("key", b"")
+            with pytest.raises(Transient, match="no answer in time"):
+                await store.get("key")
+        service.may.set()
 
 
 async def test_nobody_listens(endpoint: str) -> None:
