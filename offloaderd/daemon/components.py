@@ -38,7 +38,7 @@ from offloaderd.objects.port import SegmentStore
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.policy.rules import Surroundings
-from offloaderd.read.disk.cache import DiskCache, DiskOptions
+from offloaderd.read.disk.cache import WAITING_BYTES_MAX, DiskCache, DiskOptions
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.read.segments import SegmentOptions
 from offloaderd.topic.idle import IdleOptions
@@ -252,7 +252,10 @@ def disk_cache(settings: Settings, clock: Clock, metrics: Metrics) -> DiskCache 
     if cache.directory is None:
         return None
     options = DiskOptions(
-        directory=Path(cache.directory), limit_bytes=cache.disk_bytes, get_price=settings.prices.get_1000 / 1000
+        directory=Path(cache.directory),
+        limit_bytes=cache.disk_bytes,
+        waiting_bytes=min(WAITING_BYTES_MAX, settings.memory.cache_bytes // 4),
+        get_price=settings.prices.get_1000 / 1000,
     )
     return DiskCache(options, clock=clock, metrics=metrics)
 

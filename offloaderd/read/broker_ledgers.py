@@ -199,7 +199,9 @@ class LedgerObjects:
         there = self.fetcher.at(table.bucket)
         async with AsyncExitStack() as stack:
             with reported(self.report):
-                (piece,) = await stack.enter_async_context(there.ranges(table.key, [Range(start, length)]))
+                (piece,) = await stack.enter_async_context(
+                    there.ranges(table.key, [Range(start, length)], checked=False)
+                )
             self.pieces.fill(slot, await there.sound(table.key, piece, bytes), length)
 
 

@@ -95,6 +95,8 @@ class Cache(Generic[V]):
     def __init__(self, name: str, limit_bytes: int, *, loader: Tasks, metrics: Metrics) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self.beside: Callable[[], int] = lambda: 0
+        """Returns the bytes of values that are held elsewhere as well, for a moment; they use up the budget."""
         self._name = name
         self._loader = loader
         self._slots: dict[Hashable, Slot[V]] = {}
@@ -111,7 +113,7 @@ class Cache(Generic[V]):
     @property
     def room_bytes(self) -> int:
         """Bytes that could be claimed within the budget, with all unpinned values evicted."""
-        return self.limit_bytes - self.used_bytes + self._idle_bytes
+        return self.limit_bytes - self.beside() - self.used_bytes + self._idle_bytes
 
     @property
     def pinned_bytes(self) -> int:
@@ -205,7 +207,8 @@ class Cache(Generic[V]):
     def _account(self, change: int) -> None:
         before = self.used_bytes
         self.used_bytes += change
-        while self.used_bytes > self.limit_bytes and self._idle:
+        limit_bytes = self.limit_bytes - self.beside()
+        while self.used_bytes > limit_bytes and self._idle:
             key, slot = self._idle.popitem(last=False)
             del self._slots[key]
             self._idle_bytes -= slot.cost_bytes

@@ -237,6 +237,7 @@ class SegmentReader:
         self._reads = 0
         self.loader = Tasks("the reader")
         self._blocks: Cache[FramedEntries] = Cache("blocks", options.cache_bytes, loader=self.loader, metrics=metrics)
+        self._blocks.beside = lambda: self.fetcher.waiting_bytes
         self._tables: Cache[SegmentTable] = Cache("segments", options.tables_bytes, loader=self.loader, metrics=metrics)
         pieces = cast("Cache[bytes]", self._blocks)  # one budget for all: their keys tell them apart
         self._chunks = Chunks(self.fetcher, pieces=pieces, report=self._report)

@@ -49,4 +49,4 @@ class CacheSettings(Section):
 
     disk_bytes: Bytes = Field(default=10 * GiB, ge=64 * MiB)
     """Most that is written there. Beside the budgets of [memory] it takes some 400 bytes for each block, as a rule of
-    1 MiB, and up to 32 MiB of what waits to be written."""
+    1 MiB. What waits to be written is part of memory.cache_bytes."""

@@ -43,9 +43,12 @@ READ_S = 5.0
 RETRY_S = 30.0
 """Pause after a failed write, and between tries to open the directory."""
 WAITING_BYTES_MAX = 32 * 1024 * 1024
-"""Ranges with reserved room that are being fetched, or wait to be written; they are in memory."""
+"""Ranges with reserved room that are being fetched, or wait to be written. They count against the cache in memory, and
+are a quarter of it at most."""
 BATCH_BYTES = 4 * 1024 * 1024
 """Ranges that are written by one call of the thread."""
+BATCHES = 2
+"""Calls that the thread has: it does not wait for the event loop between two."""
 SQUEEZE_BYTES = 64 * 1024 * 1024
 """Room that the cache leaves on a full disk."""
 RESTORE_S = 600.0
@@ -55,12 +58,25 @@ CLOSE_S = 2.0
 
 
 class Wanted(NamedTuple):
-    """A range, and where it may be: the file of its own place, or from byte `first` of that of a block around it."""
+    """A range, and where it may be: the file of its own place, or from byte `first` of that of a block around it.
+
+    `checked` as for `BlockFiles.read`.
+    """
 
     place: Place
     data_bytes: int
     around: Place | None = None
     first: int = 0
+    checked: bool = False
+
+
+class _Part(NamedTuple):
+    """What is read of a file."""
+
+    place: Place
+    first: int
+    length: int
+    checked: bool
 
 
 class Flight:
@@ -78,10 +94,11 @@ class Flight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskOptions:
-    """Directory, budget in bytes, and the price of a GET, 0 if unknown."""
+    """Directory, budget in bytes, memory for what waits to be written, and the price of a GET, 0 if unknown."""
 
     directory: Path
     limit_bytes: int
+    waiting_bytes: int = WAITING_BYTES_MAX
     get_price: float = 0.0
 
 
@@ -170,7 +187,7 @@ class DiskCache:
             await flight.done.wait()
             found[number] = flight.data
         self._joins.inc(sum(found[number] is not None for number in joined))
-        reads: list[tuple[int, Place, int, int]] = []
+        reads: dict[int, _Part] = {}
         for number, one in enumerate(wanted):
             if number in joined:
                 continue
@@ -178,23 +195,23 @@ class DiskCache:
                 self.table.find(one.place)
                 found[number] = data
             elif one.around is not None and one.around in self.table and self.table.find(one.around):
-                reads.append((number, one.around, one.first, one.data_bytes))
+                reads[number] = _Part(one.around, one.first, one.data_bytes, one.checked)
             elif self.table.find(one.place):
-                reads.append((number, one.place, 0, one.data_bytes))
-        for (number, *_), data in zip(reads, await self._read([read[1:] for read in reads]), strict=True):
+                reads[number] = _Part(one.place, 0, one.data_bytes, one.checked)
+        for number, data in zip(reads, await self._read([*reads.values()]), strict=True):
             found[number] = data
         hits = sum(data is not None for number, data in enumerate(found) if number not in joined)
         self._hits.inc(hits)
         self._misses.inc(sum(data is None for data in found))
         return found
 
-    async def _read(self, parts: Sequence[tuple[Place, int, int]]) -> Sequence[bytes | None]:
-        """Read parts of files: place, first byte, length. What is damaged or missing is forgotten."""
+    async def _read(self, parts: Sequence[_Part]) -> Sequence[bytes | None]:
+        """Read parts of files. What is damaged or missing is forgotten."""
         nothing = [None] * len(parts)
         if not parts or self._reads >= READS_MAX or self._clock.monotonic() < self._no_reads_until_s:
             return nothing
         self._reads += 1
-        work = self._in(self._reader, lambda: [_tried(self._files.read, *part) for part in parts])
+        work = self._in(self._reader, lambda: [_tried(self._files, part) for part in parts])
         work.add_done_callback(self._read_ended)
         try:
             async with asyncio.timeout(READ_S):
@@ -235,7 +252,7 @@ class DiskCache:
         if not self.is_open or now_s < self._no_writes_until_s:
             self._metrics.disk_cache_declined.labels(cause="off").inc()
             return False
-        if self._waiting_bytes + data_bytes > WAITING_BYTES_MAX:
+        if self._waiting_bytes + data_bytes > self.options.waiting_bytes:
             self._metrics.disk_cache_declined.labels(cause="writes").inc()
             return False
         if self.table.limit_bytes < self.options.limit_bytes and now_s >= self._squeezed_until_s:
@@ -296,7 +313,7 @@ class DiskCache:
 
     async def room(self) -> None:
         """Wait until half of what may wait to be written is free, or the cache is not open."""
-        while self.is_open and self._waiting_bytes > WAITING_BYTES_MAX // 2:
+        while self.is_open and self._waiting_bytes > self.options.waiting_bytes // 2:
             await self.changed.wait_at_most(self._clock, 1.0)
 
     def _delete(self, places: Sequence[Place], cause: str) -> None:
@@ -358,15 +375,19 @@ class DiskCache:
         self.changed.notify()
 
     async def _write(self) -> None:
-        """Write and delete what is queued, until the directory is lost."""
+        """Write and delete what is queued, until the directory is lost. The thread has its next batch beside this."""
+        running: deque[tuple[list[_Write], asyncio.Future[OSError | None]]] = deque()
         while True:
-            if not self._queue:
+            while self._queue and len(running) < BATCHES:
+                batch = self._batch()
+                running.append((batch, self._in(self._writer, partial(_applied, self._files, batch))))
+            self._is_writing = bool(running)
+            if not running:
                 await self._queued.wait()
                 continue
-            batch = self._batch()
-            self._is_writing = True
-            failure = await self._in(self._writer, partial(_applied, self._files, batch))
-            self._is_writing = False
+            batch, work = running.popleft()
+            failure = await work
+            self._is_writing = bool(running)
             if isinstance(failure, Replaced):
                 self._shut(_reason(failure))
                 return
@@ -413,9 +434,9 @@ def _reason(error: OSError) -> str:
     return f"{error.strerror or error} ({error.filename})" if error.filename else error.strerror or str(error)
 
 
-def _tried(read: Callable[[Place, int, int], bytes], place: Place, first: int, length: int) -> bytes | Exception:
+def _tried(files: BlockFiles, part: _Part) -> bytes | Exception:
     try:
-        return read(place, first, length)
+        return files.read(part.place, part.first, part.length, checked=part.checked)
     except (OSError, Damaged) as error:
         return error
 

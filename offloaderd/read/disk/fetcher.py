@@ -47,6 +47,11 @@ class Fetcher:
         """Return the fetcher of a bucket. Raises BucketMissing."""
         return Fetcher(self.reader.at(bucket), self.disk, bucket)
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes in memory that wait to be written to the disk."""
+        return self.disk.waiting_bytes if self.disk is not None else 0
+
     def _usable(self) -> DiskCache | None:
         return self.disk if self.disk is not None and self.disk.is_open else None
 
@@ -81,19 +86,25 @@ class Fetcher:
 
     @asynccontextmanager
     async def ranges(
-        self, key: str, ranges: Sequence[Range], around: Range | None = None, *, wanted: bool = False
+        self,
+        key: str,
+        ranges: Sequence[Range],
+        around: Range | None = None,
+        *,
+        wanted: bool = False,
+        checked: bool = True,
     ) -> AsyncIterator[Sequence[Fetched]]:
         """Lend neighbouring ranges, each of its exact length, by one GET at most. Raises as `RetryingReader.pieces`.
 
         Those that pass `sound` before the block ends are kept on the disk. `around` is the block that holds them, if
-        they are parts of one; `wanted` ones are admitted first.
+        they are parts of one; `wanted` ones are admitted first. Not `checked`: no checksum is compared in `sound`.
         """
         disk = self._usable()
         if disk is None:
             pieces = await self.reader.pieces(key, ranges[0].offset, [length for _, length in ranges])
             yield [Fetched(offset, data) for (offset, _), data in zip(ranges, pieces, strict=True)]
             return
-        looked_up = [self._wanted(key, one, around) for one in ranges]
+        looked_up = [self._wanted(key, one, around)._replace(checked=checked) for one in ranges]
         found = await disk.get(looked_up)
         missing = [number for number, data in enumerate(found) if data is None]
         got = [

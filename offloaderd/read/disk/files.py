@@ -12,7 +12,8 @@ A file, big endian:
 | 28 | 4 | head_crc32c | over the 28 bytes before it and the checksums behind it |
 | 32 | 4 * n | page_crc32c | of each page of 64 KiB, the last one shorter |
 
-The data follows. A page is checked when it is read, so a part of a block costs its pages only. A file that was not
+The data follows. A page is checked when it is read, unless the reader checks it against a manifest; a part of a block
+costs its pages only. A file that was not
 written completely, by a crash of the daemon or of the machine, fails a check: nothing is synced, and a start reads
 names and sizes alone. A file gets its name once it is complete.
 
@@ -179,8 +180,11 @@ class BlockFiles:
                 unfinished.unlink()
             raise
 
-    def read(self, place: Place, first: int, length: int) -> bytes:
-        """Return `length` bytes of a range from its byte `first` on; 0 is all of it. Raises Damaged and OSError."""
+    def read(self, place: Place, first: int, length: int, *, checked: bool = False) -> bytes:
+        """Return `length` bytes of a range from its byte `first` on; 0 is all of it. Raises Damaged and OSError.
+
+        `checked`: the caller compares a checksum of these bytes, so those of the pages are not compared as well.
+        """
         with self.path(place).open("rb", buffering=0) as file:
             number = file.fileno()
             size_bytes = os.fstat(number).st_size
@@ -196,7 +200,7 @@ class BlockFiles:
             start = low * PAGE_BYTES
             head_bytes = size_bytes - data_bytes
             data = os.pread(number, min(high * PAGE_BYTES, data_bytes) - start, head_bytes + start)
-        for number, page in enumerate(range(0, len(data), PAGE_BYTES), low):
+        for number, page in enumerate(range(0, 0 if checked else len(data), PAGE_BYTES), low):
             if google_crc32c.value(data[page : page + PAGE_BYTES]) != checksums[number]:
                 raise Damaged(f"page {number} with another checksum")
         if len(data) < first - start + length:

@@ -17,7 +17,6 @@ from offloaderd.core.errors import CorruptData, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position
 from offloaderd.core.retry import RetryPolicy
-from offloaderd.read.disk import cache as disk_module
 from offloaderd.read.disk.cache import RESTORE_S, RETRY_S, DiskCache, DiskOptions
 from offloaderd.read.disk.files import SUFFIX, BlockFiles, place_of
 from offloaderd.read.segments import SegmentOptions, SegmentReader
@@ -380,8 +379,9 @@ async def test_a_disk_that_hangs_is_left_alone(rig: Rig, monkeypatch: pytest.Mon
 
 async def test_ranges_that_wait_for_a_slow_writer_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the disk takes less than is fetched, the rest is not written: memory does not grow."""
-    monkeypatch.setattr(disk_module, "WAITING_BYTES_MAX", 10_000)
-    async with rig.disk() as disk, rig.reader(disk) as reader:
+    options = DiskOptions(directory=rig.directory, limit_bytes=LIMIT, waiting_bytes=10_000)
+    async with DiskCache(options, clock=rig.clock, metrics=rig.metrics) as disk, rig.reader(disk) as reader:
+        await turns(5)
         monkeypatch.setattr(disk, "_wrote", lambda *_: None)
         await rig.read(reader)
         assert disk.waiting_bytes <= 10_000
@@ -417,3 +417,16 @@ async def test_no_key_is_in_a_name(rig: Rig) -> None:
     """Names of files show neither topics nor keys."""
     await rig.again()
     assert not any(PREFIX.strip("/") + "/" in path.name or str(ID) in path.name for path in rig.files)
+
+
+async def test_what_waits_to_be_written_is_part_of_the_memory(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the disk is slow, the cache in memory is smaller by what waits for it."""
+    async with rig.disk() as disk, rig.reader(disk) as reader:
+        reader._blocks.limit_bytes = 1 << 20
+        monkeypatch.setattr(disk, "_wrote", lambda *_: None)
+        await rig.read(reader)
+        assert disk.waiting_bytes > 0
+        assert reader._blocks.room_bytes == (1 << 20) - disk.waiting_bytes
+        reader._blocks.limit_bytes = disk.waiting_bytes + 15_000
+        await rig.read(reader, 0, 0)
+        assert reader._blocks.used_bytes <= 15_000

@@ -68,11 +68,11 @@ class Gated(BlockFiles):
     started = threading.Event()
     gate = threading.Event()
 
-    def read(self, place: bytes, first: int, length: int) -> bytes:
+    def read(self, place: bytes, first: int, length: int, *, checked: bool = False) -> bytes:
         """Wait, then read."""
         self.started.set()
         assert self.gate.wait(60)
-        return super().read(place, first, length)
+        return super().read(place, first, length, checked=checked)
 
 
 async def test_the_loop_goes_on_while_the_disk_reads(tmp_path: Path) -> None:
