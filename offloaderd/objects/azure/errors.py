@@ -16,6 +16,7 @@ from azure.core.exceptions import (
 )
 
 from offloaderd.core.errors import (
+    Archived,
     BucketMissing,
     Conflict,
     Denied,
@@ -38,6 +39,10 @@ HINT_CLOCK = "set this machine's clock: signatures hold for 15 minutes"
 HINT_IDENTITY = "give this machine or pod an identity, or set objects.azure_key, azure_sas or azure_connection_string"
 HINT_KEY_OFF = "the account takes no keys: remove objects.azure_key and use an identity"
 HINT_CONTAINER = "create the container, or correct objects.bucket and objects.azure_account"
+HINT_ARCHIVED = (
+    "rehydrate it (az storage blob set-tier --tier Hot), which takes hours, and change the life-cycle policy of the "
+    "account that archived it"
+)
 HINT_LOCKED = "a lease, a legal hold or an immutability policy protects the blob: end it, or use another container"
 
 _BLOBS = "Microsoft.Storage/storageAccounts/blobServices/containers/blobs"
@@ -63,6 +68,7 @@ _MEANINGS = (
     (Verdict(Denied, HINT_RIGHTS), "InsufficientAccountPermissions"),
     (Verdict(Denied, HINT_SAS), "AuthorizationProtocolMismatch AuthorizationResourceTypeMismatch"),
     (Verdict(Denied, HINT_SAS), "AuthorizationServiceMismatch AuthorizationSourceIPMismatch"),
+    (Verdict(Archived, HINT_ARCHIVED), "BlobArchived BlobBeingRehydrated"),
     (Verdict(Expired, HINT_EXPIRED), "SasOutOfTime"),
     (Verdict(Denied, HINT_CLOCK), "ClockTooFarOff"),
     (Verdict(Denied, HINT_LOCKED), "BlobImmutableDueToPolicy LeaseIdMissing LeaseIdMismatchWithBlobOperation"),

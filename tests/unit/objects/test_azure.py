@@ -10,6 +10,7 @@ from pydantic import SecretStr
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import (
+    Archived,
     BucketMissing,
     Closed,
     Conflict,
@@ -156,6 +157,7 @@ def test_the_later_of_two_blocks_with_one_number_counts() -> None:
         (Refusal(404, "ContainerNotFound"), BucketMissing, "create the container"),
         (Refusal(409, "ContainerBeingDeleted"), BucketMissing, "create the container"),
         (Refusal(400, "InvalidResourceName"), BucketMissing, "create the container"),
+        (Refusal(409, "BlobArchived"), Archived, "rehydrate"),
         (Refusal(418, "SomethingNew"), InvalidInput, ""),
     ],
 )
