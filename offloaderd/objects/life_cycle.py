@@ -35,10 +35,14 @@ class LifeCycleRule:
 
 
 class Versioning(NamedTuple):
-    """Whether a bucket keeps old versions; `suspended`: those of before."""
+    """Whether a bucket keeps old versions; `suspended`: those of before.
+
+    `soft_delete_s`: for how long it keeps what was deleted in any case.
+    """
 
     enabled: bool
     suspended: bool = False
+    soft_delete_s: int = 0
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ from dataclasses import replace
 from offloaderd.core.errors import CorruptData, Denied, InvalidInput, OffloaderError, Transient
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Reading, fail, ok, skipped, unknown, warn
 from offloaderd.objects import marker
-from offloaderd.objects.life_cycle import LifeCycle, covers, harms, keeps_versions
+from offloaderd.objects.life_cycle import DAY_S, LifeCycle, covers, harms, keeps_versions
 from offloaderd.objects.opening import BucketStore, bucket_store
 from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.settings import named_places
@@ -134,6 +134,12 @@ async def versions(case: Case, store: LifeCycle) -> Finding:
         return unknown(
             f"whether deleted segments stay as old versions is not known: {error.message}",
             error.hint or "look at the bucket's versioning yourself",
+        )
+    if found.soft_delete_s:
+        return warn(
+            f"soft delete is on: what is deleted is kept for {found.soft_delete_s / DAY_S:.3g} days and paid for, the "
+            "parts of each upload as well",
+            "switch it off for this bucket (gcloud storage buckets update gs://BUCKET --clear-soft-delete)",
         )
     if not (found.enabled or found.suspended):
         return ok("off: what is deleted is gone")

@@ -21,8 +21,9 @@ def rules_of(bucket: Mapping[str, Any]) -> list[LifeCycleRule]:
 
 
 def versioning_of(bucket: Mapping[str, Any]) -> Versioning:
-    """Return whether a bucket keeps old versions."""
-    return Versioning(enabled=bool(bucket.get("versioning", {}).get("enabled", False)))
+    """Return whether a bucket keeps old versions, or deleted objects."""
+    kept_s = int(bucket.get("softDeletePolicy", {}).get("retentionDurationSeconds", 0))
+    return Versioning(enabled=bool(bucket.get("versioning", {}).get("enabled", False)), soft_delete_s=kept_s)
 
 
 def _rules(rule: Mapping[str, Any], name: str) -> Iterator[LifeCycleRule]:

@@ -158,8 +158,8 @@ class GcsStore:
 
     async def versioning(self) -> Versioning:
         """See LifeCycle."""
-        found = await self._http.described("GetBucket", "GET", self._bucket, query={"fields": "versioning"})
-        return versioning_of(found)
+        query = {"fields": "versioning,softDeletePolicy"}
+        return versioning_of(await self._http.described("GetBucket", "GET", self._bucket, query=query))
 
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
         """See ObjectReader."""

@@ -59,6 +59,15 @@ async def test_a_sound_bucket_has_nothing_to_complain_of(server: GcsServer, zook
     assert server.buckets["segments"] == {}
 
 
+async def test_soft_delete_is_warned_of(server: GcsServer, zookeeper: str) -> None:
+    """Google's default keeps, and bills, the parts of every upload for a week."""
+    server.bucket = {"softDeletePolicy": {"retentionDurationSeconds": "604800"}}
+    found = await examined(settings(zookeeper, bucket="segments", endpoint=server.endpoint))
+    assert found["bucket versions"].verdict is Verdict.WARN
+    assert "7 days" in found["bucket versions"].found
+    assert "--clear-soft-delete" in found["bucket versions"].what_to_do
+
+
 async def test_a_bucket_that_is_not_there_is_named(server: GcsServer, zookeeper: str) -> None:
     """With the setting that names it."""
     found = await examined(settings(zookeeper, bucket="no-such-bucket", endpoint=server.endpoint))
