@@ -35,7 +35,7 @@ R = TypeVar("R")
 log = structlog.get_logger(__name__)
 
 READERS = 2
-"""Threads that read. Each has an arena of the allocator, which keeps memory that was freed."""
+"""Threads that read."""
 READS_MAX = 64
 """Reads that run or wait for a thread; with more, a disk is slower than the store."""
 READ_S = 5.0
