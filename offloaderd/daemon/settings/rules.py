@@ -272,12 +272,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "objects.kind objects.storage_class",
         lambda s: bool(class_flaw(s.objects.storage_class, s.objects.service)),
-        lambda s: f"objects.storage_class: {class_flaw(s.objects.storage_class, s.objects.service)}",
+        lambda s: class_flaw(s.objects.storage_class, s.objects.service),
     ),
     Rule(
         "objects.kind objects.tags",
         lambda s: bool(tags_flaw(s.objects.tags, s.objects.service)),
-        lambda s: f"objects.tags: {tags_flaw(s.objects.tags, s.objects.service)}",
+        lambda s: tags_flaw(s.objects.tags, s.objects.service),
     ),
     *_together("objects", "access_key", "secret_key", " for the AWS chain"),
     Rule(

@@ -50,7 +50,7 @@ FILES = ObjectsSettings(kind="filesystem")
         ({"objects": ObjectsSettings(kind="filesystem", role_arn="r")}, "objects.role_arn is set without"),
         ({"objects": ObjectsSettings(kind="filesystem", kms_key_id="k")}, "set it to sse-kms"),
         ({"objects": ObjectsSettings(kind="filesystem", storage_class="STANDARD")}, "it has no storage classes"),
-        ({"objects": ObjectsSettings(kind="filesystem", tags="team=a")}, "objects.tags: a directory has no tags"),
+        ({"objects": ObjectsSettings(kind="filesystem", tags="team=a")}, "a directory has no tags"),
         ({"objects": ObjectsSettings(bucket="bucket", storage_class="GLACIER")}, "GLACIER is an archive"),
         ({"objects": ObjectsSettings(bucket="bucket", storage_class="HOT")}, "HOT is no class of this kind of store"),
         ({"objects": ObjectsSettings(bucket="bucket", tags="team=a,team=b")}, "team is given twice"),
