@@ -89,6 +89,12 @@ class GcsServer:
     """Whether a request without a token has the rights of the token "" (for tests of rights alone)."""
     damaged: bool = False
     """Whether content loses its last byte on the way."""
+    empty: bool = False
+    """Whether answers say nothing."""
+    page: str = ""
+    """The page of a balancer that answers instead."""
+    own_key: bool = False
+    """Whether objects are encrypted with a key of the customer: then listings have no checksums."""
     garbled: bool = False
     """Whether answers are not those of the API."""
     boundary: bytes = b""
@@ -109,7 +115,11 @@ class GcsServer:
             if self.before is not None and (refusal := self.before(operation, key)) is not None:
                 raise refusal
             self._authorize(request, operation, key)
-            answer = act() if not self.garbled else web.json_response(["?"])
+            if self.page:
+                return web.Response(status=502, text=self.page, content_type="text/html")
+            answer = act()
+            if self.garbled or self.empty:
+                answer = web.json_response({} if self.empty else ["?"])
         except Refusal as refusal:
             error = {"reason": refusal.reason, "domain": "global", "message": refusal.message}
             said = {"error": {"code": refusal.status, "message": refusal.message, "errors": [error]}}
@@ -237,7 +247,11 @@ class GcsServer:
         most = int(query["maxResults"])
         page: dict[str, Any] = {"kind": "storage#objects"}
         if keys:
-            page["items"] = [objects[key].described() for key in keys[:most]]
+            chosen = re.search(r"items\((.*?)\)", query["fields"])
+            assert chosen is not None
+            names = set(chosen[1].split(",")) - ({"md5Hash", "crc32c"} if self.own_key else set())
+            items = [objects[key].described() for key in keys[:most]]
+            page["items"] = [{name: value for name, value in one.items() if name in names} for one in items]
         if len(keys) > most:
             page["nextPageToken"] = keys[most - 1]
         return web.json_response(page)

@@ -260,6 +260,18 @@ RULES: tuple[Rule, ...] = (
         "objects.kms_key_id is set, but objects.encryption = {objects.encryption}: set it to sse-kms",
     ),
     Rule(
+        "objects.kind objects.encryption",
+        lambda s: s.objects.encryption != "default" and s.objects.kind != "s3",
+        'objects.encryption is for S3 alone, and objects.kind = "{objects.kind}": remove it, and set the encryption of '
+        "the bucket or disk itself",
+    ),
+    Rule(
+        "objects.kind objects.credentials_file",
+        lambda s: s.objects.credentials_file is not None and s.objects.kind != "gcs",
+        'objects.credentials_file has credentials of Google, and objects.kind = "{objects.kind}": remove it, or set '
+        "objects.kind to gcs",
+    ),
+    Rule(
         "objects.kind objects.bucket",
         lambda s: KINDS[s.objects.kind].has_buckets and not s.objects.bucket,
         'objects.kind = "{objects.kind}" needs a bucket: set objects.bucket',

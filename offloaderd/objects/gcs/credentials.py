@@ -111,7 +111,7 @@ class Tokens:
                 assert self._load is not None  # noqa: S101 - checked by `token`
                 credentials = self._load()
             credentials.refresh(partial(session, timeout=self._timeout_s))
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:  # as google-auth reads a file
             raise NoCredentials(f"{type(error).__name__}: {error}") from error
         finally:
             session.session.close()

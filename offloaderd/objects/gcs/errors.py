@@ -48,9 +48,12 @@ _MEANINGS = (
     (Verdict(Expired, HINT_EXPIRED), "authError expired"),
     (Verdict(BucketMissing, HINT_BUCKET), "noSuchBucket"),
     (Verdict(Conflict), "conditionNotMet"),
+    # Another request changed the same object meanwhile, perhaps a lost one of ours; or bytes were damaged on their way.
+    (Verdict(Transient), "changedMeanwhile damaged"),
 )
 ANSWERS = Answers(by_code(_MEANINGS), RIGHTS, keys=HINT_EXPIRED, right=HINT_RIGHTS)
-"""Google's reasons. `noSuchBucket` and `noUseOfTheKey` are ours, where Google has one reason for several things."""
+"""Google's reasons. `noSuchBucket`, `noUseOfTheKey`, `changedMeanwhile` and `damaged` are ours, where Google has one
+reason for several things."""
 
 _RIGHT = re.compile(r"\bstorage\.[a-zA-Z]+\.[a-zA-Z]+\b")
 _UNREACHABLE = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
@@ -97,7 +100,7 @@ def _said(body: bytes) -> tuple[str, str]:
         inner = error.get("errors") or [{}]
         return str(inner[0].get("reason", "")), str(error.get("message", ""))[:WORDS_MAX]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
-        return "", body.decode(errors="replace").strip()[:WORDS_MAX]
+        return "", " ".join(body.decode(errors="replace").split())[:WORDS_MAX]
 
 
 def _answered(refused: Refused, request: Request) -> Failure:
@@ -107,6 +110,10 @@ def _answered(refused: Refused, request: Request) -> Failure:
         code = "noSuchBucket"
     elif refused.status in {400, 403} and "KMS" in words:
         code = "noUseOfTheKey"
+    elif refused.status == 409 and request.operation != "CreateBucket":
+        code = "changedMeanwhile"
+    elif refused.status == 400 and "doesn't match calculated" in words:
+        code = "damaged"
     failed = ANSWERS.failure(request, code, words, refused.status)
     if (right := _RIGHT.search(words)) is not None:
         failed.error.hint = failed.error.hint.replace(RIGHTS[request.operation], right.group())

@@ -38,6 +38,8 @@ KEEPALIVE_S = 12.0
 """Idle connections are closed after this time, before servers and load balancers drop them."""
 ERROR_BYTES_MAX = 64 * 1024
 CONTENT_TYPE = "application/octet-stream"
+DESCRIBING = frozenset({"HeadObject", "InsertObject", "ComposeObjects"})
+"""Requests that are answered with the description of one object."""
 ETAG = "offloaderd-etag"
 """Metadata of a composed object: the ETag of S3 for its parts. Never shown as metadata."""
 FIELDS = "name,size,md5Hash,crc32c,etag,generation,updated,timeCreated,metadata"
@@ -152,7 +154,7 @@ class Connection:
             operation, method, path, key=key, query=query, body=body, headers=headers, write=write
         ) as (_, answer):
             said = dict(json.loads(await answer.read()))
-            for one in said.get("items", [said] if "size" in said else []):
+            for one in [said] if operation in DESCRIBING else said.get("items", []):
                 info_of(dict(one))
             return said
 

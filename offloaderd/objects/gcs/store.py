@@ -128,7 +128,7 @@ class GcsStore:
         """Request the first key of the bucket. Raises BucketMissing, Denied and Transient with a remedy."""
         try:
             await self._http.described(
-                "ListObjects", "GET", f"{self._bucket}/o", query={"maxResults": 1, "fields": "items(name)"}
+                "ListObjects", "GET", f"{self._bucket}/o", query={"maxResults": 1, "fields": f"items({FIELDS})"}
             )
         except BucketMissing:
             raise
@@ -332,9 +332,8 @@ class GcsStore:
         check_key(key)
         named = checked_metadata(metadata)
         upload_id = self._clock.uuid().hex
-        first = uploads.first_of(key, upload_id)
-        check_key(first)
-        await self._insert(first, [], named, "0")
+        check_key(uploads.join_of(key, upload_id, 1, 0))  # the longest of an upload
+        await self._insert(uploads.first_of(key, upload_id), [], named, "0")
         return upload_id
 
     async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
@@ -351,18 +350,34 @@ class GcsStore:
         return [info for _, (info, _) in sorted(found.parts.items())]
 
     async def _upload(self, key: str, upload_id: str, *, ended: bool = False) -> uploads.Upload:
-        """Return everything of an upload. Raises NotFound, unless one that has `ended` is wanted too."""
+        """Return everything of an upload. Raises NotFound, unless one that has `ended` is wanted too.
+
+        A listing has no checksums of objects that are encrypted with a key of the customer: each is asked for.
+        """
         check_key(key)
         found = uploads.Upload()
+        bare: list[str] = []
         async with aclosing(self._listed(uploads.folder(key, upload_id))) as listed:
             async for described in listed:
-                found.add(described, etag_of(described))
+                if not ended and "md5Hash" not in described and uploads.is_part(described["name"]):
+                    bare.append(described["name"])
+                else:
+                    found.add(described, etag_of(described))
         if found.metadata is None and not ended:
             raise NotFound(f"there is no upload {upload_id} of {key} in {self._http.where}")
+        for one in await self._side_by_side([partial(self._present, name) for name in bare]):
+            if one is not None:
+                found.add(one, etag_of(one))
         return found
 
+    async def _present(self, name: str) -> Mapping[str, Any] | None:
+        return await present(self._there(lambda: self._described(name)))
+
     async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        """See MultipartStore. The object exists once it is composed; then the upload ends and its parts are deleted."""
+        """See MultipartStore. The object exists once it is composed; then the upload ends and its parts are deleted.
+
+        A part that is replaced meanwhile, perhaps by a late request with the same bytes, is compared by another try.
+        """
         found = await self._upload(key, upload_id)
         stored = {number: info for number, (info, _) in found.parts.items()}
         chosen = chosen_parts(parts, stored, self.parts.bytes_min)
@@ -370,8 +385,10 @@ class GcsStore:
         try:
             sources = await self._joined(key, upload_id, found, sources)
             described = await self._composed(key, sources, {**(found.metadata or {}), ETAG: combined_etag(chosen)})
-        except Conflict as error:
-            raise InvalidInput(f"a part of {key} was replaced while they were composed: {error}") from error
+        except BucketMissing:
+            raise
+        except (Conflict, NotFound) as error:
+            raise Transient(f"a part of {key} was replaced or deleted while they were composed: {error}") from error
         info = info_of(described)
         size_bytes = sum(part.size_bytes for part in chosen)
         if info.size_bytes != size_bytes:

@@ -47,6 +47,12 @@ def join_of(key: str, upload_id: str, level: int, number: int) -> str:
     return f"{folder(key, upload_id)}join-{level}-{number:03}"
 
 
+def is_part(name: str) -> bool:
+    """Return whether an object is a part of an upload."""
+    matched = _NAME.fullmatch(name)
+    return matched is not None and matched["number"] is not None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
     """One object of an upload, in the generation that was listed."""

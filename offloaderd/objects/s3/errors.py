@@ -71,7 +71,8 @@ _MEANINGS = (
     (Verdict(Denied, HINT_KMS), "KMS.InvalidKeyUsageException kms:KeyNotFound kms:NotAuthorized"),
     (Verdict(Denied, HINT_RIGHTS), "AccessDenied AllAccessDisabled AccountProblem UnauthorizedAccess"),
     (Verdict(Archived, HINT_ARCHIVED), "InvalidObjectState"),
-    (Verdict(Expired, HINT_EXPIRED), "ExpiredToken ExpiredTokenException TokenRefreshRequired"),
+    # An answer to HEAD has no reason but its status; nothing else than the token in it can be invalid.
+    (Verdict(Expired, HINT_EXPIRED), "ExpiredToken ExpiredTokenException TokenRefreshRequired 400"),
     (Verdict(Denied, HINT_REGION), "PermanentRedirect TemporaryRedirect AuthorizationHeaderMalformed"),
     (Verdict(Denied, HINT_REGION), "IllegalLocationConstraintException"),
     (Verdict(Denied, HINT_CLOCK), "RequestTimeTooSkewed RequestExpired"),
@@ -136,8 +137,6 @@ def _answered(error: boto.ClientError, request: Request) -> Failure:
     details = error.response.get("Error", {})
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     code, words = str(details.get("Code", status)), str(details.get("Message", ""))
-    if code == "400":  # an answer to HEAD has no reason; nothing else in it can be invalid
-        code = "ExpiredToken"
     return ANSWERS.failure(request, code, words, status)
 
 

@@ -49,6 +49,12 @@ FILES = ObjectsSettings(kind="filesystem")
         ({"metadata": MetadataSettings(username="u")}, "metadata.username is set without metadata.password"),
         ({"objects": ObjectsSettings(kind="filesystem", role_arn="r")}, "objects.role_arn is set without"),
         ({"objects": ObjectsSettings(kind="filesystem", kms_key_id="k")}, "set it to sse-kms"),
+        ({"objects": ObjectsSettings(kind="filesystem", encryption="sse-s3")}, "set the encryption of the bucket or disk"),
+        (
+            {"objects": ObjectsSettings(kind="gcs", bucket="bucket", encryption="sse-kms")},
+            'for S3 alone, and objects.kind = "gcs"',
+        ),
+        ({"objects": ObjectsSettings(bucket="bucket", credentials_file="f")}, "objects.credentials_file has credentials"),
         ({"objects": ObjectsSettings(kind="filesystem", storage_class="STANDARD")}, "it has no storage classes"),
         ({"objects": ObjectsSettings(kind="filesystem", tags="team=a")}, "a directory has no tags"),
         ({"objects": ObjectsSettings(bucket="bucket", storage_class="GLACIER")}, "GLACIER is an archive"),

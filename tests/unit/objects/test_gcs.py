@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,19 +107,58 @@ async def test_what_belongs_to_uploads_is_in_no_listing_of_objects(store: GcsSto
     assert [info.key async for info in store.list(uploads.ROOT)] == []
 
 
-async def test_a_part_that_is_replaced_while_parts_are_composed_is_refused(server: GcsServer, store: GcsStore) -> None:
-    """An owner that was fenced may still send: the object is made of what was compared, or not at all."""
+@pytest.mark.parametrize("late", ["same bytes", "others", "deleted"])
+async def test_a_part_that_is_replaced_while_parts_are_composed_is_compared_again(
+    server: GcsServer, store: GcsStore, late: str
+) -> None:
+    """A late request or a fenced owner may still send: the object is made of what was compared, or not at all."""
     upload, parts = await uploaded(store, 3)
+    part = uploads.part_of(KEY, upload, 2)
 
     def replaced(operation: str, _: str) -> None:
         if operation == "ComposeObjects":
-            server.buckets[BUCKET][uploads.part_of(KEY, upload, 2)].generation += 1
+            server.before = None
+            stored = server.buckets[BUCKET].pop(part)
+            if late != "deleted":
+                data = b"other;" if late == "others" else stored.data
+                server.buckets[BUCKET][part] = replace(stored, generation=stored.generation + 1, data=data)
 
     server.before = replaced
-    with pytest.raises(InvalidInput, match="replaced while"):
+    with pytest.raises(Transient, match="replaced or deleted while"):
         await store.complete_upload(KEY, upload, parts)
     assert KEY not in server.buckets[BUCKET]
+    if late == "same bytes":
+        await store.complete_upload(KEY, upload, parts)
+        assert server.buckets[BUCKET].keys() == {KEY}
+    else:
+        with pytest.raises(InvalidInput, match="part 2"):
+            await store.complete_upload(KEY, upload, parts)
+
+
+async def test_a_bucket_with_objects_is_there(server: GcsServer, store: GcsStore) -> None:
+    """Google's listing has only the fields that were asked for."""
+    await store.put("k", b"x")
+    await store.check()
+    assert server.requests["ListObjects"] == 1
+
+
+async def test_parts_under_a_key_of_the_customer_are_compared_one_by_one(server: GcsServer, store: GcsStore) -> None:
+    """Their listing has no checksums, the description of each has."""
+    server.own_key = True
+    upload, parts = await uploaded(store, 3)
     assert list(await store.list_parts(KEY, upload)) == parts
+    await store.complete_upload(KEY, upload, parts)
+    assert server.buckets[BUCKET].keys() == {KEY}
+    assert await store.made_of(await store.head(KEY), parts)
+
+
+async def test_no_upload_begins_under_a_key_that_is_too_long_to_end_it(server: GcsServer, store: GcsStore) -> None:
+    """Parts that are composed have the longest names."""
+    longest = 1024 - len(uploads.join_of("", "0" * 32, 1, 0))
+    await store.create_upload("k" * longest)
+    with pytest.raises(InvalidInput, match="1024 bytes"):
+        await store.create_upload("k" * (longest + 1))
+    assert server.requests["InsertObject"] == 1
 
 
 async def test_a_lost_answer_of_composing_is_asked_again(server: GcsServer, store: GcsStore) -> None:
@@ -196,11 +236,13 @@ async def test_content_may_look_like_the_end_of_an_upload(server: GcsServer, sto
 
 
 async def test_bytes_that_are_damaged_on_the_way_are_not_stored(server: GcsServer, store: GcsStore) -> None:
-    """The service compares the CRC-32C that came with them."""
+    """The service compares the CRC-32C that came with them; the same request may well succeed."""
     server.damaged = True
-    with pytest.raises(InvalidInput, match="CRC32C"):
+    with pytest.raises(Transient, match="CRC32C"):
         await store.put("k", b"bytes")
     assert server.buckets[BUCKET] == {}
+    server.damaged = False
+    await store.put("k", b"bytes")
 
 
 ATTEMPTS: dict[str, Callable[[GcsStore], Awaitable[object]]] = {
@@ -243,7 +285,7 @@ REFUSALS = [
     (403, "forbidden", "Permission denied on Cloud KMS key", Denied, "service agent"),
     (403, "rateLimitExceeded", "Too many", Throttled, ""),
     (404, "notFound", "The specified bucket does not exist.", BucketMissing, "objects.bucket"),
-    (409, "conflict", "Conflict", Conflict, ""),
+    (409, "conflict", 'The metadata for object "k" was edited during the operation.', Transient, ""),
     (412, "conditionNotMet", "Precondition", Conflict, ""),
     (429, "rateLimitExceeded", "The object exceeded the rate limit for object mutation operations", Throttled, ""),
     (500, "internalError", "Backend error", OutcomeUnknown, ""),
@@ -300,8 +342,23 @@ async def test_an_unreadable_answer_of_a_write_leaves_its_outcome_unknown(server
     server.garbled = True
     with pytest.raises(OutcomeUnknown):
         await store.put("k", b"x")
+    server.garbled = False
+    server.empty = True
+    for attempt in (store.put("k", b"x"), store.create_upload("k")):
+        with pytest.raises(OutcomeUnknown):
+            await attempt
+    server.empty = False
+    server.garbled = True
     with pytest.raises(Transient):
         await store.check()
+
+
+async def test_a_page_for_people_is_one_line_of_an_error(server: GcsServer, store: GcsStore) -> None:
+    """Balancers before the service answer with HTML of several lines."""
+    server.page = "<html>\n <title>502</title>\n</html>\n"
+    with pytest.raises(OutcomeUnknown, match=re.escape("<html> <title>502</title> </html>")) as refused:
+        await store.put("k", b"x")
+    assert "\n" not in str(refused.value)
 
 
 async def test_a_closed_store_says_so(server: GcsServer) -> None:

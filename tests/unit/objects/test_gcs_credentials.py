@@ -141,7 +141,15 @@ async def test_without_any_credentials_the_settings_are_named(server: GcsServer)
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("", "JSONDecodeError"), ("[]", "of type ''"), ('{"type": "gdch"}', "of type 'gdch'"), (None, "FileNotFound")],
+    [
+        ("", "JSONDecodeError"),
+        ("[]", "of type ''"),
+        ('{"type": "gdch"}', "of type 'gdch'"),
+        ('{"type": "impersonated_service_account"}', "no access token"),
+        ('{"type": "external_account", "credential_source": null}', "no access token"),
+        ('{"type": "service_account"}', "no access token"),
+        (None, "FileNotFound"),
+    ],
 )
 async def test_a_file_that_is_none(server: GcsServer, tmp_path: Path, content: str | None, words: str) -> None:
     """What is wrong with it is said, and it is read again at the next try."""
