@@ -49,12 +49,18 @@ FILES = ObjectsSettings(kind="filesystem")
         ({"metadata": MetadataSettings(username="u")}, "metadata.username is set without metadata.password"),
         ({"objects": ObjectsSettings(kind="filesystem", role_arn="r")}, "objects.role_arn is set without"),
         ({"objects": ObjectsSettings(kind="filesystem", kms_key_id="k")}, "set it to sse-kms"),
-        ({"objects": ObjectsSettings(kind="filesystem", encryption="sse-s3")}, "set the encryption of the bucket or disk"),
+        (
+            {"objects": ObjectsSettings(kind="filesystem", encryption="sse-s3")},
+            "set the encryption of the bucket or disk",
+        ),
         (
             {"objects": ObjectsSettings(kind="gcs", bucket="bucket", encryption="sse-kms")},
             'for S3 alone, and objects.kind = "gcs"',
         ),
-        ({"objects": ObjectsSettings(bucket="bucket", credentials_file="f")}, "objects.credentials_file has credentials"),
+        (
+            {"objects": ObjectsSettings(bucket="bucket", credentials_file="f")},
+            "objects.credentials_file has credentials",
+        ),
         ({"objects": ObjectsSettings(kind="filesystem", storage_class="STANDARD")}, "it has no storage classes"),
         ({"objects": ObjectsSettings(kind="filesystem", tags="team=a")}, "a directory has no tags"),
         ({"objects": ObjectsSettings(bucket="bucket", storage_class="GLACIER")}, "GLACIER is an archive"),
@@ -89,7 +95,7 @@ def test_each_mistake_is_told(changes: dict[str, object], message: str) -> None:
         },
         {"metadata": MetadataSettings(acl="creator", username="u", password=SECRET)},
         {"metadata": MetadataSettings(acl="creator", tls=True, tls_cert_file="c", tls_key_file="k")},
-        {"objects": ObjectsSettings(kind="filesystem", encryption="sse-kms")},
+        {"objects": ObjectsSettings(bucket="bucket", encryption="sse-kms")},
     ],
 )
 def test_what_belongs_together_is_allowed(changes: dict[str, object]) -> None:

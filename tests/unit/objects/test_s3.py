@@ -324,7 +324,10 @@ async def test_head_without_reason() -> None:
     async def refuse(connection: Connection) -> None:
         connection.answer("400 Bad Request")
 
-    assert type(await outcome(FaultyServer(refuse), READS["head"])) is Expired
+    refused = await outcome(FaultyServer(refuse), READS["head"])
+    assert type(refused) is Expired
+    assert "400" in refused.message
+    assert "ExpiredToken" not in refused.message
 
 
 async def test_head_in_a_missing_bucket() -> None:
