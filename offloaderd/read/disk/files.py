@@ -100,6 +100,11 @@ def decoded_head(place: Place, data: bytes, size_bytes: int) -> tuple[int, tuple
     return data_bytes, struct.unpack_from(f">{_pages(data_bytes)}I", data, HEAD.size)
 
 
+def _private(path: str, flags: int) -> int:
+    """Open a file that its owner alone may read, whatever the directory allows; a link is not followed."""
+    return os.open(path, flags | os.O_NOFOLLOW, mode=0o600)
+
+
 @dataclass(slots=True)
 class BlockFiles:
     """The files in one directory, under a lock that tells whether their owner still runs."""
@@ -137,10 +142,13 @@ class BlockFiles:
         with os.scandir(self.directory) as found:
             for one in found:
                 stem, dot, ending = one.name.partition(".")
+                ours = len(stem) == 32 and set(stem) <= set("0123456789abcdef")
+                if not ours or not one.is_file(follow_symlinks=False):
+                    continue
                 if dot + ending == UNFINISHED:
                     Path(one.path).unlink(missing_ok=True)
-                elif dot + ending == SUFFIX and len(stem) == 32 and set(stem) <= set("0123456789abcdef"):
-                    state = one.stat()
+                elif dot + ending == SUFFIX:
+                    state = one.stat(follow_symlinks=False)
                     yield Stored(bytes.fromhex(stem), state.st_size, state.st_mtime_ns)
 
     def close(self) -> None:
@@ -169,7 +177,7 @@ class BlockFiles:
         """Write a range; its file exists completely, or not at all. Raises OSError."""
         unfinished = self.directory / f"{place.hex()}{UNFINISHED}"
         try:
-            with unfinished.open("wb", buffering=0) as file:
+            with open(unfinished, "wb", buffering=0, opener=_private) as file:
                 for part in (encoded_head(place, data), data):
                     view = memoryview(part)
                     while view:

@@ -175,3 +175,38 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, files: BlockFiles) ->
     with pytest.raises(OSError, match="directory"):
         files.write(PLACE, b"data")
     assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == sorted([files.path(PLACE).name, LOCK])
+
+
+def test_only_the_owner_may_read_a_file(tmp_path: Path) -> None:
+    """In a directory that is open to all, and with any umask, the content of a bucket is not."""
+    (tmp_path / "cache").mkdir(mode=0o755)
+    files = BlockFiles(tmp_path / "cache")
+    files.open()
+    files.write(PLACE, b"data")
+    assert files.path(PLACE).stat().st_mode & 0o777 == 0o600
+    files.close()
+
+
+def test_a_link_is_not_written_through(tmp_path: Path, files: BlockFiles) -> None:
+    """Who may write to the directory cannot have the daemon overwrite a file elsewhere."""
+    (tmp_path / "elsewhere").write_bytes(b"precious")
+    (tmp_path / "cache" / f"{PLACE.hex()}.unfinished").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        files.write(PLACE, b"data")
+    files.write(PLACE, b"data")
+    assert files.read(PLACE, 0, 0) == b"data"
+    assert (tmp_path / "elsewhere").read_bytes() == b"precious"
+
+
+def test_what_others_left_unfinished_stays(tmp_path: Path, files: BlockFiles) -> None:
+    """A start deletes what a cache did not finish, and nothing else; directories and links are no ranges."""
+    files.close()
+    (tmp_path / "cache" / "report.unfinished").write_bytes(b"mine")
+    (tmp_path / "cache" / f"{PLACE.hex()}.block").mkdir()
+    (tmp_path / "cache" / f"{place_of('b', 'other').hex()}.unfinished").write_bytes(b"half")
+    again = BlockFiles(tmp_path / "cache")
+    assert again.open() == []
+    again.close()
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == sorted(
+        [LOCK, "report.unfinished", f"{PLACE.hex()}.block"]
+    )
