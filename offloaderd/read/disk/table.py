@@ -23,7 +23,8 @@ REMEMBERED_MIN = 1024
 RANGE_BYTES_MIN = 256 * 1024
 """The mean size of ranges below which their number is limited, not their bytes: each takes memory in the table."""
 VICTIMS_MAX = 64
-"""Ranges that one range may replace."""
+"""Ranges that one range may replace. If they are too small for it, it is not admitted, and they become the most
+recently used: the next one meets others."""
 
 
 class Resident:
@@ -65,11 +66,12 @@ class DiskTable:
         return self.shrink(self.limit_bytes)
 
     def shrink(self, limit_bytes: int) -> list[Place]:
-        """Set another budget."""
+        """Set another budget, of bytes and so of ranges."""
         self.limit_bytes = limit_bytes
         excess, over = self.used_bytes - limit_bytes, list[Place]()
+        count = len(self._residents) - self.count_max
         for place, resident in self._residents.items():
-            if excess <= 0:
+            if excess <= 0 and len(over) >= count:
                 break
             if resident.written:
                 over.append(place)
@@ -130,11 +132,20 @@ class DiskTable:
             if excess <= 0 and len(victims) >= count:
                 return victims
             if len(victims) == VICTIMS_MAX:
-                return None
+                break
+        else:
+            return None
         if rival is not None:
             rival[1].points -= 1
             self._residents.move_to_end(rival[0])
+        else:
+            for place in victims:
+                self._residents.move_to_end(place)
         return None
+
+    def resident(self, place: Place) -> Resident | None:
+        """Return what is held for a place; a range that is removed and reserved again is another one."""
+        return self._residents.get(place)
 
     def written(self, place: Place) -> None:
         """Note that a file is complete."""

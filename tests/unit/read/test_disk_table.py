@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from offloaderd.read.disk.files import Stored, place_of
-from offloaderd.read.disk.table import POINTS_MAX, RANGE_BYTES_MIN, DiskTable
+from offloaderd.read.disk.table import POINTS_MAX, RANGE_BYTES_MIN, VICTIMS_MAX, DiskTable
 
 SIZE = 1 << 20
 
@@ -126,6 +126,30 @@ def test_a_range_under_way_is_no_victim() -> None:
     table.written(place(0))
     assert table.reserve(place(3), 3 * SIZE) is None
     assert table.reserve(place(2), SIZE) in (None, [place(0)])
+
+
+def test_small_files_in_a_row_do_not_stop_admission() -> None:
+    """More small files than one range may replace (tables of many segments) are least recently used: others replace."""
+    table = DiskTable(100 * SIZE)
+    for number in range(1000, 1000 + 2 * VICTIMS_MAX):
+        assert table.reserve(place(number), 2000) == []
+        table.written(place(number))
+    for number in range(99):
+        request(table, number)
+    for _ in range(3):
+        for number in range(500, 520):
+            request(table, number)
+    assert on_disk(table, range(500, 520)) == 20
+
+
+def test_a_smaller_budget_limits_the_number_as_well() -> None:
+    """Small files of an earlier daemon with more room: with all of them, nothing would be admitted any more."""
+    table = DiskTable(SIZE)
+    over = table.fill([Stored(place(number), 1000, number) for number in range(500)])
+    assert len(table) == table.count_max == SIZE // RANGE_BYTES_MIN
+    assert over == [place(number) for number in range(500 - table.count_max)]
+    assert not any(request(table, 1000) for _ in range(2))
+    assert request(table, 1000)
 
 
 class Anything(RuleBasedStateMachine):
