@@ -1,7 +1,8 @@
 """Fetching what is offloaded of a topic into the disk cache, before readers ask for it.
 
 Bytes go from the store to the disk past the cache in memory, which keeps what readers use. Every block is checked as
-for a reader. It ends when as many bytes as the disk may hold are there: more would replace what was just fetched.
+for a reader. It ends when as many bytes as the disk may hold were looked at: more would replace what was just fetched.
+What the disk does not take counts as well, so a disk that takes nothing costs no more than one that is filled.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -88,9 +89,14 @@ async def _segment(
     for run in await _runs(reader, topic, segment, begin):
         if not disk.is_open:
             raise Conflict(f"the disk cache is off: {disk.state}", hint="docs/failures.md says what to do")
+        if not disk.is_writable:
+            raise Conflict(
+                "the disk cache takes nothing at present: a write failed", hint="docs/failures.md says what to do"
+            )
         length = sum(one.length for one, _ in run)
         limit_bytes = disk.table.limit_bytes
-        if file_bytes(now.fetched_bytes + now.present_bytes + length) > limit_bytes - limit_bytes // SPARE:
+        looked_at = now.fetched_bytes + now.present_bytes + now.declined_bytes
+        if file_bytes(looked_at + length) > limit_bytes - limit_bytes // SPARE:
             yield replace(now, full=True)
             return
         await disk.room()

@@ -28,7 +28,7 @@ from offloaderd.core.aio import Event, Signal, Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.read.disk.files import BlockFiles, Damaged, Place, Replaced, Stored, file_bytes
-from offloaderd.read.disk.table import DiskTable
+from offloaderd.read.disk.table import DiskTable, Resident
 
 R = TypeVar("R")
 
@@ -82,12 +82,12 @@ class _Part(NamedTuple):
 class Flight:
     """A range that is being fetched; ends by `DiskCache.keep` or `DiskCache.abandon`."""
 
-    __slots__ = ("data", "data_bytes", "done", "place", "reserved")
+    __slots__ = ("data", "data_bytes", "done", "place", "room")
 
-    def __init__(self, place: Place, data_bytes: int, *, reserved: bool) -> None:
+    def __init__(self, place: Place, data_bytes: int, room: Resident | None) -> None:
         self.place = place
         self.data_bytes = data_bytes
-        self.reserved = reserved
+        self.room = room
         self.data: bytes | None = None
         self.done = Event()
 
@@ -133,6 +133,7 @@ class DiskCache:
         self._writing: dict[Place, bytes] = {}
         self._waiting_bytes = 0
         self._is_writing = False
+        self._running: deque[tuple[list[_Write], asyncio.Future[OSError | None]]] = deque()
         self._queued = Signal()
         self._reads = 0
         self._no_reads_until_s = self._no_writes_until_s = self._squeezed_until_s = 0.0
@@ -158,15 +159,20 @@ class DiskCache:
             log.warning("disk_cache.slow", directory=str(self.options.directory), seconds=CLOSE_S)
         await self._tasks.__aexit__(kind, error, trace)
         self._shut("closed")
-        if not self._is_writing:
-            await self._in(self._writer, self._files.close)
-        self._writer.shutdown(wait=False, cancel_futures=True)
+        closing = self._in(self._writer, self._files.close)  # behind what the thread still does
+        await asyncio.wait([closing], timeout=CLOSE_S)
+        self._writer.shutdown(wait=False)
         self._reader.shutdown(wait=False, cancel_futures=True)
 
     @property
     def is_open(self) -> bool:
         """Whether ranges are looked up."""
         return self.state == "open"
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether anything is admitted at all; not for a while after a write has failed."""
+        return self.is_open and self._clock.monotonic() >= self._no_writes_until_s
 
     @property
     def waiting_bytes(self) -> int:
@@ -227,7 +233,7 @@ class DiskCache:
                 found.append(answer)
                 continue
             found.append(None)
-            if self.table.remove(place):  # else it was replaced meanwhile
+            if self._forget(place):  # else it was replaced meanwhile
                 kind = "damaged" if isinstance(answer, Damaged) else "missing"
                 kind = kind if isinstance(answer, Damaged | FileNotFoundError) else "read"
                 self._failed(kind, "disk_cache.entry_dropped", file=place.hex(), error=str(answer))
@@ -240,22 +246,22 @@ class DiskCache:
     def begin(self, place: Place, data_bytes: int, *, wanted: bool = False) -> Flight:
         """Begin to fetch a range, with room reserved for it if it is admitted; `wanted` as for `DiskTable.reserve`."""
         size = file_bytes(data_bytes)
-        flight = Flight(place, data_bytes, reserved=self._admits(data_bytes) and self._reserve(place, size, wanted))
-        if flight.reserved:
+        admitted = self._admits(data_bytes) and self._reserve(place, size, wanted)
+        flight = Flight(place, data_bytes, self.table.resident(place) if admitted else None)
+        if admitted:
             self._waiting_bytes += data_bytes
         self._flights.setdefault(place, flight)
         return flight
 
     def _admits(self, data_bytes: int) -> bool:
         """Whether anything is admitted now."""
-        now_s = self._clock.monotonic()
-        if not self.is_open or now_s < self._no_writes_until_s:
+        if not self.is_writable:
             self._metrics.disk_cache_declined.labels(cause="off").inc()
             return False
         if self._waiting_bytes + data_bytes > self.options.waiting_bytes:
             self._metrics.disk_cache_declined.labels(cause="writes").inc()
             return False
-        if self.table.limit_bytes < self.options.limit_bytes and now_s >= self._squeezed_until_s:
+        if self.table.limit_bytes < self.options.limit_bytes and self._clock.monotonic() >= self._squeezed_until_s:
             self._limit(self.options.limit_bytes)
         return True
 
@@ -271,10 +277,10 @@ class DiskCache:
         """End a flight with its checked bytes; they are written if they have room."""
         if flight.done.is_set():
             return
-        if not flight.reserved or len(data) != flight.data_bytes or flight.place not in self.table:
+        if not self._has_room(flight) or len(data) != flight.data_bytes:
             self._end(flight, data)
             return
-        flight.reserved = False  # the room is the file's now
+        flight.room = None  # it is the file's now
         self._writing[flight.place] = data
         self._enqueue(_Write(flight.place, data))
         self._end(flight, data)
@@ -285,15 +291,25 @@ class DiskCache:
             self._end(flight, None)
 
     def _end(self, flight: Flight, data: bytes | None) -> None:
-        if flight.reserved:
-            self.table.remove(flight.place)
+        if flight.room is not None:
+            if self._has_room(flight):
+                self.table.remove(flight.place)
             self._waiting_bytes -= flight.data_bytes
-            flight.reserved = False
+            flight.room = None
         flight.data = data
         flight.done.set()
         if self._flights.get(flight.place) is flight:
             del self._flights[flight.place]
         self._account()
+
+    def _has_room(self, flight: Flight) -> bool:
+        """Whether a flight's room is still its own: a damaged range is forgotten, a lost directory as a whole."""
+        return flight.room is not None and self.table.resident(flight.place) is flight.room
+
+    def _forget(self, place: Place) -> bool:
+        """Forget a range, on the disk or on its way there; whether it was there. Its file is still to be deleted."""
+        self._writing.pop(place, None)
+        return self.table.remove(place)
 
     def put(self, place: Place, data: bytes) -> None:
         """Keep a whole small object, under the same rules."""
@@ -302,7 +318,7 @@ class DiskCache:
 
     def discard(self, place: Place) -> None:
         """Forget a range whose bytes are not those of the object."""
-        if self.table.remove(place):
+        if self._forget(place):
             self._failed("damaged", "disk_cache.entry_dropped", file=place.hex(), error="not what the object holds")
             self._delete([place], "stale")
 
@@ -367,8 +383,9 @@ class DiskCache:
             self._failed("directory", "disk_cache.off", error=reason)
         self.state = reason
         self.table.clear()
+        for writes in (self._queue, *(batch for batch, _ in self._running)):
+            self._waiting_bytes -= sum(len(write.data or b"") for write in writes)
         self._queue.clear()
-        self._waiting_bytes -= sum(map(len, self._writing.values()))
         self._writing.clear()
         self._metrics.disk_cache_open.set(0)
         self._account()
@@ -376,7 +393,7 @@ class DiskCache:
 
     async def _write(self) -> None:
         """Write and delete what is queued, until the directory is lost. The thread has its next batch beside this."""
-        running: deque[tuple[list[_Write], asyncio.Future[OSError | None]]] = deque()
+        running = self._running
         while True:
             while self._queue and len(running) < BATCHES:
                 batch = self._batch()
@@ -385,12 +402,15 @@ class DiskCache:
             if not running:
                 await self._queued.wait()
                 continue
-            batch, work = running.popleft()
+            batch, work = running[0]
             failure = await work
-            self._is_writing = bool(running)
             if isinstance(failure, Replaced):
                 self._shut(_reason(failure))
+                running.clear()
+                self._is_writing = False
                 return
+            running.popleft()
+            self._is_writing = bool(running)
             self._wrote(batch, failure)
 
     def _batch(self) -> list[_Write]:
@@ -409,8 +429,10 @@ class DiskCache:
         for write in batch:
             if write.data is None:
                 continue
-            self._writing.pop(write.place, None)
             self._waiting_bytes -= len(write.data)
+            if self._writing.get(write.place) is not write.data:
+                continue  # forgotten meanwhile: its file is deleted next
+            del self._writing[write.place]
             if failure is None:
                 self.table.written(write.place)
                 self._metrics.disk_cache_written_bytes.inc(len(write.data))

@@ -27,12 +27,16 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A fetched range: its bytes, the place it was read from on the disk, or the flight that ends with its check."""
+    """A fetched range: its bytes; its place if the disk had it, or the flight that ends with its check.
+
+    `around` is the place of the block that it may have been read from.
+    """
 
     offset: int
     data: bytes
     place: Place | None = None
     flight: Flight | None = None
+    around: Place | None = None
 
 
 @dataclass(slots=True)
@@ -108,7 +112,7 @@ class Fetcher:
         found = await disk.get(looked_up)
         missing = [number for number, data in enumerate(found) if data is None]
         got = [
-            Fetched(offset, data, one.place) if data is not None else None
+            Fetched(offset, data, one.place, around=one.around) if data is not None else None
             for (offset, _), data, one in zip(ranges, found, looked_up, strict=True)
         ]
         if not missing:
@@ -152,7 +156,9 @@ class Fetcher:
             try:
                 return check(held)
             except CorruptData:
-                self.disk.discard(fetched.place)
+                for place in (fetched.place, fetched.around):
+                    if place is not None:
+                        self.disk.discard(place)
                 held = await self.reader.exactly(key, fetched.offset, len(held))
         result = await self.reader.sound(key, fetched.offset, held, checked)
         if fetched.flight is not None and self.disk is not None:

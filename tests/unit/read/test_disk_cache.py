@@ -7,7 +7,7 @@ import errno
 import os
 import shutil
 import uuid
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,8 +17,8 @@ from offloaderd.core.errors import CorruptData, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position
 from offloaderd.core.retry import RetryPolicy
-from offloaderd.read.disk.cache import RESTORE_S, RETRY_S, DiskCache, DiskOptions
-from offloaderd.read.disk.files import SUFFIX, BlockFiles, place_of
+from offloaderd.read.disk.cache import CLOSE_S, RESTORE_S, RETRY_S, DiskCache, DiskOptions, Wanted
+from offloaderd.read.disk.files import SUFFIX, BlockFiles, Replaced, place_of
 from offloaderd.read.segments import SegmentOptions, SegmentReader
 from offloaderd.testing.memory.objects import MemoryStore
 from tests.unit.broker_objects import BrokerLedger
@@ -27,7 +27,7 @@ from tests.unit.read.test_segment import Counting
 from tests.virtual import LoopClock
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
     from offloaderd.metadata.committed import CommittedSegment
@@ -430,3 +430,116 @@ async def test_what_waits_to_be_written_is_part_of_the_memory(rig: Rig, monkeypa
         reader._blocks.limit_bytes = disk.waiting_bytes + 15_000
         await rig.read(reader, 0, 0)
         assert reader._blocks.used_bytes <= 15_000
+
+
+class LostFiles(BlockFiles):
+    """A directory that may be lost."""
+
+    lost = False
+
+    def check(self) -> None:
+        """Say so."""
+        if self.lost:
+            raise Replaced("it was removed")
+
+
+@contextmanager
+def held(disk: DiskCache, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have all that threads are asked for meanwhile done at the end."""
+    asked: list[tuple[asyncio.Future[object], Callable[[], object]]] = []
+
+    def later(_: object, function: Callable[[], object]) -> asyncio.Future[object]:
+        asked.append((asyncio.get_running_loop().create_future(), function))
+        return asked[-1][0]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "_in", later)
+        yield
+    for future, function in asked:
+        if not future.done():
+            future.set_result(function())
+
+
+def keep(disk: DiskCache, place: bytes, data: bytes) -> None:
+    """Have a range written."""
+    flight = disk.begin(place, len(data))
+    assert flight.room is not None
+    disk.keep(flight, data)
+
+
+async def test_a_range_that_is_forgotten_before_it_is_written_is_not_read(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Damaged bytes that wait for the disk are not handed out again, and do not take the place of the right ones."""
+    place = place_of("bucket", "key", 0, 3)
+    async with rig.disk() as disk:
+        with held(disk, monkeypatch):
+            keep(disk, place, b"bad")
+            await turns(3)
+            disk.discard(place)
+            assert await disk.get([Wanted(place, 3)]) == [None]
+            keep(disk, place, b"yes")
+        await written(disk)
+        assert disk.waiting_bytes == 0
+        assert await disk.get([Wanted(place, 3)]) == [b"yes"]
+
+
+async def test_a_lost_directory_leaves_nothing_waiting(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place that is queued twice counts twice until the directory is gone; what stays counted is never free again."""
+    files, place = LostFiles(rig.directory), place_of("bucket", "key", 0, 3)
+    async with rig.disk(files=files) as disk:
+        with held(disk, monkeypatch):
+            keep(disk, place, b"bad")
+            await turns(3)
+            disk.discard(place)
+            keep(disk, place, b"yes")
+            assert disk.waiting_bytes == 6
+            files.lost = True
+        while disk.is_open:
+            await turns()
+        assert disk.waiting_bytes == 0
+
+
+async def test_a_fetch_that_outlives_the_directory_takes_no_room_of_others(rig: Rig) -> None:
+    """Its range was reserved before the directory was lost: it ends without touching what was reserved since."""
+    files, place = LostFiles(rig.directory), place_of("bucket", "key", 0, 3)
+    async with rig.disk(files=files) as disk:
+        old = disk.begin(place, 3)
+        files.lost = True
+        keep(disk, place_of("bucket", "other", 0, 3), b"any")
+        while disk.is_open:
+            await turns()
+        files.lost = False
+        await rig.clock.sleep(RETRY_S + 1)
+        assert disk.is_open
+        new = disk.begin(place, 3)
+        assert new.room is not None
+        disk.abandon(old)
+        assert disk.holds(place)
+        disk.keep(new, b"yes")
+        await written(disk)
+        assert disk.waiting_bytes == 0
+        assert await disk.get([Wanted(place, 3)]) == [b"yes"]
+
+
+async def test_a_block_with_other_bytes_is_dropped_by_a_read_of_one_entry(tmp_path: Path) -> None:
+    """A sound file of a block that holds something else is found by a chunk's check, and does not stay."""
+    rig = await Rig(tmp_path / "cache").begin(CHUNK)
+    await rig.again()
+    async with rig.disk() as disk, rig.reader(disk) as reader:
+        async with reader.table(TOPIC, rig.segment) as table:
+            block = table.manifest.blocks[1]
+        place = place_of("bucket", rig.segment.keys.data, block.offset, block.length)
+        BlockFiles(rig.directory).write(place, bytes(block.length))
+        await rig.read(reader, 150, 150)
+        assert not disk.holds(place)
+
+
+async def test_an_end_does_not_wait_for_a_listing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that is stopped while a slow disk lists its directory ends all the same."""
+    options = DiskOptions(directory=rig.directory, limit_bytes=LIMIT)
+    disk = DiskCache(options, clock=rig.clock, metrics=rig.metrics)
+    with held(disk, monkeypatch):
+        async with asyncio.timeout(3 * CLOSE_S), disk:
+            await turns(3)
+    assert disk.state == "closed"

@@ -133,3 +133,30 @@ async def test_without_a_disk_it_says_so(tmp_path: Path) -> None:
             rig.map.segments.clear()
             with pytest.raises(TopicNotFound):
                 await last(rig)
+
+
+async def test_a_disk_that_takes_nothing_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is declined counts against the budget: a topic of any size is not fetched for nothing."""
+    monkeypatch.setattr(warming, "RUN_BYTES", 12_000)
+    monkeypatch.setattr(warming, "SPARE", 4)
+    rig = await stored(8)
+    one = rig.map.segments[0].object_bytes
+    async with rig.reader, disk_of(rig, tmp_path, 3 * one) as disk:
+        await turns(5)
+        monkeypatch.setattr(disk.table, "reserve", lambda *_, **__: None)
+        found = await last(rig)
+        assert found.full
+        assert 0 < found.declined_bytes <= 3 * one
+        assert found.segments < 4
+
+
+async def test_a_disk_that_failed_to_write_ends_it(tmp_path: Path) -> None:
+    """Nothing is fetched while the disk takes nothing; the error says so."""
+    rig = await stored()
+    async with rig.reader, disk_of(rig, tmp_path) as disk:
+        await turns(5)
+        disk._no_writes_until_s = rig.clock.monotonic() + 30
+        counting = counted(rig)
+        with pytest.raises(Conflict, match="a write failed"):
+            await last(rig)
+        assert [get for get in counting.gets if not get[0].endswith(("index", "manifest"))] == []
