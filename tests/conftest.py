@@ -35,7 +35,7 @@ FOREIGN_TASK_GRACE_S = 20.0
 FOREIGN_TASKS = ("_cython", "BaseSelectorEventLoop._accept_connection2")
 """gRPC's calls and servers, and asyncio's taking up of a connection."""
 
-TEARDOWN_S = 300.0
+TEARDOWN_S = 1200.0
 """What a test may take to clean up, before its process ends with the stack of every thread."""
 
 FOREIGN_THREADS = (

@@ -19,7 +19,7 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.daemon import stores
 from offloaderd.ledgers.embedded.store import EmbeddedLedgers
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
-from offloaderd.objects import opening
+from offloaderd.objects.s3 import store as s3_store
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.stored_as import PLAIN, StoredAs
 from tests.real import labels
@@ -172,7 +172,7 @@ point = KillPoint("", "before")
 if __name__ == "__main__":
     point = KillPoint.parse(os.environ[VARIABLE])
     with (
-        mock.patch.object(opening, "S3Store", KillableObjects),
+        mock.patch.object(s3_store, "S3Store", KillableObjects),
         mock.patch.object(stores, "ZooKeeperStore", KillableMetadata),
         mock.patch.object(stores, "EmbeddedLedgers", KillableLedgers),
     ):
