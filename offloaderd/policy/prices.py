@@ -1,8 +1,9 @@
 """List prices of storage services by storage class, as data: for comparisons, not for a bill.
 
 All are US dollars of one region each, first tier, without traffic out of the region, discounts and taxes. Each table
-has its source and a date. `scrub` and readers pay `retrieval_gib` for each GiB that they read. A class with `days_min`
-charges for so many days at least, whenever a segment is deleted or rewritten.
+names the page to compare it with, and a date; "not verified" means that nobody has compared it with that page. `scrub`
+and readers pay `retrieval_gib` for each GiB that they read. A class with `days_min` charges for so many days at least,
+whenever a segment is deleted or rewritten.
 """
 
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ class ClassPrices:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the prices of a service are from, and of when."""
+    """The page with the prices of a service, and of when ours are."""
 
     region: str
     date: str
@@ -40,13 +41,13 @@ class Source:
 
 SOURCES: Mapping[str, Source] = MappingProxyType(
     {
-        "aws": Source("us-east-1", "2025-01", "https://aws.amazon.com/s3/pricing/"),
+        "aws": Source("us-east-1", "about 2025-01, not verified", "https://aws.amazon.com/s3/pricing/"),
         "azure": Source(
             "Microsoft's sample prices, LRS",
             "2025-05",
             "https://learn.microsoft.com/azure/storage/blobs/blob-storage-estimate-costs#sample-prices",
         ),
-        "gcs": Source("us-central1", "2025-01", "https://cloud.google.com/storage/pricing"),
+        "gcs": Source("us-central1", "about 2025-01, not verified", "https://cloud.google.com/storage/pricing"),
     }
 )
 """Prices change: look yours up, and write them into the section `prices`."""
