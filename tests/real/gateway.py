@@ -64,6 +64,8 @@ async def java_gateway(
             yield RunningGateway(server, java)
         finally:
             java.close()
+            # else each of its objects that is collected later calls the JVM that has ended, and logs an error
+            java._gateway_client.is_connected = False
     finally:
         await server.stop()
 
