@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from offloaderd.core.errors import Denied, NoSpace, NotFound, OffloaderError, Transient
 from offloaderd.core.model import Position, TopicName
+from offloaderd.core.retry import Backoff
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import Create, Delete, Replace
 from offloaderd.metadata.records import ownership
@@ -20,6 +21,7 @@ from offloaderd.objects.whole import READS_MAX
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
+from offloaderd.topic import offloader
 from tests.unit.rigs.crashing import crash
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until, until_offloaded
 from tests.virtual import virtually
@@ -119,6 +121,30 @@ async def test_an_upload_that_vanished_begins_a_new_attempt_at_the_same_position
     assert rig.metrics.segments.labels(state="failed")._value.get() == 1
     assert list(await rig.tree.connect().children(paths.trash(TOPIC))) == []
     assert await rig.leftovers() == []
+
+
+async def test_the_pause_after_a_failed_attempt_is_short_again_after_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It doubles with each failure in a row; a topic that fails once a week does not wait as if it never worked."""
+    pauses: list[float] = []
+
+    class Noted(Backoff):
+        """Notes its pauses."""
+
+        def pause_s(self, error: Exception) -> float:
+            pauses.append(super().pause_s(error))
+            return pauses[-1]
+
+    monkeypatch.setattr(offloader, "Backoff", Noted)
+    rig, faults = faulty_rig()
+    assert rig.ledgers is not None
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        for failures in (3, 1):
+            faults.fail("upload_part", NotFound("no such upload"), times=failures)
+            last = await rig.ledgers.append(TOPIC, payloads(10))
+            await topic.request_roll()
+            await until_offloaded(topic, last)
+    assert pauses == [0.1, 0.2, 0.4, 0.1]
 
 
 async def test_a_part_that_cannot_be_completed_begins_a_new_attempt() -> None:

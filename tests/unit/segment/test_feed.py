@@ -177,6 +177,15 @@ class TestReadAhead(LossCases):
             (await found.reservation.moved(100)).release()
         assert self.budget.used == 0
 
+    async def test_what_was_reserved_to_read_is_free_once_the_feed_is_closed(self) -> None:
+        """Also if no part took it over: the segment failed, or ended before these entries."""
+        feed = self.feed()
+        feed.restart(START)
+        assert isinstance(await answer(feed, START), Entries)
+        assert self.budget.used == 600
+        await feed.close()
+        assert self.budget.used == 0
+
     async def test_entries_are_hashed_once_however_often_they_are_answered(self) -> None:
         """From the begin to the last one that was answered; who begins behind the begin has no hash of all."""
         expected = EntryHash()

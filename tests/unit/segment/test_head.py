@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from uuid import UUID
 import pytest
 from structlog.testing import capture_logs
 
-from offloaderd.core.errors import Conflict, OutcomeUnknown, Transient
+from offloaderd.core.errors import Conflict, IdentityRefused, OutcomeUnknown, Transient
 from offloaderd.core.model import HistoryOrder, Position, RefusalKind
 from offloaderd.format import head as head_format
 from offloaderd.format.head import PlaceMarker
@@ -46,7 +47,7 @@ from tests.unit.rigs.rig import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from offloaderd.fleet.engine import Engine
     from offloaderd.format.head import TopicHead
@@ -336,6 +337,36 @@ async def test_a_head_of_what_was_given_up_is_in_order() -> None:
     await put(rig, replace(head, newest=ahead))
     await offload_more(rig, [10], seed=5)
     assert await _segments(rig) == 2
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda one: paths.attempt(TOPIC),
+        lambda one: paths.history_attempt(TOPIC),
+        lambda one: paths.rollback_attempt(TOPIC),
+        lambda one: paths.history_job_attempt(TOPIC, one),
+        lambda one: paths.trash_record(TOPIC, one),
+    ],
+    ids=["live", "history", "rollback", "job", "trash"],
+)
+async def test_a_head_of_what_is_being_committed_or_thrown_away_is_in_order(where: Callable[[UUID], str]) -> None:
+    """Whoever writes it put the head before its commit; without a record of it the map has lost a commit."""
+    rig = await offloaded_topic(10)
+    owned = await Owned.claim(rig)
+    context, head = owned.context, await head_of(rig)
+    attempt = context.attempt(Position(1, 0), context.layout, context.places.home, epoch=1)
+    assert head.newest is not None
+    await put(rig, replace(head, newest=replace(head.newest, segment_id=attempt.segment_id, end=Position(1, 9))))
+    await rig.store.put(attempt.keys.manifest, b"it is there")
+    keeper = head_of_job(context, owned.offloader.claim)
+    with pytest.raises(IdentityRefused, match="up to 1:9"):
+        await keeper.check(owned.offloader.map)
+    store, path = rig.tree.connect(), where(attempt.segment_id)
+    with suppress(Conflict):
+        await store.create(path.rpartition("/")[0], b"")
+    await store.create(path, attempt_record.encode(attempt))
+    await keeper.check(owned.offloader.map)
 
 
 async def test_a_head_that_is_damaged_on_its_way_is_read_again() -> None:

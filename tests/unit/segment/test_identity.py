@@ -21,6 +21,8 @@ from tests.unit.rigs.owned import Owned, offloaded_topic
 from tests.unit.rigs.rig import TOPIC, enabled, offloader_of, turn, until
 
 if TYPE_CHECKING:
+    from offloaderd.core.model import TopicName
+    from offloaderd.metadata.port import MetadataStore
     from offloaderd.segment.claim.refusals import TopicIdentity
     from tests.unit.rigs.rig import Rig
 
@@ -75,6 +77,28 @@ async def test_what_an_operator_has_accepted_is_not_refused_again() -> None:
     assert found.refusals == ()
     with pytest.raises(IdentityRefused, match="the newest is 11"):
         await found.stop(BEHIND, "the newest is 11", "newest 11")
+
+
+async def test_a_refusal_and_a_word_of_an_operator_that_meet_are_both_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The record has changed since it was read: it is read again, and the finding is not lost."""
+    rig = await offloaded_topic(10)
+    found = await _refused(await Owned.claim(rig))
+    load, early = identity.load, [True]
+
+    async def slow(store: MetadataStore, topic: TopicName) -> identity.Stored:
+        stored = await load(store, topic)
+        if early:
+            early.clear()
+            await _accept(rig, "newest 12")
+        return stored
+
+    monkeypatch.setattr(identity, "load", slow)
+    assert await found.refuse(RefusalKind.OTHER_SOURCE, "another cluster", "cluster b")
+    record = (await load(rig.tree.connect(), TOPIC)).record
+    assert [one.evidence for one in record.refusals if one.kind == RefusalKind.OTHER_SOURCE] == ["cluster b"]
+    assert record.accepts(BEHIND, "newest 12")
 
 
 async def test_a_deposed_owner_refuses_nothing() -> None:

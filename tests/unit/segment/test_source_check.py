@@ -16,7 +16,7 @@ from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records.identity import Acceptance
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
-from offloaderd.segment.source_check import differing
+from offloaderd.segment.source_check import NAMED_MAX, SETTLE_S, differing
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.retention import Retention
@@ -221,6 +221,24 @@ async def offload_rest(rig: Rig) -> None:
         await until_offloaded(topic, target)
 
 
+async def test_more_ledgers_than_a_refusal_names_are_accepted_with_it() -> None:
+    """A finding names a few of many: each of them that is met alone later is one that an operator has accepted."""
+    rig = await offloaded(10)
+    owned = await identified(rig)
+    count = NAMED_MAX + 2
+    await owned.ledgers.append(TOPIC, payloads(10 * count))
+    check, context = owned.offloader.source_check, owned.context
+    attempt = context.attempt(Position(1, 0), context.layout, context.places.home, epoch=2)
+    check._attempt = lambda: replace(attempt, created=dict.fromkeys(range(1, count + 1), 5))
+    with pytest.raises(IdentityRefused, match="and 2 more"):
+        await check.ledgers(owned.ledgers)
+    await accept(rig)
+    await check.ledgers(owned.ledgers)
+    for ledger_id in range(1, count + 1):
+        await check.ledger(ledger_id)
+    assert await refused(rig) == {}
+
+
 @pytest.mark.parametrize("ledgers", [2, 9], ids=["the same numbers", "greater ones"])
 async def test_another_cluster_is_known_by_its_id(ledgers: int) -> None:
     """Whatever numbers its list has: not the source that the deployment has offloaded."""
@@ -318,6 +336,33 @@ async def test_a_ledger_that_was_recovered_beyond_its_list_is_told_once(monkeypa
     told = [one for one in logs if one["event"] == "source.ledger_longer_than_listed"]
     assert [(one["ledger_id"], one["listed"], one["stored"]) for one in told] == [(1, 10, 12)]
     assert await refused(rig) == {}
+
+
+async def test_a_ledger_that_its_store_calls_open_is_inspected_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The list says that it is closed, and a recovery is under way: what that saves is not known yet."""
+    rig = await offloaded(10, 10)
+    inspected, stored, asked = MemoryLedgers.inspected, dict[str, Any](closed=False), 0
+
+    async def recovering(self: MemoryLedgers, topic: TopicName, ledger_id: int) -> LedgerInfo:
+        nonlocal asked
+        asked += 1
+        return replace(await inspected(self, topic, ledger_id), **stored)
+
+    monkeypatch.setattr(MemoryLedgers, "inspected", recovering)
+    owned = await identified(rig)
+    await owned.ledgers.roll(TOPIC)
+    with capture_logs() as logs:
+        for _ in range(3):
+            await owned.offloader.source_check.ledgers(owned.ledgers)
+        assert asked == 1
+        stored = {"entries": 12}
+        await rig.clock.sleep(SETTLE_S)
+        for _ in range(3):
+            await owned.offloader.source_check.ledgers(owned.ledgers)
+    assert asked == 2
+    assert [one["stored"] for one in logs if one["event"] == "source.ledger_longer_than_listed"] == [12]
 
 
 async def test_what_fits_again_is_offloaded_again() -> None:

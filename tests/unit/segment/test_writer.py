@@ -208,6 +208,17 @@ async def test_a_segment_goes_through_its_states_in_order() -> None:
     assert desk.owned.context.upload_context.budget.used == 0
 
 
+@pytest.mark.parametrize("manifest", [ObjectKind.MANIFEST, ObjectKind.DRAFT])
+async def test_totals_are_remembered_of_a_manifest_and_not_of_a_draft(manifest: ObjectKind) -> None:
+    """Whoever commits a draft writes the manifest, and may count otherwise: it is read when the next segment is."""
+    desk = await Desk.made()
+    desk.manifest = manifest
+    written = await desk.write(ScriptedFeed([entries(5, 0, 4), End()]))
+    assert written is not None
+    remembered = desk.owned.context.pasts._behind
+    assert (written.attempt.segment_id in remembered) is (manifest is ObjectKind.MANIFEST)
+
+
 async def test_a_limit_cuts_a_batch_and_ends_the_segment() -> None:
     """The entry that reaches it is the last one."""
     desk = await Desk.made()

@@ -392,6 +392,17 @@ async def test_a_commit_wakes_whoever_waits_for_room_even_if_it_frees_nothing() 
     assert pool.used_bytes == 0
 
 
+async def test_a_higher_limit_wakes_whoever_waits_for_room() -> None:
+    """Settings that are read again count at once: nothing is freed, and there is room all the same."""
+    pool, _, _ = make(limit=COST)
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        waiting = group.create_task(pool.freed.wait())
+        await turn()
+        pool.follow(2 * COST)
+        await waiting
+    assert pool.admit(2 * COST)
+
+
 async def test_a_restart_wakes_whoever_waits_for_room() -> None:
     """A buffer full of what lies behind the given up segment frees nothing by itself: its reader has to look again."""
     pool, buffer, _ = make(limit=10_000, rereadable=True)

@@ -468,6 +468,7 @@ async def test_a_session_that_ends_ends_the_sleep(rig: Rig) -> None:
         last = await offloaded(rig, engine, seed=1)
         await suspended(engine)
         assert engine.statuses()[0].offloaded == last
+        assert len(engine.idle_topics._sessions) == 1, "of the session that ended nothing is kept"
     assert not woken(rig)
 
 
