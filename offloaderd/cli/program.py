@@ -99,13 +99,15 @@ class Program(click.Group):
         """Run; in standalone mode every outcome becomes an exit code."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
-        _AS_JSON.set("--json" in (sys.argv[1:] if args is None else args))
+        before = _AS_JSON.set("--json" in (sys.argv[1:] if args is None else args))
         try:
             result = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
             sys.stdout.flush()
             code = result if isinstance(result, int) else OK
         except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:  # noqa: BLE001 - the outermost frame
             code = outcome_of(error)
+        finally:
+            _AS_JSON.reset(before)
         sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's signature

@@ -148,6 +148,15 @@ def test_foreign_errors_have_codes_as_well(error: BaseException, code: int) -> N
     assert outcome_of(error) == code
 
 
+def test_errors_are_json_for_one_run_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """What runs later in the same process, without --json, says its errors as text."""
+    with pytest.raises(SystemExit):
+        offloadctl.cli.main(["no-such-command", "--json"])
+    assert capsys.readouterr().err.startswith("{")
+    outcome_of(InvalidInput("x"))
+    assert capsys.readouterr().err == "error: x\n"
+
+
 def test_an_unexpected_error_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug says its type and how to learn more; with the variable set it is let through."""
     assert outcome_of(ExceptionGroup("two", [ZeroDivisionError("by zero")])) == 1
