@@ -30,6 +30,7 @@ from offloaderd.objects.azure.blocks import (
     record_key,
 )
 from offloaderd.objects.azure.errors import failure
+from offloaderd.objects.buckets import Buckets
 from offloaderd.objects.failures import Request
 from offloaderd.objects.kinds import KINDS
 from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo
@@ -70,9 +71,11 @@ class _Body(Body):
         return self
 
 
-class AzureStore:
+class AzureStore(Buckets):
     """Implements SegmentStore; an async context manager."""
 
+    bucket_word = "container"
+    same_access = "the account is the same"
     parts: PartRules = KINDS["azure"].parts
     has_clock = True
 
@@ -93,10 +96,9 @@ class AzureStore:
         self._access = access or Access(options)
         self._name = f"container {options.bucket} at {account_of(options).url}"
         self._known: set[tuple[str, str]] = set()
-        self._others: dict[str, AzureStore] = {}
-        for name in sorted(options.all_places.buckets - {options.bucket}):
-            there = options.model_copy(update={"bucket": name, "places": ""})
-            self._others[name] = AzureStore(there, metrics, self._clock, page_keys=page_keys, access=self._access)
+        self._open_others(
+            lambda there: AzureStore(there, metrics, self._clock, page_keys=page_keys, access=self._access)
+        )
 
     async def __aenter__(self) -> Self:
         """Make the client, without a request. Raises InvalidConfig."""
@@ -111,19 +113,6 @@ class AzureStore:
 
     def __str__(self) -> str:
         return self._name
-
-    def at(self, bucket: str) -> AzureStore:
-        """See SegmentStore."""
-        if bucket == self._options.bucket:
-            return self
-        try:
-            return self._others[bucket]
-        except KeyError:
-            raise BucketMissing(
-                f"container {bucket!r} is none of those that are worked with: "
-                f"{', '.join((self._options.bucket, *self._others))}",
-                hint="name it in objects.places, if the account is the same",
-            ) from None
 
     async def check(self) -> None:
         """Request the first name of the container. Raises BucketMissing, Denied and Transient with a remedy."""

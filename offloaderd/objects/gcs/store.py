@@ -16,6 +16,7 @@ from urllib.parse import quote
 from offloaderd.core.aio import Group
 from offloaderd.core.clock import Clock, SystemClock
 from offloaderd.core.errors import BucketMissing, Conflict, InvalidInput, NotFound, OffloaderError, Transient, first_of
+from offloaderd.objects.buckets import Buckets
 from offloaderd.objects.checks import (
     check_key,
     check_part_number,
@@ -59,7 +60,7 @@ CREATED_BY = "offloaderd"
 """Project of a bucket that is created at an emulator, which wants one named and does not look at it."""
 
 
-class GcsStore:
+class GcsStore(Buckets):
     """Implements SegmentStore; an async context manager. Google composes parts of any size."""
 
     parts: PartRules = ANY_PARTS
@@ -83,11 +84,7 @@ class GcsStore:
         self._page_keys = page_keys
         self._http = Connection(options, self._clock, metrics, bytes_per_s_min)
         self._bucket = f"/storage/v1/b/{options.bucket}"
-        others = sorted(options.all_places.buckets - {options.bucket})
-        self._others = {
-            name: GcsStore(options.model_copy(update={"bucket": name, "places": ""}), metrics, self._clock)
-            for name in others
-        }
+        self._open_others(lambda there: GcsStore(there, metrics, self._clock))
 
     async def __aenter__(self) -> Self:
         """Make the clients, without a request. Raises InvalidConfig."""
@@ -106,23 +103,6 @@ class GcsStore:
 
     def __str__(self) -> str:
         return self._http.where
-
-    def at(self, bucket: str) -> GcsStore:
-        """See SegmentStore."""
-        if bucket == self._options.bucket:
-            return self
-        try:
-            return self._others[bucket]
-        except KeyError:
-            raise BucketMissing(
-                f"bucket {bucket!r} is none of those that are worked with: {', '.join(self.buckets)}",
-                hint="name it in objects.places, if the service and the keys are the same",
-            ) from None
-
-    @property
-    def buckets(self) -> tuple[str, ...]:
-        """Names of all buckets that `at` knows, its own first."""
-        return (self._options.bucket, *self._others)
 
     async def check(self) -> None:
         """Request the first key of the bucket. Raises BucketMissing, Denied and Transient with a remedy."""

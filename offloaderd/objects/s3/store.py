@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Self
 from botocore.exceptions import ClientError
 
 from offloaderd.core.clock import Clock, SystemClock
-from offloaderd.core.errors import BucketMissing, Denied, NotFound, OffloaderError, Transient
+from offloaderd.core.errors import Denied, NotFound, OffloaderError, Transient
+from offloaderd.objects.buckets import Buckets
 from offloaderd.objects.checks import (
     check_key,
     check_part_number,
@@ -66,7 +67,7 @@ DELETE_KEYS_MAX = 1000
 _CONTENT_TYPE = "application/octet-stream"
 
 
-class S3Store:
+class S3Store(Buckets):
     """Implements SegmentStore; an async context manager."""
 
     parts: PartRules = S3_PARTS
@@ -94,11 +95,7 @@ class S3Store:
         self._clients = Clients(options, self._bucket_name, self._clock)
         self._conditions = Conditions(options.bucket)
         self._tagging = Tagging(options.bucket, self._clock)
-        others = sorted(options.all_places.buckets - {options.bucket})
-        self._others = {
-            name: S3Store(options.model_copy(update={"bucket": name, "places": ""}), metrics, self._clock)
-            for name in others
-        }
+        self._open_others(lambda there: S3Store(there, metrics, self._clock))
 
     async def __aenter__(self) -> Self:
         """Make the clients, without a request. Raises InvalidConfig."""
@@ -117,23 +114,6 @@ class S3Store:
 
     def __str__(self) -> str:
         return self._bucket_name
-
-    def at(self, bucket: str) -> S3Store:
-        """See SegmentStore."""
-        if bucket == self._options.bucket:
-            return self
-        try:
-            return self._others[bucket]
-        except KeyError:
-            raise BucketMissing(
-                f"bucket {bucket!r} is none of those that are worked with: {', '.join(self.buckets)}",
-                hint="name it in objects.places, if the service and the keys are the same",
-            ) from None
-
-    @property
-    def buckets(self) -> tuple[str, ...]:
-        """Names of all buckets that `at` knows, its own first."""
-        return (self._options.bucket, *self._others)
 
     @property
     def tags_refused(self) -> str:
