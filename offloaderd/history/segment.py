@@ -138,6 +138,7 @@ async def ledger_batches(reading: LedgerReading, after: Position, *, end: Positi
                     yield batch
                     after = batch.last
         except NotFound:
+            yield Empty()  # the refresh may wait for the source: nothing is reserved meanwhile
             await reading.refresh()
             if step.ledger_id in reading.chain.ledgers:
                 failure = Transient(f"ledger {step.ledger_id} is listed, and not there")

@@ -24,7 +24,7 @@ from offloaderd.core.retry import until_answered
 from offloaderd.format import manifest_bytes
 from offloaderd.format.manifest import SegmentManifest
 from offloaderd.format.v1 import LedgerLayout
-from offloaderd.format.verify import check_block, check_index
+from offloaderd.format.verify import check_block
 from offloaderd.metadata.records.attempt import Attempt, Seal, StoredPart
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.segment.claim.attempt_log import AttemptLog
@@ -152,11 +152,12 @@ def unrecorded(topic_map: TopicMap, found: Attempt) -> list[Loss]:
 async def _proven(
     context: OffloadContext, topic: TopicName, found: Attempt, upload: SegmentUpload
 ) -> SegmentManifest | None:
-    """Return the manifest under the attempt's key, after its whole segment was read; None when there is none.
+    """Return the manifest under the attempt's key, after all of its data was read; None when there is none.
 
-    Raises SegmentFailed or CorruptData if it is another segment, or incomplete.
+    The index is not read: it follows from the manifest, and is put again. Raises SegmentFailed or CorruptData if it is
+    another segment, or incomplete.
     """
-    data_key, index_key, manifest_key = found.keys.all
+    data_key, _, manifest_key = found.keys.all
     if await upload.find(found.bucket, manifest_key) is None:
         return None
     described = await upload.checked(partial(manifest_bytes.decode, key=manifest_key), manifest_key)
@@ -172,7 +173,6 @@ async def _proven(
     if ours != theirs:
         raise SegmentFailed(f"{manifest_key} describes segment {theirs}, not {ours}")
     await upload.verify(data_key, described.data_bytes)
-    await upload.checked(partial(check_index, manifest=described, key=index_key), index_key)
     for block in described.blocks:
         check = partial(check_block, info=block, key=data_key)
         await upload.checked(check, data_key, block.offset, block.length)

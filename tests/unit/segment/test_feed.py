@@ -66,6 +66,8 @@ class TestReadAhead(LossCases):
         self.chain.update(self.listed)
         self.failing: list[OffloaderError | None] = []
         self.refreshed = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     def batches(self, end: Position = END) -> Batches:
         """Read the ledgers up to `end`."""
@@ -85,7 +87,8 @@ class TestReadAhead(LossCases):
         return ReadAheadFeed(self.batches(end), self.budget, reserve_bytes=600, holder="segment")
 
     async def refresh(self) -> None:
-        """Look at the source anew."""
+        """Look at the source anew, as soon as it answers."""
+        await self.answers.wait()
         self.refreshed += 1
         self.chain.update(self.listed)
 
@@ -123,6 +126,21 @@ class TestReadAhead(LossCases):
             seen, found = await reading
         assert seen == positions(1, 0, 7)
         assert found.loss == Loss(Position(1, 7), Position(3, 0), 2)  # type: ignore[union-attr]
+
+    async def test_a_list_that_is_waited_for_holds_no_memory(self) -> None:
+        """Two histories share one turn: who waits for the source leaves turn and memory to the other."""
+        self.source.fails = [NotFound("gone")]
+        self.answers.clear()
+        feed = self.feed()
+        feed.restart(START)
+        async with closing(feed), asyncio.TaskGroup() as group:
+            reading = group.create_task(drained(feed, START))
+            await self.clock.settle()
+            assert (self.refreshed, self.budget.used) == (0, 0)
+            self.answers.set()
+            await self.clock.advance(60)
+            seen, _ = await reading
+        assert seen == positions(1, 0, 9) + positions(3, 0, 4)
 
     async def test_nothing_is_read_beyond_the_end(self) -> None:
         """A range ends in the middle of a ledger; nothing follows it."""
