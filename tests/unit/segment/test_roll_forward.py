@@ -315,7 +315,7 @@ async def test_losses_that_only_the_manifest_has_are_recorded_again() -> None:
 
 @pytest.mark.parametrize("number", [0, 2])
 async def test_what_is_finished_is_recognized_through_damaged_reads(number: int) -> None:
-    """Bytes that differ from read to read are damaged on their way: no reason to stop the topic. The index is not read."""
+    """Bytes that differ from read to read are damaged on their way, and stop no topic; the index is not read."""
     rig, backup, _ = await backed_up()
     key = (await catalog.load(rig.tree.connect(), TOPIC)).segments[0].keys.all[number]
     sound, reads = rig.store.get, 0
