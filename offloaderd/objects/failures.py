@@ -23,6 +23,7 @@ from offloaderd.core.errors import (
 )
 
 HINT_ENDPOINT = "check that the server runs and that objects.endpoint is right"
+HINT_REDIRECT = "correct objects.endpoint, or the proxy on the way: redirections are not followed"
 HINT_SPACE = "free space or raise the quota on the store"
 _UNSURE_STATUSES = {500, 502, 504}
 
@@ -80,6 +81,8 @@ class Answers:
     def verdict(self, operation: str, code: str, status: int) -> Verdict:
         """Return class and remedy for an error code and HTTP status."""
         found = self._codes.get(code) or self._statuses.get(status)
+        if found is None and 300 <= status < 400:
+            found = Verdict(Transient, HINT_REDIRECT)  # of a proxy, or of another endpoint: nothing was carried out
         if found is None:
             found = Verdict(Transient) if status >= 500 else Verdict(InvalidInput)
         return Verdict(found.kind, found.hint.format(right=self._rights[operation]))

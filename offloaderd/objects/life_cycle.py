@@ -11,21 +11,26 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from offloaderd.objects import keys
+from offloaderd.objects.keys import ObjectKind
 from offloaderd.objects.stored_as import CLASSES
 
 DAY_S = 86_400
 _NAME_SHAPE = "xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
+_ENDS = (*(f"-{one}" for one in ObjectKind if one is not ObjectKind.DATA), ".head", ".marker")
+_END_OF_NAME = re.compile(r"(?:.*-)?[0-9a-f]{12}|[0-9a-f]{1,11}|((.*-ledger|[a-z]{0,6})-)?[0-9]{1,19}", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifeCycleRule:
     """One rule that is in force. None or empty: it does nothing of that kind.
 
-    `expires` and `moves` say when, as `after 30 days` or `on 2027-01-01`; `moves` by storage class.
+    It acts on keys that begin with `prefix` and, if there are `suffixes`, end with one of them. `expires` and `moves`
+    say when, as `after 30 days` or `on 2027-01-01`; `moves` by storage class.
     """
 
     name: str
     prefix: str = ""
+    suffixes: tuple[str, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     expires: str = ""
     moves: Mapping[str, str] = field(default_factory=dict)
@@ -37,12 +42,13 @@ class LifeCycleRule:
 class Versioning(NamedTuple):
     """Whether a bucket keeps old versions; `suspended`: those of before.
 
-    `soft_delete_s`: for how long it keeps what was deleted in any case.
+    `soft_delete_s`: for how long it keeps what was deleted in any case. `locked`: what refuses deletions.
     """
 
     enabled: bool
     suspended: bool = False
     soft_delete_s: int = 0
+    locked: str = ""
 
 
 @runtime_checkable
@@ -74,7 +80,7 @@ def harms(
     known = CLASSES.get(service)
     archives = {one.upper() for one in known.archives} if known is not None else set()
     for rule in rules:
-        if not covers(rule.prefix, prefix):
+        if not covers(rule.prefix, prefix) or (rule.suffixes and not any(map(may_end, rule.suffixes))):
             continue
         certain = all(name in tags and ("{" in tags[name] or tags[name] == value) for name, value in rule.tags.items())
         if rule.expires:
@@ -93,7 +99,8 @@ def harms(
 
 def keeps_versions(rules: Iterable[LifeCycleRule], prefix: str) -> bool:
     """Whether no rule deletes the old versions of all segments below `prefix`."""
-    return not any(one.ends_versions and not one.tags and prefix.startswith(one.prefix) for one in rules)
+    ending = [one for one in rules if one.ends_versions and not one.tags and not one.suffixes]
+    return not any(prefix.startswith(one.prefix) for one in ending)
 
 
 def covers(rule_prefix: str, prefix: str) -> bool:
@@ -106,3 +113,10 @@ def covers(rule_prefix: str, prefix: str) -> bool:
     folders = any(one.startswith(rest) or rest.startswith(one) for one in (keys.HEADS, keys.MARKERS))
     shape = re.sub("[0-9a-f]", "x", rest[: len(_NAME_SHAPE)])
     return folders or _NAME_SHAPE.startswith(shape)
+
+
+def may_end(suffix: str) -> bool:
+    """Whether the key of any object of ours may end with `suffix`."""
+    return _END_OF_NAME.fullmatch(suffix) is not None or any(
+        one.endswith(suffix) or suffix.endswith(one) for one in _ENDS
+    )

@@ -126,7 +126,7 @@ async def life_cycle(case: Case, store: LifeCycle) -> Finding:
 
 
 async def versions(case: Case, store: LifeCycle) -> Finding:
-    """Check whether segments that were deleted stay as old versions, and are paid for."""
+    """Check whether segments can be deleted, and whether they stay then as old versions, and are paid for."""
     try:
         found = await store.versioning()
         rules = await store.life_cycle_rules() if found.enabled or found.suspended else []
@@ -134,6 +134,12 @@ async def versions(case: Case, store: LifeCycle) -> Finding:
         return unknown(
             f"whether deleted segments stay as old versions is not known: {error.message}",
             error.hint or "look at the bucket's versioning yourself",
+        )
+    if found.locked:
+        return fail(
+            f"{found.locked} refuses deletions: no segment can be committed, as the parts of its upload are deleted "
+            "then, and none at the end of its retention",
+            "remove it from the bucket, or store in another one",
         )
     if found.soft_delete_s:
         return warn(

@@ -5,7 +5,7 @@ the values of the settings in braces, by key.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from offloaderd.daemon.log import unknown_modules
 from offloaderd.daemon.settings.sections import Settings, header_pairs
 from offloaderd.objects.kinds import KINDS
 from offloaderd.objects.port import PartRules
+from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.objects.stored_as import class_flaw, tags_flaw
 
 UPLOAD_PARTS_MIN = 3
@@ -26,6 +27,16 @@ CACHE_BLOCKS_MIN = 4
 MESSAGE_OVERHEAD_BYTES = 64 * 1024
 RATE_BYTES_MIN = 64 * 1024
 """A lower limit is a forgotten unit: one large entry would take minutes."""
+OF_KINDS: Mapping[str, Sequence[str]] = {
+    "s3": (
+        *("signed_host", "region", "path_style", "access_key", "secret_key", "profile", "role_arn"),
+        *("web_identity_token_file", "encryption", "kms_key_id"),
+    ),
+    "gcs": ("credentials_file",),
+    "azure": ("azure_account", "azure_key", "azure_sas", "azure_connection_string", "azure_client_id"),
+    "filesystem": ("directory",),
+}
+"""Settings of `objects` that one kind of store uses."""
 TRACING_MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc")
 
 
@@ -92,6 +103,17 @@ def _together(section: str, first: str, second: str, otherwise: str = "") -> lis
     keys = f"{section}.{first}", f"{section}.{second}"
     says = "{} is set without {}: set both, or neither" + otherwise
     return [_needs(*given, says.format(*given), " ".join(keys)) for given in (keys, keys[::-1])]
+
+
+def _of_kind(kind: str, name: str) -> Rule:
+    """Return the rule that a setting of the object store is given for that kind alone: others would ignore it."""
+    default = ObjectsSettings.model_fields[name].default
+    more = ", and set the encryption of the bucket or disk itself" if name == "encryption" else ""
+    return Rule(
+        f"objects.kind objects.{name}",
+        lambda given: given.objects.kind != kind and getattr(given.objects, name) != default,
+        f'objects.{name} is for objects.kind = "{kind}" alone, and it is "{{objects.kind}}": remove it{more}',
+    )
 
 
 def _at_most(key: str, most: str, why: str = "") -> Rule:
@@ -259,18 +281,7 @@ RULES: tuple[Rule, ...] = (
         lambda s: s.objects.kms_key_id is not None and s.objects.encryption != "sse-kms",
         "objects.kms_key_id is set, but objects.encryption = {objects.encryption}: set it to sse-kms",
     ),
-    Rule(
-        "objects.kind objects.encryption",
-        lambda s: s.objects.encryption != "default" and s.objects.kind != "s3",
-        'objects.encryption is for S3 alone, and objects.kind = "{objects.kind}": remove it, and set the encryption of '
-        "the bucket or disk itself",
-    ),
-    Rule(
-        "objects.kind objects.credentials_file",
-        lambda s: s.objects.credentials_file is not None and s.objects.kind != "gcs",
-        'objects.credentials_file has credentials of Google, and objects.kind = "{objects.kind}": remove it, or set '
-        "objects.kind to gcs",
-    ),
+    *(_of_kind(kind, name) for kind, names in OF_KINDS.items() for name in names),
     Rule(
         "objects.kind objects.bucket",
         lambda s: KINDS[s.objects.kind].has_buckets and not s.objects.bucket,

@@ -1,14 +1,16 @@
 """Life-cycle rules and versions of a bucket, from Google's answers.
 
-Rules have no names and are named by their place in the list. What deletes below the folder of uploads ends uploads,
-because parts are objects. Source: docs.cloud.google.com/storage/docs/lifecycle (read 2026-11).
+Rules have no names and are named by their place in the list. What deletes in the folder of uploads ends uploads,
+because parts are objects. A retention policy or a hold of the bucket refuses their deletion too.
+Source: docs.cloud.google.com/storage/docs/lifecycle (read 2026-11).
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from offloaderd.objects.gcs.uploads import ROOT
-from offloaderd.objects.life_cycle import LifeCycleRule, Versioning
+from offloaderd.objects.life_cycle import DAY_S, LifeCycleRule, Versioning
 
 _OF_VERSIONS = ("numNewerVersions", "daysSinceNoncurrentTime", "noncurrentTimeBefore")
 """Conditions that no current object fulfils."""
@@ -23,7 +25,18 @@ def rules_of(bucket: Mapping[str, Any]) -> list[LifeCycleRule]:
 def versioning_of(bucket: Mapping[str, Any]) -> Versioning:
     """Return whether a bucket keeps old versions, or deleted objects."""
     kept_s = int(bucket.get("softDeletePolicy", {}).get("retentionDurationSeconds", 0))
-    return Versioning(enabled=bool(bucket.get("versioning", {}).get("enabled", False)), soft_delete_s=kept_s)
+    enabled = bool(bucket.get("versioning", {}).get("enabled", False))
+    return Versioning(enabled=enabled, soft_delete_s=kept_s, locked=_locked(bucket))
+
+
+def _locked(bucket: Mapping[str, Any]) -> str:
+    """Return what keeps new objects of a bucket from being deleted; empty if nothing does."""
+    found = []
+    if retained_s := int(bucket.get("retentionPolicy", {}).get("retentionPeriod", 0)):
+        found.append(f"a retention policy of {retained_s / DAY_S:.3g} days")
+    if bucket.get("defaultEventBasedHold"):
+        found.append("a hold on every new object")
+    return " and ".join(found)
 
 
 def _rules(rule: Mapping[str, Any], name: str) -> Iterator[LifeCycleRule]:
@@ -31,15 +44,17 @@ def _rules(rule: Mapping[str, Any], name: str) -> Iterator[LifeCycleRule]:
     kind = action.get("type", "")
     old = condition.get("isLive") is False or any(one in condition for one in _OF_VERSIONS)
     for prefix in condition.get("matchesPrefix") or [""]:
+        rule = LifeCycleRule(name=name, prefix=prefix, suffixes=tuple(condition.get("matchesSuffix") or ()))
         if kind == "SetStorageClass" and not old:
-            yield LifeCycleRule(name=name, prefix=prefix, moves={action.get("storageClass", ""): _when(condition)})
+            yield replace(rule, moves={action.get("storageClass", ""): _when(condition)})
         elif kind == "Delete" and old:
-            yield LifeCycleRule(name=name, prefix=prefix, ends_versions=True)
-        elif kind == "Delete" and prefix.startswith(ROOT):
-            days = int(condition.get("age", 0))
-            yield LifeCycleRule(name=name, prefix=prefix.removeprefix(ROOT), ends_uploads_days=days)
+            yield replace(rule, ends_versions=True)
         elif kind == "Delete":
-            yield LifeCycleRule(name=name, prefix=prefix, expires=_when(condition))
+            if prefix.startswith(ROOT) or ROOT.startswith(prefix):
+                below, days = prefix.removeprefix(ROOT[: len(prefix)]), int(condition.get("age", 0))
+                yield replace(rule, prefix=below, ends_uploads_days=days)
+            if not prefix.startswith(ROOT):
+                yield replace(rule, expires=_when(condition))
 
 
 def _when(condition: Mapping[str, Any]) -> str:

@@ -3,7 +3,8 @@
 google-auth finds the credentials: a file of the settings (key of a service account, workload identity federation, a
 user's own), else the application default (GOOGLE_APPLICATION_CREDENTIALS, gcloud's file, the metadata server of the
 machine or pod). It blocks, so it works in a thread. A token is renewed by one request for all, some minutes before its
-end. After a refusal file or chain are read again, but not twice within RENEWAL_S.
+end. After a refusal file or chain are read again, but not twice within RENEWAL_S. After a failure all requests of that
+time fail alike, without another request for a token.
 """
 
 import asyncio
@@ -60,6 +61,7 @@ class Tokens:
         self._token = ""
         self._ends_s = 0.0
         self._tried_s: float | None = None
+        self._failure: Exception | None = None
         self._refused = ""
         self._turn = asyncio.Lock()
 
@@ -71,6 +73,8 @@ class Tokens:
             return self._token
         async with self._turn:
             if self._due():
+                if self._failure is not None and self._is_soon():
+                    raise self._failure.with_traceback(None)
                 await self._renew()
         return self._token
 
@@ -82,20 +86,24 @@ class Tokens:
         now = self._clock.monotonic()
         if not self._token or now >= self._ends_s:
             return True
-        if self._tried_s is not None and now - self._tried_s < RENEWAL_S:
+        if self._is_soon():
             return False
         return self._refused == self._token or now >= self._ends_s - AHEAD_S
+
+    def _is_soon(self) -> bool:
+        return self._tried_s is not None and self._clock.monotonic() - self._tried_s < RENEWAL_S
 
     async def _renew(self) -> None:
         """Fetch a token. While the present one holds, a failure of an early renewal is only logged."""
         again = bool(self._refused) and self._refused == self._token
-        self._tried_s = self._clock.monotonic()
+        self._tried_s, self._failure = self._clock.monotonic(), None
         try:
             credentials, token, left_s = await asyncio.to_thread(self._fetched, None if again else self._credentials)
         except (auth.GoogleAuthError, NoCredentials) as error:
             self._credentials = None  # a corrected file, or a role that was added, is found at the next try
             if again or self._clock.monotonic() >= self._ends_s:
-                self._token = ""
+                self._token, self._failure = "", error
+                self._tried_s = self._clock.monotonic()  # the pause begins when the answer is there
                 raise
             log.warning("credentials.unreadable", where="the token endpoint", error=str(error)[:WORDS_MAX])
             return

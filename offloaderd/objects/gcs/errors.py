@@ -66,9 +66,11 @@ WORDS_MAX = 500
 class Refused(Exception):
     """An answer that is no success."""
 
-    def __init__(self, status: int, body: bytes) -> None:
+    def __init__(self, status: int, body: bytes, location: str = "") -> None:
         self.status = status
         self.reason, self.words = _said(body)
+        if location:  # without what follows the path, which may hold a signature
+            self.words = f"redirected to {location.partition('?')[0][:WORDS_MAX]}"
         super().__init__(f"{status} {self.reason}: {self.words}")
 
 

@@ -129,7 +129,8 @@ class Connection:
                 ) as answer:
                     call.status = str(answer.status)
                     if not 200 <= answer.status < 300:
-                        raise Refused(answer.status, await answer.content.read(ERROR_BYTES_MAX))
+                        said = await answer.content.read(ERROR_BYTES_MAX)
+                        raise Refused(answer.status, said, answer.headers.get("Location", ""))
                     call.bytes_out = size_bytes
                     yield call, answer
         except Denied:

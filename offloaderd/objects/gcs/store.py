@@ -138,7 +138,7 @@ class GcsStore(Buckets):
 
     async def versioning(self) -> Versioning:
         """See LifeCycle."""
-        query = {"fields": "versioning,softDeletePolicy"}
+        query = {"fields": "versioning,softDeletePolicy,retentionPolicy,defaultEventBasedHold"}
         return versioning_of(await self._http.described("GetBucket", "GET", self._bucket, query=query))
 
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:

@@ -426,8 +426,9 @@ class TestGeneratedFiles:
         assert {f"{section}.{name}" for section in values for name in values[section]} == {
             setting.key for setting in all_settings()
         }
-        whole = {  # what an example cannot give: secrets, and the switch that others ask for
+        whole = {  # what an example cannot give: secrets, another kind of store, and the switch that others ask for
             "OFFLOADERD__OBJECTS__ACCESS_KEY": "",
+            "OFFLOADERD__OBJECTS__AZURE_ACCOUNT": "",
             "OFFLOADERD__BOOKKEEPER__SASL_USERNAME": "",
             "OFFLOADERD__BOOKKEEPER__TLS": "true",
             "OFFLOADERD__METADATA__USERNAME": "",
@@ -442,7 +443,7 @@ class TestGeneratedFiles:
             != getattr(getattr(default, setting.section), setting.name)
         }
         examples = {setting.key for setting in all_settings() if setting.example not in {setting.default, '""'}}
-        without = {"objects.access_key", "bookkeeper.sasl_username", "metadata.username"}
+        without = {"objects.access_key", "objects.azure_account", "bookkeeper.sasl_username", "metadata.username"}
         assert differing == examples - without | {"bookkeeper.tls", "metadata.tls"}
 
     def test_every_setting_says_what_it_is_and_why(self) -> None:

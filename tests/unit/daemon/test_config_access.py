@@ -47,27 +47,28 @@ FILES = ObjectsSettings(kind="filesystem")
         ({"metadata": MetadataSettings(acl="creator")}, "metadata.acl = creator needs a name"),
         ({"metadata": MetadataSettings(tls_ca_file="a")}, "metadata.tls is not"),
         ({"metadata": MetadataSettings(username="u")}, "metadata.username is set without metadata.password"),
-        ({"objects": ObjectsSettings(kind="filesystem", role_arn="r")}, "objects.role_arn is set without"),
-        ({"objects": ObjectsSettings(kind="filesystem", kms_key_id="k")}, "set it to sse-kms"),
+        ({"objects": ObjectsSettings(bucket="bucket", role_arn="r")}, "objects.role_arn is set without"),
+        ({"objects": ObjectsSettings(bucket="bucket", kms_key_id="k")}, "set it to sse-kms"),
         (
             {"objects": ObjectsSettings(kind="filesystem", encryption="sse-s3")},
             "set the encryption of the bucket or disk",
         ),
         (
             {"objects": ObjectsSettings(kind="gcs", bucket="bucket", encryption="sse-kms")},
-            'for S3 alone, and objects.kind = "gcs"',
+            'objects.encryption is for objects.kind = "s3" alone, and it is "gcs"',
         ),
-        (
-            {"objects": ObjectsSettings(bucket="bucket", credentials_file="f")},
-            "objects.credentials_file has credentials",
-        ),
+        ({"objects": ObjectsSettings(bucket="bucket", credentials_file="f")}, "objects.credentials_file is for"),
+        ({"objects": ObjectsSettings(kind="gcs", bucket="bucket", region="eu-west-1")}, "objects.region is for"),
+        ({"objects": ObjectsSettings(kind="gcs", bucket="bucket", profile="p")}, "objects.profile is for"),
+        ({"objects": ObjectsSettings(bucket="bucket", azure_account="a")}, "objects.azure_account is for"),
+        ({"objects": ObjectsSettings(bucket="bucket", directory="/d")}, "objects.directory is for"),
         ({"objects": ObjectsSettings(kind="filesystem", storage_class="STANDARD")}, "it has no storage classes"),
         ({"objects": ObjectsSettings(kind="filesystem", tags="team=a")}, "a directory has no tags"),
         ({"objects": ObjectsSettings(bucket="bucket", storage_class="GLACIER")}, "GLACIER is an archive"),
         ({"objects": ObjectsSettings(bucket="bucket", storage_class="HOT")}, "HOT is no class of this kind of store"),
         ({"objects": ObjectsSettings(bucket="bucket", tags="team=a,team=b")}, "team is given twice"),
         (
-            {"objects": ObjectsSettings(kind="filesystem", profile="p", access_key="a", secret_key=SECRET)},
+            {"objects": ObjectsSettings(bucket="bucket", profile="p", access_key="a", secret_key=SECRET)},
             "are ways to the same credentials",
         ),
     ],
@@ -77,6 +78,16 @@ def test_each_mistake_is_told(changes: dict[str, object], message: str) -> None:
     settings = Settings.model_validate({"objects": FILES} | changes)
     (broken,) = broken_rules(settings)
     assert message in broken.text
+
+
+def test_keys_of_s3_are_a_mistake_for_google() -> None:
+    """Each is named; without the mistake they would be ignored, and other credentials used."""
+    objects = ObjectsSettings(kind="gcs", bucket="bucket", access_key="a", secret_key=SECRET)
+    broken = broken_rules(Settings(objects=objects))
+    assert [one.keys for one in broken] == [
+        ("objects.kind", "objects.access_key"),
+        ("objects.kind", "objects.secret_key"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import re
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -290,6 +290,7 @@ REFUSALS = [
     (429, "rateLimitExceeded", "The object exceeded the rate limit for object mutation operations", Throttled, ""),
     (500, "internalError", "Backend error", OutcomeUnknown, ""),
     (503, "backendError", "Try again", Throttled, ""),
+    (307, "", "Moved", Transient, "objects.endpoint"),
     (418, "", "teapot", InvalidInput, ""),
     (599, "", "odd", Transient, ""),
 ]
@@ -430,6 +431,44 @@ async def test_rules_of_the_bucket_that_harm_segments_are_found(server: GcsServe
     server.bucket = {}
     assert not await store.life_cycle_rules()
     assert not (await store.versioning()).enabled
+
+
+async def test_rules_that_reach_the_folder_of_uploads_by_a_shorter_prefix_end_them(
+    server: GcsServer, store: GcsStore
+) -> None:
+    """A rule for the whole bucket, or for what begins with a dot, deletes parts as well; one for certain endings of
+    names concerns what ends so alone."""
+    short, other = {"matchesPrefix": [".off"]}, {"matchesPrefix": [".offloaderd-uploads/team-b/"]}
+    conditions = [short, other, {"matchesSuffix": [".tmp", ".h5"]}, {"matchesSuffix": ["-index"]}, {}]
+    rules = [{"action": {"type": "Delete"}, "condition": {"age": 1, **one}} for one in conditions]
+    server.bucket = {"lifecycle": {"rule": rules}}
+    found = life_cycle.harms(
+        await store.life_cycle_rules(), prefix="team-a/", service="gcs", tags={}, open_s_max=2 * 86_400
+    )
+    ends, deletes = "ends uploads after 1 days, and a segment may be open for 2", "deletes objects after 1 days"
+    assert [(one.rule, one.does) for one in found] == [
+        ("number 1", ends),
+        ("number 4", ends),
+        ("number 4", deletes),
+        ("number 5", ends),
+        ("number 5", deletes),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bucket", "locked"),
+    [
+        ({"retentionPolicy": {"retentionPeriod": "604800"}}, "a retention policy of 7 days"),
+        ({"defaultEventBasedHold": True}, "a hold on every new object"),
+        ({"defaultEventBasedHold": False}, ""),
+    ],
+)
+async def test_what_keeps_objects_from_being_deleted_is_found(
+    server: GcsServer, store: GcsStore, bucket: dict[str, Any], locked: str
+) -> None:
+    """A retention policy or a hold of the bucket."""
+    server.bucket = bucket
+    assert (await store.versioning()).locked == locked
 
 
 ROLE = Path("deploy/gcs/role.yaml")

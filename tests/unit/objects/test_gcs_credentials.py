@@ -162,12 +162,13 @@ async def test_a_file_that_is_none(server: GcsServer, tmp_path: Path, content: s
 
 
 async def test_a_corrected_file_is_found(server: GcsServer, issuer: TokenServer, tmp_path: Path) -> None:
-    """The next request after it was put right works."""
+    """A request after it was put right works, once the pause is over."""
     path = tmp_path / "key.json"
     async with store_at(server, path) as store:
         with pytest.raises(Denied):
             await store.check()
         issuer.service_account(path)
+        clear(store)
         await store.check()
 
 
@@ -194,6 +195,23 @@ async def test_an_issuer_that_is_away_is_no_refusal(server: GcsServer, issuer: T
         with pytest.raises(Transient) as refused:
             await store.put("k", b"x")
     assert type(refused.value) is Transient
+
+
+async def test_an_issuer_that_fails_is_asked_once_for_all(
+    server: GcsServer, issuer: TokenServer, tmp_path: Path
+) -> None:
+    """Requests of the same moment fail with its answer; the next one is asked after a pause."""
+    issuer.refusal = 400, {"error": "invalid_grant", "error_description": "account deleted"}
+    async with store_at(server, issuer.service_account(tmp_path / "key.json")) as store:
+        found = await asyncio.gather(*(store.put(f"k{number}", b"x") for number in range(8)), return_exceptions=True)  # noqa: TID251 - all errors are wanted
+        assert all(isinstance(one, Denied) and "account deleted" in one.message for one in found)
+        assert issuer.requests == {"signed": 1}
+        issuer.refusal = None
+        with pytest.raises(Denied, match="account deleted"):
+            await store.put("k", b"x")
+        clear(store)
+        await store.put("k", b"x")
+    assert issuer.requests == {"signed": 2}
 
 
 async def test_a_token_is_renewed_before_it_ends(server: GcsServer, issuer: TokenServer, tmp_path: Path) -> None:

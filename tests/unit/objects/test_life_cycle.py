@@ -10,7 +10,7 @@ from offloaderd.core.errors import Denied, InvalidInput
 from offloaderd.daemon.doctor.bucket import life_cycle, versions
 from offloaderd.daemon.doctor.finding import Case, Finding, Verdict
 from offloaderd.daemon.settings import Settings
-from offloaderd.objects.life_cycle import Harm, LifeCycleRule, Versioning, covers, harms, keeps_versions
+from offloaderd.objects.life_cycle import Harm, LifeCycleRule, Versioning, covers, harms, keeps_versions, may_end
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.testing.clock import FakeClock
 from tests.unit.objects.faulty import Connection, FaultyServer, error_body, store_at
@@ -214,11 +214,35 @@ async def test_what_the_doctor_may_not_look_at_is_neither_sound_nor_an_error(
 
 
 @pytest.mark.parametrize(
+    ("suffix", "ours"),
+    [
+        ("-index", True),
+        ("x", True),
+        ("4f-manifest", True),
+        (".head", True),
+        ("7e", True),
+        ("-0123456789ab", True),
+        ("-ledger-17", True),
+        ("r-17", True),
+        ("00001", True),
+        (".mp4", False),
+        (".parquet", False),
+        ("log", False),
+    ],
+)
+def test_only_some_endings_are_those_of_our_keys(suffix: str, *, ours: bool) -> None:
+    """Data by a uuid or a ledger, the others by their kind."""
+    assert may_end(suffix) is ours
+
+
+@pytest.mark.parametrize(
     ("versioning", "rules", "verdict"),
     [
         (Versioning(enabled=False), [], Verdict.OK),
         (Versioning(enabled=True), [], Verdict.WARN),
         (Versioning(enabled=False, suspended=True), [], Verdict.WARN),
+        (Versioning(enabled=False, locked="a hold"), [], Verdict.FAIL),
+        (Versioning(enabled=True), [LifeCycleRule(name="r", suffixes=("-index",), ends_versions=True)], Verdict.WARN),
         (Versioning(enabled=True), [LifeCycleRule(name="r", ends_versions=True)], Verdict.OK),
     ],
 )
