@@ -7,7 +7,8 @@ operator has checked them.
 
 Ledgers that brokers have offloaded have no manifest; where segments do not join, such objects are searched to fill the
 gap, by labels, index and last block of each. No object shows whether a broker refers to it; one that a failed try left
-looks the same. So these ledgers only fill gaps, and two copies of one ledger fill none. Policies, selections, marks of
+looks the same. So these ledgers only fill gaps, and two copies of one ledger fill none. An object in an archive is a
+problem like a damaged one, so that all of them are named at once. Policies, selections, marks of
 deleted ledgers, grants, and ends of ledgers or losses that were found after a topic's last segment are not in a bucket
 and do not come back.
 """
@@ -23,6 +24,7 @@ import structlog
 
 from offloaderd.core.aio import each
 from offloaderd.core.errors import (
+    Archived,
     BucketMissing,
     Conflict,
     CorruptData,
@@ -126,6 +128,9 @@ async def _read_heads(objects: ObjectReader, site: Site, found: Found) -> None:
             raise
         except (NotFound, CorruptData):
             return None  # of a version without heads, or damaged: the manifests have to do
+        except Archived as error:
+            found.problems.append(_archived(f"the head of {topic}", error, topic))
+            return None
 
     for topic, one in zip(topics, await each(topics, read), strict=True):
         if one is not None and one.managed_ledger == topic.managed_ledger:
@@ -140,14 +145,16 @@ async def read_brokers(objects: ObjectReader, sites: Sequence[Site], found: Foun
     plans = make_plan(found).topics
     incomplete = {one.topic for one in plans if any(problem.kind in INCOMPLETE for problem in one.problems)}
     for site in {site.bucket: replace(site, prefix="") for site in sites}.values() if incomplete else ():
-        found.brokers += await _broker_ledgers(objects, site, incomplete)
+        found.brokers += await _broker_ledgers(objects, site, incomplete, found.problems)
 
 
-async def _broker_ledgers(objects: ObjectReader, site: Site, topics: Collection[TopicName]) -> list[Known]:
+async def _broker_ledgers(
+    objects: ObjectReader, site: Site, topics: Collection[TopicName], problems: list[Problem]
+) -> list[Known]:
     """Return the ledgers of these topics that brokers have offloaded; unsound ones are logged and left out.
 
-    Reads the labels of every such object of the site, which is a whole bucket. Raises as the listing, Transient,
-    Denied.
+    Reads the labels of every such object of the site, which is a whole bucket. Archived ones are added to `problems`.
+    Raises as the listing, Transient, Denied.
     """
 
     async def look(one: StoredSegment) -> Known | None:
@@ -160,11 +167,14 @@ async def _broker_ledgers(objects: ObjectReader, site: Site, topics: Collection[
         except (CorruptData, NotFound) as error:
             log.warning("rebuild.broker_object_skipped", key=one.keys.data, error=str(error))
             return None
+        except Archived as error:
+            problems.append(_archived(f"ledger {one.keys.ledger_id} of a broker", error, segment_id=one.segment_id))
+            return None
 
-    found: list[Known | None] = []
+    known: list[Known | None] = []
     async for batch in stored.batches(objects, site, Counts(), with_brokers=True):
-        found += await each(batch, look)
-    return [one for one in found if one is not None]
+        known += await each(batch, look)
+    return [one for one in known if one is not None]
 
 
 async def _known_ledger(
@@ -219,6 +229,8 @@ async def _read(objects: ObjectReader, site: Site, one: StoredSegment) -> Known 
         )
     except CorruptData as error:
         return _unreadable(one, str(error), _suspected_topic(data))
+    except Archived as error:
+        return _archived(f"segment {one.segment_id}", error, segment_id=one.segment_id)
     topic = TopicName.from_managed_ledger(described.managed_ledger)
     if described.segment_id != one.segment_id:
         return _unreadable(one, f"{key} is the manifest of segment {described.segment_id}", topic)
@@ -278,7 +290,7 @@ def make_plan(
     for one in found.known:
         if one.segment.segment_id not in without:
             by_topic[one.topic].append(one)
-    left = [one for one in found.problems if not (one.blocks and set(one.segments) <= set(without))]
+    left = [one for one in found.problems if not (one.blocks and one.segments and set(one.segments) <= set(without))]
     own = defaultdict(list)
     for problem in left:
         own[problem.topic if problem.topic in by_topic else None].append(problem)
@@ -458,6 +470,18 @@ def _unreadable(one: StoredSegment, why: str, topic: TopicName | None) -> Proble
         topic=topic,
         segments=(one.segment_id,),
         what_to_do="restore its manifest, or leave the segment out with --without",
+    )
+
+
+def _archived(what: str, error: Archived, topic: TopicName | None = None, segment_id: UUID | None = None) -> Problem:
+    """Return the problem of an object that nobody can read before it is restored."""
+    leave_out = "; or leave the segment out with --without" if segment_id is not None else ""
+    return Problem(
+        kind=Kind.UNREADABLE,
+        text=f"{what}: {error.message}",
+        topic=topic,
+        segments=(segment_id,) if segment_id is not None else (),
+        what_to_do=f"{error.hint}: then run the same command again{leave_out}",
     )
 
 

@@ -44,17 +44,17 @@ def _rules(rule: Mapping[str, Any], name: str) -> Iterator[LifeCycleRule]:
     kind = action.get("type", "")
     old = condition.get("isLive") is False or any(one in condition for one in _OF_VERSIONS)
     for prefix in condition.get("matchesPrefix") or [""]:
-        rule = LifeCycleRule(name=name, prefix=prefix, suffixes=tuple(condition.get("matchesSuffix") or ()))
+        one = LifeCycleRule(name=name, prefix=prefix, suffixes=tuple(condition.get("matchesSuffix") or ()))
         if kind == "SetStorageClass" and not old:
-            yield replace(rule, moves={action.get("storageClass", ""): _when(condition)})
+            yield replace(one, moves={action.get("storageClass", ""): _when(condition)})
         elif kind == "Delete" and old:
-            yield replace(rule, ends_versions=True)
+            yield replace(one, ends_versions=True)
         elif kind == "Delete":
             if prefix.startswith(ROOT) or ROOT.startswith(prefix):
                 below, days = prefix.removeprefix(ROOT[: len(prefix)]), int(condition.get("age", 0))
-                yield replace(rule, prefix=below, ends_uploads_days=days)
+                yield replace(one, prefix=below, ends_uploads_days=days)
             if not prefix.startswith(ROOT):
-                yield replace(rule, expires=_when(condition))
+                yield replace(one, expires=_when(condition))
 
 
 def _when(condition: Mapping[str, Any]) -> str:

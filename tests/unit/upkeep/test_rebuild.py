@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from offloaderd.core.errors import Conflict, InvalidInput, OutcomeUnknown, Transient
+from offloaderd.core.errors import Archived, Conflict, InvalidInput, OutcomeUnknown, Transient
 from offloaderd.core.model import LedgerEnd, Loss, Position
 from offloaderd.metadata import paths
 from offloaderd.metadata.identity import deployment, ensure_deployment
@@ -295,6 +295,30 @@ async def test_a_manifest_that_cannot_be_read_blocks_as_little_as_possible(groun
     assert not plan.blocked
     await ground.objects.put(manifest_key(4), await ground.objects.get(manifest_key(1)), metadata=OURS)
     assert [one.kind for one in (await planned(ground)).topics[0].problems] == [Kind.UNREADABLE]
+
+
+async def test_all_archived_objects_are_named_with_the_restore_that_is_needed(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Manifests and heads alike: one run tells all that is to be restored, and writes nothing."""
+    archived = {manifest_key(3), manifest_key(4), keys.head(PREFIX, CLUSTER, TOPIC.managed_ledger)}
+    read = ground.objects.get
+
+    async def get(key: str, first: int = 0, length: int | None = None) -> bytes:
+        if key in archived:
+            raise Archived(f"GetObject {key}: InvalidObjectState", hint="restore it (restore-object)")
+        return await read(key, first, length)
+
+    monkeypatch.setattr(ground.objects, "get", get)
+    plan = await planned(ground)
+    assert plan.blocked
+    found = [*plan.problems, *(problem for topic in plan.topics for problem in topic.problems)]
+    told = [one for one in found if "InvalidObjectState" in one.text]
+    assert sorted(key for one in told for key in archived if key in one.text) == sorted(archived)
+    assert all("restore-object" in one.what_to_do for one in told)
+    assert await written(ground, MemoryTree().connect()) == []
+    archived.discard(keys.head(PREFIX, CLUSTER, TOPIC.managed_ledger))
+    assert not (await planned(ground, without=[segment_id(3), segment_id(4)])).blocked
 
 
 async def test_orphans_and_other_clusters_are_said(ground: Ground) -> None:
