@@ -132,7 +132,7 @@ async def test_history_and_live_edge_become_one_topic(site: Site) -> None:
         topic_map = await until_done(site, client, OLD + 200)
         assert await digest(client) == expected(OLD + 200)
         found = await client.history(TOPIC, ranges_max=10)
-        assert [one.state for one in found.ranges] == ["done"] * 4
+        assert {one.state for one in found.ranges} == {"done"}
         status = await client.status(TOPIC)
         assert not status.topics[0].HasField("history")
     assert topic_map.history is not None
