@@ -272,7 +272,7 @@ def _has_later(view: TopicView, cursor: Position) -> bool:
 
 
 def _leave(view: TopicView, cursor: Position) -> Step:
-    """Return the step at a cursor behind all known entries of its ledger."""
+    """Return the step at a cursor behind all entries of its ledger that the source or the bucket has."""
     ledger_id = cursor.ledger_id
     for loss in view.losses:
         if loss.holds(cursor):
@@ -281,24 +281,24 @@ def _leave(view: TopicView, cursor: Position) -> Step:
             raise EntriesLost(f"entries {loss} {lost if loss.certain else doubt}", hint=f"read on from {loss.before}")
     source = view.ledger(ledger_id)
     if source is not None:
-        return _hop(view, cursor, source.last_entry_id) if source.closed else Stop.WAIT
+        return _next_ledger(view, ledger_id) if source.closed else Stop.WAIT
+    if ledger_id in view.complete:
+        return _hop(view, cursor, view.complete[ledger_id].entries - 1)
     at = _last_segment(view, ledger_id)
     held = _slice(view.segments[at], ledger_id) if at >= 0 else None
-    if held is None and ledger_id not in view.complete:
+    if held is None:
         if _later_ledgers(view, ledger_id):
             raise EntriesMissing(f"no tier knows ledger {ledger_id} of {cursor}", hint="it was deleted; begin after it")
         return Stop.WAIT
-    if held is None or ledger_id in view.complete:
-        return _hop(view, cursor, view.complete[ledger_id].entries - 1)
     asked = (view.segments[at].segment_id, ledger_id)
     if asked not in view.ends:
         return ReadEnd(ledger_id, view.segments[at])
     end = view.ends[asked]
     if end is not None:
-        return _hop(view, cursor, max(end, held.last_entry_id))
+        return _hop(view, cursor, end)
     followed = at + 1 < len(view.segments) and not _before_gap(view, ledger_id)
     if view.segments[at].end.ledger_id > ledger_id or followed:
-        return _hop(view, cursor, held.last_entry_id)
+        return _next_ledger(view, ledger_id)
     if (view.source and view.source[-1].ledger_id > ledger_id) or _before_gap(view, ledger_id):
         raise EntriesMissing(
             f"it is unknown whether ledger {ledger_id} ended at entry {held.last_entry_id}",

@@ -510,6 +510,22 @@ async def test_an_old_segment_waits_for_the_entries_of_its_stored_parts() -> Non
     assert store.sent_again == 0
 
 
+async def test_parts_behind_one_that_is_missing_delay_no_old_segment() -> None:
+    """The second part never arrived, those after it did: the segment, past its age, is sealed behind the first one."""
+    rig, store = await made_rig()
+    left = await left_behind(rig, parts=4)
+    for upload in store._uploads.values():
+        del upload.parts[2]
+    await rewritten(rig, left, parts=left.parts[:1], assigned_ms=1)
+    async with rig.engine("last") as engine:
+        topic = await offloader_of(engine)
+        await until(lambda: topic.offloaded is not None)
+        segment = topic.map.segments[0]
+    last = left.parts[0].blocks[-1]
+    assert segment.end == Position(last.ledger_id, last.last_entry_id)
+    await finish(rig, store)
+
+
 async def test_a_segment_keeps_the_layout_that_it_was_begun_with() -> None:
     """The settings were changed in between: they count from the next segment on."""
     rig, store = await made_rig()
