@@ -51,15 +51,18 @@ class Turn:
 
     async def wait(self) -> None:
         """Return when the request may be sent. Cancelled, it takes nothing."""
-        for scope in self.scopes:
-            seconds = scope.reserve(self.expected_bytes)
-            if seconds > 0:
-                self.metrics.source_throttled_seconds.labels(scope=scope.name).inc(seconds)
-                try:
+        reserved: list[Scope] = []
+        try:
+            for scope in self.scopes:
+                seconds = scope.reserve(self.expected_bytes)
+                reserved.append(scope)
+                if seconds > 0:
+                    self.metrics.source_throttled_seconds.labels(scope=scope.name).inc(seconds)
                     await self.clock.sleep(seconds)
-                except BaseException:
-                    scope.give_back(self.expected_bytes)
-                    raise
+        except BaseException:
+            for scope in reserved:
+                scope.give_back(self.expected_bytes)
+            raise
 
     def settle(self, actual_bytes: int) -> None:
         """Count the bytes of the answer; 0 when the request failed."""

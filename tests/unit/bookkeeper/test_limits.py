@@ -120,6 +120,25 @@ async def test_who_gives_up_costs_nobody_time() -> None:
     assert clock.monotonic() - began <= 1
 
 
+async def test_who_gives_up_behind_others_costs_its_topic_nothing() -> None:
+    """Its topic had let it through, and the daemon's queue had not: both turns are given back."""
+    clock = FakeClock()
+    limits = Limits(BookkeeperSettings(requests_per_s=10, topic_bytes_per_s=100), clock, Metrics())
+    await in_time(clock, send(limits, OTHER, [0] * 15, clock))
+
+    async def ask(seconds: float | None) -> None:
+        turn = limits.turn(TOPIC, 1000)
+        assert turn is not None
+        async with asyncio.timeout(seconds):
+            await turn.wait()
+
+    with pytest.raises(TimeoutError):
+        await in_time(clock, ask(0))
+    began = clock.monotonic()
+    await in_time(clock, ask(None))
+    assert clock.monotonic() - began <= 0.2
+
+
 @settings(max_examples=30)
 @given(
     sizes=st.lists(st.integers(0, 5000), min_size=1, max_size=40),

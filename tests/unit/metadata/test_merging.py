@@ -9,7 +9,7 @@ import pytest
 
 from offloaderd.core.model import Loss, Position, TopicName
 from offloaderd.metadata.topic_map.map import TopicMap
-from offloaderd.metadata.topic_map.merging import obstacle
+from offloaderd.metadata.topic_map.merging import obstacle, runs
 from tests.unit.metadata.segments import made
 
 TOPIC = TopicName("public", "default", "orders")
@@ -34,3 +34,12 @@ def test_a_segment_with_one_ledger_that_is_marked_deleted_is_not_replaced(ledger
     """The others of it stay."""
     marked = replace(MAP, deleted=MappingProxyType({ledger_id: 7}))
     assert "marked deleted" in obstacle(marked, ONE, {"bucket"})
+
+
+def test_segments_with_a_loss_between_them_are_not_merged() -> None:
+    """The records prove that nothing else is between; but entries of a loss may still come, as a segment of their own."""
+    first, second = made(3, (5, 10, 19)), made(4, (6, 0, 9))
+    loss = Loss(Position(5, 19), Position(6, 0), 3)
+    current = replace(MAP, segments=(NEWEST, first, second), losses=(loss,))
+    goals = runs(current, current.segments, payload_bytes=1 << 30, ledgers=100)
+    assert [goal.sources for goal in goals] == [(NEWEST, first), (second,)]

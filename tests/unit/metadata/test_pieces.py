@@ -193,6 +193,20 @@ def test_a_ledger_becomes_one_object_out_of_pieces() -> None:
     assert [path for path in held if path.startswith(f"{_path()}/")] == []
 
 
+@pytest.mark.parametrize("length", [1, 2])
+def test_segments_at_the_edges_of_pieces_are_exchanged_like_any_other(length: int) -> None:
+    """Segments of one entry begin and end where their piece does: each is merged, and each removed, where it is."""
+    twins = _Twins()
+    for _ in range(30):
+        twins.commit(length, behind=True, over=False)
+    twins.cut()
+    assert len(twins.pieced.contexts[5].pieces) > 3
+    for begin in reversed(range(0, 29)):
+        twins.merge(begin, 1)
+    for _ in range(29):
+        twins.remove()
+
+
 def test_a_release_that_knows_no_pieces_refuses_the_node() -> None:
     """It never takes it for a ledger with fewer segments: the format says so, and goes when the pieces have gone."""
     _, current = _cut(_many(30))

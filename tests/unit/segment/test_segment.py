@@ -8,7 +8,7 @@ from uuid import UUID
 
 import google_crc32c
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from offloaderd.core.errors import InvalidInput
@@ -182,6 +182,7 @@ def stored(parts: list[CutPart]) -> list[StoredPart]:
     preamble=st.booleans(),
     kept=st.integers(0, 9),
 )
+@example(ledgers=[[56] * 5], block=200, part=400, preamble=False, kept=1)  # blocks that fill their parts exactly
 def test_a_segment_goes_on_behind_any_part(
     ledgers: list[list[int]], block: int, part: int, preamble: bool, kept: int
 ) -> None:

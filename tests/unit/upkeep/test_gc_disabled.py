@@ -14,14 +14,26 @@ from offloaderd.format.manifest import LedgerPart
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import identity, ownership
-from offloaderd.metadata.records.attempt import Seal
+from offloaderd.metadata.records.attempt import Seal, stored_part
 from offloaderd.metadata.records.identity import Refusal
 from offloaderd.metadata.records.ownership import Epoch
 from offloaderd.policy.records import TopicPolicy, encode_policy
 from offloaderd.segment.claim.fence import Claim, Fence
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.upkeep.gc.findings import Kind, Verdict
-from tests.unit.upkeep.site import BUCKET, DAY_S, OURS, PREFIX, TOPIC, Ground, data_key, manifest_key, segment_id
+from tests.unit.format.builders import build_segment
+from tests.unit.upkeep.site import (
+    BUCKET,
+    DAY_S,
+    OURS,
+    PREFIX,
+    TOPIC,
+    Ground,
+    data_key,
+    manifest_key,
+    runs,
+    segment_id,
+)
 
 if TYPE_CHECKING:
     from offloaderd.metadata.port import Step
@@ -204,3 +216,13 @@ async def test_entries_that_only_the_seal_names_are_missed_as_well(ground: Groun
     (find,) = (await ground.collect(apply=False))[0]
     assert find.verdict is (Verdict.DELETE if last == 9 else Verdict.KEEP)
     assert ("may hold entries of ledger 1 that the source has no more" in find.reason) is (last == 10)
+
+
+@pytest.mark.parametrize("last", [9, 10])
+async def test_entries_of_parts_that_were_stored_before_a_seal_are_missed_as_well(ground: Ground, last: int) -> None:
+    """An owner that died in the middle of a segment recorded parts and no end: they may hold a last copy too."""
+    await disabled(ground)
+    described = build_segment(runs(1, 0, last + 1)).manifest
+    await change(ground, parts=(stored_part("etag", described.data_bytes, described.blocks),))
+    (find,) = (await ground.collect(apply=False))[0]
+    assert find.verdict is (Verdict.DELETE if last == 9 else Verdict.KEEP)
