@@ -382,6 +382,23 @@ async def test_what_fits_again_is_offloaded_again() -> None:
     assert len(await rig.committed()) == 35
 
 
+@pytest.mark.parametrize("gone", [False, True])
+async def test_a_refusal_stands_until_each_ledger_that_it_names_was_seen_to_be_right(gone: bool) -> None:
+    """The right source is back; a ledger that it has deleted meanwhile shows nothing, so nothing is deleted here."""
+    rig = await offloaded(10, 10, 10)
+    here = rig.ledgers
+    await other_source(rig, 3)
+    await assert_stalls(rig, RefusalKind.LEDGER_REPLACED, "ledger 0 was created at")
+    rig.ledgers = rig.origin = rig.register = here  # type: ignore[assignment]
+    assert here is not None
+    if gone:
+        await here.delete(TOPIC, 0)
+    owned = await Owned.claim(rig)
+    await owned.offloader.identity.load()
+    await owned.offloader.source_check.ledgers(owned.ledgers)
+    assert (RefusalKind.LEDGER_REPLACED in await refused(rig)) is gone
+
+
 async def test_what_an_operator_accepts_is_believed_from_then_on() -> None:
     """The ledgers that took the numbers over are the topic's: they are offloaded, and known by their time."""
     rig = await offloaded(10, 5)
