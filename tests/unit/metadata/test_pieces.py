@@ -201,7 +201,7 @@ def test_segments_at_the_edges_of_pieces_are_exchanged_like_any_other(length: in
         twins.commit(length, behind=True, over=False)
     twins.cut()
     assert len(twins.pieced.contexts[5].pieces) > 3
-    for begin in reversed(range(0, 29)):
+    for begin in reversed(range(29)):
         twins.merge(begin, 1)
     for _ in range(29):
         twins.remove()

@@ -280,7 +280,7 @@ async def test_the_next_owner_goes_on_where_the_last_one_stopped(ground: Ground)
 
 
 async def test_a_cursor_in_a_segment_that_is_gone_skips_nothing_of_another_one(ground: Ground) -> None:
-    """Retention took the segment that was being read: the next one is read from its first block, and its damage found."""
+    """Retention took the segment that was being read: the next one is read from its first block, damage found."""
     cursor = Cursor(segment_id(9), 1)
     await ground.metadata.create(paths.verified(TOPIC), verified_record.encode(Verified({}, cursor)))
     await flip(ground, data_key(1), (await described(ground, 1)).blocks[0].offset + 20)
