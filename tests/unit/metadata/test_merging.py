@@ -37,7 +37,7 @@ def test_a_segment_with_one_ledger_that_is_marked_deleted_is_not_replaced(ledger
 
 
 def test_segments_with_a_loss_between_them_are_not_merged() -> None:
-    """The records prove that nothing else is between; but entries of a loss may still come, as a segment of their own."""
+    """The records prove that nothing else is between; but entries of a loss may still come, in their own segment."""
     first, second = made(3, (5, 10, 19)), made(4, (6, 0, 9))
     loss = Loss(Position(5, 19), Position(6, 0), 3)
     current = replace(MAP, segments=(NEWEST, first, second), losses=(loss,))
