@@ -127,9 +127,10 @@ async def test_each_right_is_kept_and_the_missing_one_is_named(guarded: S3Server
 
 
 async def test_nothing_is_allowed_elsewhere(guarded: S3Server) -> None:
-    """Keys outside the prefix are closed, and a reader changes nothing below it."""
+    """Keys outside the prefix are closed, what is about the bucket apart; a reader changes nothing below it."""
+    about_the_bucket = {"GetBucketLifecycleConfiguration", "GetBucketVersioning"}
     elsewhere = await refusals(guarded, "daemon", "elsewhere")
-    assert RIGHTS.keys() - elsewhere.keys() == {"ListObjectsV2", "ListMultipartUploads"}
+    assert RIGHTS.keys() - elsewhere.keys() == {"ListObjectsV2", "ListMultipartUploads", *about_the_bucket}
     reads = await refusals(guarded, "reader", f"{PREFIX}reader")
     assert RIGHTS.keys() - reads.keys() == {"ListObjectsV2", "GetObject", "HeadObject"}
 
