@@ -5,18 +5,20 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from offloaderd.api.calls import Context
+from offloaderd.core.errors import Conflict
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
 from offloaderd.core.read_options import Goal, SeekKind
 from offloaderd.format.parsing import filled
 from offloaderd.protocol.v1 import cache_pb2, cache_pb2_grpc
+from offloaderd.read.disk.sweep import purge
 from offloaderd.read.reader import TopicReader
 from offloaderd.read.warming import warm
 
 
 @dataclass(eq=False)
 class CacheService(cache_pb2_grpc.CacheServiceServicer):
-    """Shows and warms the disk cache of `reader`."""
+    """Shows, warms and purges the disk cache of `reader`."""
 
     daemon_id: str
     reader: TopicReader
@@ -59,3 +61,14 @@ class CacheService(cache_pb2_grpc.CacheServiceServicer):
         async with aclosing(warm(self.reader, topic, goal)) as progress:
             async for one in progress:
                 yield filled(cache_pb2.WarmProgress, one)
+
+    async def PurgeCache(self, request: cache_pb2.PurgeCacheRequest, context: Context) -> cache_pb2.CachePurged:
+        """Return what was deleted. Raises InvalidInput, Conflict without a disk cache that is open."""
+        topic = TopicName.parse(request.topic) if request.topic else None
+        disk = self.reader.segments.fetcher.disk
+        if disk is None:
+            raise Conflict("this daemon has no disk cache", hint="set cache.directory, and restart it")
+        if not disk.is_open:
+            raise Conflict(f"the disk cache is off: {disk.state}", hint="delete the files in its directory by hand")
+        found = await purge(disk, topic, dry_run=request.dry_run)
+        return cache_pb2.CachePurged(daemon_id=self.daemon_id, dry_run=request.dry_run, **found._asdict())

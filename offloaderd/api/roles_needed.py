@@ -152,6 +152,7 @@ _SERVICES: dict[str, dict[str, Need]] = {
     "offloaderd.v1.CacheService": {
         "ShowCache": Need(Role.READ, _everything),
         "WarmCache": Need(Role.ADMIN, _topic),
+        "PurgeCache": Need(Role.ADMIN, _topic_or_everything),
     },
     "offloaderd.v1.UpkeepService": {"Gc": Need(Role.ADMIN, _everything)},
     "offloaderd.v1.LedgerService": {

@@ -187,6 +187,13 @@ class Calls(Connection):
         request = cache_pb2.WarmCacheRequest(topic=str(topic), from_time_ms=from_time_ms)
         return self._stream(lambda: self._cache.WarmCache(request, timeout=timeout_s))
 
+    async def purge_cache(
+        self, topic: TopicName | str | None = None, *, dry_run: bool = False
+    ) -> cache_pb2.CachePurged:
+        """Delete a topic from the daemon's disk cache, or all. Raises Conflict without a cache that is open."""
+        request = cache_pb2.PurgeCacheRequest(topic=str(topic) if topic is not None else "", dry_run=dry_run)
+        return await self._ask(self._cache.PurgeCache, request)
+
     async def reload(self, *, dry_run: bool = False) -> control_pb2.ReloadResponse:
         """Make the daemon read its settings again; returns the changes. Raises InvalidConfig with every mistake."""
         return await self._ask(self._control.Reload, control_pb2.ReloadRequest(dry_run=dry_run))

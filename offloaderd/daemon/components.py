@@ -254,6 +254,7 @@ def disk_cache(settings: Settings, clock: Clock, metrics: Metrics) -> DiskCache 
     options = DiskOptions(
         directory=Path(cache.directory),
         limit_bytes=cache.disk_bytes,
+        free_bytes=cache.free_bytes,
         waiting_bytes=min(WAITING_BYTES_MAX, settings.memory.cache_bytes // 4),
         get_price=settings.prices.get_1000 / 1000,
     )

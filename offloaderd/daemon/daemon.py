@@ -43,6 +43,7 @@ from offloaderd.fleet.registration import Registration
 from offloaderd.metadata.port import MetadataStore, SessionState
 from offloaderd.objects.opening import bucket_store, check_places
 from offloaderd.objects.port import SegmentStore
+from offloaderd.read.disk.sweep import keep_swept
 from offloaderd.segment.failures import StoreReach
 from offloaderd.topic.buffer import BufferPool
 
@@ -287,6 +288,9 @@ class Daemon:
                 group.create_task(self._levels.keep(), name="log levels"),
                 group.create_task(collecting, name="garbage collection"),
             ]
+            if components.disk is not None:
+                sweeping = keep_swept(components.disk, metadata, self._clock)
+                loops.append(group.create_task(sweeping, name="disk cache sweep"))
             if self._site is not None:
                 loops.append(group.create_task(self._site.fill(components.board), name="status page"))
             running = group.create_task(engine.run(node), name="engine")

@@ -19,12 +19,13 @@ from typing import NamedTuple
 from offloaderd.core.entries import FramedEntries
 from offloaderd.core.errors import CorruptData, reported
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.model import Position
+from offloaderd.core.model import Position, TopicName
 from offloaderd.format.v1 import BlockScan, BlockSpan, LedgerObjectIndex, block_spans, decode_index
 from offloaderd.format.verify import differs
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.read.cache import Cache, ReadAhead, Slot
 from offloaderd.read.disk.fetcher import Fetcher, Range
+from offloaderd.read.disk.files import owner_of
 
 PIECE_BYTES = 1024 * 1024
 """Bytes of one request, and about the distance of remembered places."""
@@ -43,7 +44,8 @@ class Place(NamedTuple):
 class LedgerTable:
     """The blocks of one object, and the places in them that are known."""
 
-    def __init__(self, segment: CommittedSegment, index: LedgerObjectIndex) -> None:
+    def __init__(self, topic: TopicName, segment: CommittedSegment, index: LedgerObjectIndex) -> None:
+        self.owner = owner_of(topic.managed_ledger, segment.segment_id)
         self.bucket, self.key = segment.bucket, segment.keys.data
         self.data_bytes = index.data_bytes
         self._spans = block_spans(index)
@@ -88,7 +90,7 @@ class LedgerTable:
         return TABLE_BYTES + PLACE_BYTES * (len(self._places) + self.data_bytes // PIECE_BYTES)
 
 
-def table_of(segment: CommittedSegment, index_data: bytes) -> LedgerTable:
+def table_of(topic: TopicName, segment: CommittedSegment, index_data: bytes) -> LedgerTable:
     """Decode an index and compare it with the committed segment. Raises CorruptData with the difference."""
     key = segment.keys.index
     index = decode_index(index_data, key=key)
@@ -97,7 +99,7 @@ def table_of(segment: CommittedSegment, index_data: bytes) -> LedgerTable:
     last = segment.end.entry_id
     if index.ledger().lastEntryId != last:
         raise differs(key, 32, f"a ledger up to entry {last}", index.ledger().lastEntryId)
-    return LedgerTable(segment, index)
+    return LedgerTable(topic, segment, index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +113,21 @@ class LedgerObjects:
     report: Callable[[CorruptData], None]
 
     async def read(
-        self, segment: CommittedSegment, first: Position, last: Position, pace: ReadAhead, *, read_ahead_bytes: int
+        self,
+        topic: TopicName,
+        segment: CommittedSegment,
+        first: Position,
+        last: Position,
+        pace: ReadAhead,
+        *,
+        read_ahead_bytes: int,
     ) -> AsyncGenerator[FramedEntries, None]:
         """Yield every entry of [first, last], which the ledger must hold, in order, a batch for each piece.
 
         Raises NotFound for a missing object, CorruptData for one that differs from its index or the commit, Transient
         and Denied; all entries before an error are right. Close the iterator at the end.
         """
-        async with self._table(segment) as table:
+        async with self._table(topic, segment) as table:
             place = table.nearest(first.entry_id)
             while place.entry_id <= last.entry_id:
                 span = table.span(place.entry_id)
@@ -144,9 +153,9 @@ class LedgerObjects:
                     window.close()
                 place = Place(span.last_entry_id + 1, span.end)
 
-    async def known_places(self, segment: CommittedSegment) -> list[int]:
+    async def known_places(self, topic: TopicName, segment: CommittedSegment) -> list[int]:
         """Return entries whose places are known: those of the index, and some that were read. Raises as `read` does."""
-        async with self._table(segment) as table:
+        async with self._table(topic, segment) as table:
             return table.known
 
     async def _fed(self, scan: BlockScan, window: "_Window", table: LedgerTable) -> FramedEntries:
@@ -165,24 +174,25 @@ class LedgerObjects:
 
     def _forget(self, table: LedgerTable, numbers: set[int]) -> None:
         """Drop damaged pieces from the disk: nothing but the framing of their entries shows damage."""
-        there = self.fetcher.at(table.bucket)
+        there = self.fetcher.at(table.bucket, table.owner)
         for number in numbers:
             there.forget(table.key, table.range(number))
 
     @asynccontextmanager
-    async def _table(self, segment: CommittedSegment) -> AsyncIterator[LedgerTable]:
+    async def _table(self, topic: TopicName, segment: CommittedSegment) -> AsyncIterator[LedgerTable]:
         slot, new = self.tables.claim(("ledger", segment.segment_id), TABLE_BYTES)
         try:
             if new:
                 key = segment.keys.index
-                self.tables.load([slot], lambda: self._load_table(segment, slot), name=f"get {key}")
+                self.tables.load([slot], lambda: self._load_table(topic, segment, slot), name=f"get {key}")
             yield await slot.get()
         finally:
             self.tables.release(slot)
 
-    async def _load_table(self, segment: CommittedSegment, slot: Slot[LedgerTable]) -> None:
+    async def _load_table(self, topic: TopicName, segment: CommittedSegment, slot: Slot[LedgerTable]) -> None:
+        there = self.fetcher.at(segment.bucket, owner_of(topic.managed_ledger, segment.segment_id))
         with reported(self.report):
-            table = await self.fetcher.at(segment.bucket).table(partial(table_of, segment), segment.keys.index)
+            table = await there.table(partial(table_of, topic, segment), segment.keys.index)
         self.tables.fill(slot, table, table.cost_bytes)
 
     def claim(self, table: LedgerTable, number: int, *, ahead: bool) -> Slot[bytes]:
@@ -196,7 +206,7 @@ class LedgerObjects:
         return slot
 
     async def _load_piece(self, table: LedgerTable, start: int, length: int, slot: Slot[bytes]) -> None:
-        there = self.fetcher.at(table.bucket)
+        there = self.fetcher.at(table.bucket, table.owner)
         async with AsyncExitStack() as stack:
             with reported(self.report):
                 (piece,) = await stack.enter_async_context(

@@ -200,7 +200,7 @@ class LedgerSeek(EntrySeek):
 
     async def _probes(self) -> Sequence[int]:
         self._cost.at = self._segment
-        return await self._reader.known_places(self._segment)
+        return await self._reader.known_places(self._topic, self._segment)
 
     async def _first_key(self, goal: Goal, start: int, end: int) -> tuple[int, int] | None:
         key = key_of(goal, (await self.entry(start))[0])

@@ -50,6 +50,7 @@ from offloaderd.read import cache
 from offloaderd.read.broker_ledgers import LedgerObjects, LedgerTable
 from offloaderd.read.cache import Cache, ReadAhead, Slot
 from offloaderd.read.disk.fetcher import Fetcher, Range
+from offloaderd.read.disk.files import Owner, owner_of
 
 V = TypeVar("V")
 
@@ -59,8 +60,9 @@ TABLE_BYTES = 2048
 
 @dataclass(frozen=True, slots=True)
 class SegmentTable:
-    """A segment's checked manifest, with the first positions of its blocks."""
+    """A segment's checked manifest, with the first positions of its blocks; `owner` is whose it is on the disk."""
 
+    owner: Owner
     bucket: str
     data_key: str
     manifest: SegmentManifest
@@ -89,7 +91,11 @@ def table_of(topic: TopicName, segment: CommittedSegment, index_data: bytes, man
     _check_identity(topic, segment, manifest, manifest_key)
     check_index(index_data, manifest, key=index_key)
     starts = [(block.ledger_id, block.first_entry_id) for block in manifest.blocks]
-    return SegmentTable(segment.bucket, data_key, manifest, starts)
+    return SegmentTable(_owner(topic, segment), segment.bucket, data_key, manifest, starts)
+
+
+def _owner(topic: TopicName, segment: CommittedSegment) -> Owner:
+    return owner_of(topic.managed_ledger, segment.segment_id)
 
 
 def _check_identity(topic: TopicName, segment: CommittedSegment, manifest: SegmentManifest, key: str) -> None:
@@ -188,7 +194,7 @@ async def _load_checked(
     report: Callable[[CorruptData], None],
 ) -> None:
     """Fetch neighbouring pieces of the data object with one request; check each."""
-    there = fetcher.at(table.bucket)
+    there = fetcher.at(table.bucket, table.owner)
     async with AsyncExitStack() as stack:
         with reported(report):
             pieces = await stack.enter_async_context(there.ranges(table.data_key, extents.ranges, extents.around))
@@ -288,9 +294,9 @@ class SegmentReader:
             self._tables.release(slot)
 
     async def _load_table(self, topic: TopicName, segment: CommittedSegment, slot: Slot[SegmentTable]) -> None:
-        bucket, (_, index_key, manifest_key) = segment.bucket, segment.keys.all
+        there, (_, index_key, manifest_key) = self.fetcher.at(segment.bucket, _owner(topic, segment)), segment.keys.all
         with reported(self._report):
-            table = await self.fetcher.at(bucket).table(partial(table_of, topic, segment), index_key, manifest_key)
+            table = await there.table(partial(table_of, topic, segment), index_key, manifest_key)
         self._tables.fill(slot, table, table.cost_bytes)
 
     async def read(
@@ -340,7 +346,8 @@ class SegmentReader:
     ) -> AsyncGenerator[FramedEntries, None]:
         if segment.foreign:
             ahead = self.read_ahead_bytes
-            async with aclosing(self._ledgers.read(segment, first, last, pace, read_ahead_bytes=ahead)) as batches:
+            found = self._ledgers.read(topic, segment, first, last, pace, read_ahead_bytes=ahead)
+            async with aclosing(found) as batches:
                 async for batch in batches:
                     yield batch
             return
@@ -387,9 +394,9 @@ class SegmentReader:
         with reported(self._report):
             return block.payload(position.entry_id), table.manifest.blocks[number].length if new else 0
 
-    async def known_places(self, segment: CommittedSegment) -> list[int]:
+    async def known_places(self, topic: TopicName, segment: CommittedSegment) -> list[int]:
         """Return the entries of a broker's ledger with a known place. Raises as `read` does."""
-        return await self._ledgers.known_places(segment)
+        return await self._ledgers.known_places(topic, segment)
 
     def has_table(self, segment: CommittedSegment) -> bool:
         """Whether the segment's table is in memory, or being loaded."""

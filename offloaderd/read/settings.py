@@ -44,9 +44,14 @@ class CacheSettings(Section):
 
     directory: OptionalText = Field(default=None, examples=["/var/lib/offloaderd/cache"])
     """A directory for this daemon alone, on a local disk. A restarted daemon finds its content there. It holds blocks
-    as the store returns them, so protect it as the bucket; what is deleted there stays here until something replaces
-    it. A disk that is missing, full or damaged is no error: readers use the store. Not set: no disk cache."""
+    as the store returns them, in plain bytes also where the bucket is encrypted: protect it as the bucket. What is
+    deleted there goes from here within about an hour. A disk that is missing, full or damaged is no error: readers use
+    the store. Not set: no disk cache."""
 
     disk_bytes: Bytes = Field(default=10 * GiB, ge=64 * MiB)
     """Most that is written there. Beside the budgets of [memory] it takes some 400 bytes for each block, as a rule of
     1 MiB. What waits to be written is part of memory.cache_bytes."""
+
+    free_bytes: Bytes = Field(default=1 * GiB, ge=0)
+    """What stays free on its file system: with less nothing is written, and the cache becomes smaller. So a mount that
+    is missing does not fill the disk below it."""

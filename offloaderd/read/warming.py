@@ -17,7 +17,7 @@ from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.read.broker_ledgers import PIECE_BYTES
 from offloaderd.read.disk.cache import DiskCache
 from offloaderd.read.disk.fetcher import Fetcher, Range
-from offloaderd.read.disk.files import file_bytes
+from offloaderd.read.disk.files import file_bytes, owner_of
 from offloaderd.read.plan import TopicView
 from offloaderd.read.reader import TopicReader
 from offloaderd.read.seek import seek
@@ -85,7 +85,7 @@ async def _segment(
     begin: Position | None,
     now: Warmed,
 ) -> AsyncGenerator[Warmed, None]:
-    there = reader.segments.fetcher.at(segment.bucket)
+    there = reader.segments.fetcher.at(segment.bucket, owner_of(topic.managed_ledger, segment.segment_id))
     for run in await _runs(reader, topic, segment, begin):
         if not disk.is_open:
             raise Conflict(f"the disk cache is off: {disk.state}", hint="docs/failures.md says what to do")

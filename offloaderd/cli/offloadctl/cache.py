@@ -1,4 +1,4 @@
-"""`offloadctl cache`: show and warm the disk cache of a daemon."""
+"""`offloadctl cache`: show, warm and purge the disk cache of a daemon."""
 
 from collections.abc import Awaitable
 
@@ -19,7 +19,7 @@ WARM_TIMEOUT_S = 24 * 3600.0
 @click.group()
 @options.common
 def cache(session: Session) -> None:
-    """Show and warm the disk cache of the contacted daemon (cache.directory).
+    """Show, warm and purge the disk cache of the contacted daemon (cache.directory).
 
     Each daemon has its own, and serves reads of any topic from it.
     """
@@ -107,3 +107,30 @@ def _lines(topic: TopicName, found: cache_pb2.WarmProgress) -> list[str]:
             f"the disk may hold no more: {show.plural(rest, 'segment')} to the end of the topic not, or in part"
         )
     return lines
+
+
+@cache.command(short_help="Delete a topic, or everything, from the disk cache.")
+@click.argument("topic", type=options.TOPIC, required=False)
+@click.option("--dry-run", is_flag=True, help="Delete nothing; show how much is there.")
+@options.common
+def purge(session: Session, topic: TopicName | None, *, dry_run: bool) -> int:
+    """Delete what the disk cache of the contacted daemon has of a topic; without TOPIC all that it has.
+
+    The bucket keeps everything. What readers ask for again is fetched and kept again. A topic that was deleted may be
+    named as well. Files that the disk cache does not know, as of a directory that is not in use, stay: delete them by
+    hand. Exit code 1 when something is left.
+
+    \b
+    Examples:
+      offloadctl cache purge orders --dry-run
+      offloadctl cache purge orders
+      offloadctl cache purge --json | jq .size_bytes
+    """
+    found = session.ask(lambda client: client.purge_cache(topic, dry_run=dry_run))
+    what = f"{show.plural(found.ranges, 'range')}, {show.size(found.size_bytes)}"
+    where = f"{topic or 'everything'} on the disk of {found.daemon_id}"
+    lines = [f"{where}: {'would delete' if dry_run else 'deleted'} {what}"]
+    if found.left:
+        lines.append(f"{show.plural(found.left, 'file')} could not be deleted, or came back: the daemon's log says why")
+    session.tell({"topic": str(topic or ""), **as_json(found)}, "\n".join(lines))
+    return FAILED if found.left else OK

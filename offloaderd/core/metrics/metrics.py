@@ -204,7 +204,12 @@ class Metrics(ServiceMetrics, UpkeepMetrics):
     )
     cache_bytes = gauge("Bytes held by the cache.", cache=CACHES)
     cache_limit_bytes = gauge("Bytes the cache may hold.", cache=CACHES)
-    cache_evictions = counter("Items that caches dropped, by cause.", cache=CACHES, cause=("size", "stale"))
+    cache_evictions = counter(
+        "Items that caches dropped, by cause. stale: damaged or missing. gone: of a segment or topic that was deleted. "
+        "purged: by an operator.",
+        cache=CACHES,
+        cause=("size", "stale", "gone", "purged"),
+    )
     prefetch_bytes = counter("Bytes fetched in advance of the reader. Far above read_bytes: readers stop early.")
     checksum_failures = counter(
         "Times that stored bytes were not those that were written. Page on any; the data.corrupt events of the log "

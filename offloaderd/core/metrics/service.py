@@ -96,16 +96,20 @@ class ServiceMetrics(Families):
     disk_cache_read_bytes = counter("Bytes that reads took from the disk cache instead of the store.")
     disk_cache_written_bytes = counter("Bytes written to the disk cache. Far above disk_cache_read_bytes: a small one.")
     disk_cache_declined = counter(
-        "Ranges that were fetched and not written to the disk cache. once: it is full, and they were requested once, "
-        "or less often than what is there. writes: the disk takes less than is fetched. off: see disk_cache_open.",
+        "Ranges that were not on the disk, and not written to it either. once: it is full, and they were requested "
+        "once, or less often than what is there. writes: the disk takes less than is fetched. off: see "
+        "disk_cache_open.",
         cause=("once", "writes", "off"),
     )
     disk_cache_failures = counter(
         "Failures of the disk below cache.directory; readers get what they want from the store. damaged: other bytes "
-        "than were written. missing: a removed file. slow: a read of more than 5 s. directory: it cannot be opened.",
-        cause=("damaged", "missing", "read", "write", "slow", "directory"),
+        "than were written. missing: a removed file. slow: a read of more than 5 s. directory: it cannot be opened. "
+        "delete: a file that stays, and takes room.",
+        cause=("damaged", "missing", "read", "write", "delete", "slow", "directory"),
     )
-    disk_cache_gets_saved = counter("GETs that were not sent, as the disk cache had all that was wanted.")
+    disk_cache_gets_saved = counter(
+        "GETs that were not sent, as the disk cache had all that was wanted, or another reader fetched it."
+    )
     disk_cache_money_saved = counter("What these would have cost by prices.get_1000, without traffic.")
     seeks = counter(
         "Seeks by kind of target and by what was needed to answer: manifests, one block or entry, a scan of several, "

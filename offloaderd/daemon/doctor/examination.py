@@ -43,6 +43,8 @@ async def machine_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
         yield await case.check("ports", asyncio.to_thread(ports, case.settings))
     if case.settings.ledgers.kind == "embedded":
         yield await case.check("ledgers directory", asyncio.to_thread(directory, case.settings, case.probe_name()))
+    if case.settings.cache.directory is not None:
+        yield await case.check("cache directory", asyncio.to_thread(cache_directory, case.settings))
 
 
 def memory(settings: Settings) -> Finding:
@@ -111,6 +113,25 @@ def directory(settings: Settings, probe_name: str) -> Finding:
     found = f"{wanted}: {_mib(free)} free" + ("" if there == wanted else ", will be made")
     if free < settings.ledgers.ledger_bytes_max:
         return warn(found, f"make room: one ledger may take {format_bytes(settings.ledgers.ledger_bytes_max)}")
+    return ok(found)
+
+
+def cache_directory(settings: Settings, root: Path = Path("/")) -> Finding:
+    """Check that the disk cache is on a disk of its own that has room for it."""
+    cache = settings.cache
+    wanted = Path(cache.directory or "")
+    there = next((path for path in (wanted, *wanted.absolute().parents) if path.is_dir()), root)
+    free = shutil.disk_usage(there).free
+    found = f"{wanted}: {_mib(free)} free" + ("" if there == wanted else ", will be made")
+    if there.stat().st_dev == root.stat().st_dev:
+        return warn(
+            f"{found}, on the file system of {root}",
+            "mount a disk for cache.directory, and have the daemon start after it (systemd: RequiresMountsFor=); "
+            f"else the cache takes up to {format_bytes(cache.disk_bytes)} of the disk of the system",
+        )
+    held = sum(one.stat().st_size for one in there.glob("*.block")) if there == wanted else 0
+    if free + held < cache.disk_bytes + cache.free_bytes:
+        return warn(found, "lower cache.disk_bytes, or give it a larger disk: it will be smaller than set")
     return ok(found)
 
 

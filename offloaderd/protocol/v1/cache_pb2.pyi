@@ -161,3 +161,61 @@ class WarmProgress(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WarmProgress: _TypeAlias = WarmProgress  # noqa: Y015
+
+@_typing.final
+class PurgeCacheRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """not set: everything; a topic that was deleted may be named as well"""
+    dry_run: _builtins.bool
+    """delete nothing"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PurgeCacheRequest: _TypeAlias = PurgeCacheRequest  # noqa: Y015
+
+@_typing.final
+class CachePurged(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DAEMON_ID_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
+    daemon_id: _builtins.str
+    dry_run: _builtins.bool
+    ranges: _builtins.int
+    """deleted, or on the disk with dry_run"""
+    size_bytes: _builtins.int
+    """of their files"""
+    left: _builtins.int
+    """files that could not be deleted, or that were read again meanwhile"""
+    def __init__(
+        self,
+        *,
+        daemon_id: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+        ranges: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+        left: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["daemon_id", b"daemon_id", "dry_run", b"dry_run", "left", b"left", "ranges", b"ranges", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CachePurged: _TypeAlias = CachePurged  # noqa: Y015

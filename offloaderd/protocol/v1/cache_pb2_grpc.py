@@ -44,6 +44,11 @@ class CacheServiceStub:
                 request_serializer=offloaderd_dot_v1_dot_cache__pb2.WarmCacheRequest.SerializeToString,
                 response_deserializer=offloaderd_dot_v1_dot_cache__pb2.WarmProgress.FromString,
                 _registered_method=True)
+        self.PurgeCache = channel.unary_unary(
+                '/offloaderd.v1.CacheService/PurgeCache',
+                request_serializer=offloaderd_dot_v1_dot_cache__pb2.PurgeCacheRequest.SerializeToString,
+                response_deserializer=offloaderd_dot_v1_dot_cache__pb2.CachePurged.FromString,
+                _registered_method=True)
 
 
 class CacheServiceServicer:
@@ -64,6 +69,13 @@ class CacheServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PurgeCache(self, request, context):
+        """Deletes what the disk cache of this daemon has of a topic, or all that it has. What is read again is kept again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CacheServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +88,11 @@ def add_CacheServiceServicer_to_server(servicer, server):
                     servicer.WarmCache,
                     request_deserializer=offloaderd_dot_v1_dot_cache__pb2.WarmCacheRequest.FromString,
                     response_serializer=offloaderd_dot_v1_dot_cache__pb2.WarmProgress.SerializeToString,
+            ),
+            'PurgeCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.PurgeCache,
+                    request_deserializer=offloaderd_dot_v1_dot_cache__pb2.PurgeCacheRequest.FromString,
+                    response_serializer=offloaderd_dot_v1_dot_cache__pb2.CachePurged.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +149,33 @@ class CacheService:
             '/offloaderd.v1.CacheService/WarmCache',
             offloaderd_dot_v1_dot_cache__pb2.WarmCacheRequest.SerializeToString,
             offloaderd_dot_v1_dot_cache__pb2.WarmProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PurgeCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/offloaderd.v1.CacheService/PurgeCache',
+            offloaderd_dot_v1_dot_cache__pb2.PurgeCacheRequest.SerializeToString,
+            offloaderd_dot_v1_dot_cache__pb2.CachePurged.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,8 @@ class CacheServiceStub:
     """Fetches what is offloaded of a topic into the disk cache of this daemon, from a time on. Streams the progress; the
     last message is `done`. What is on the disk already is not fetched, and what is read often is not replaced.
     """
+    PurgeCache: _grpc.UnaryUnaryMultiCallable[_cache_pb2.PurgeCacheRequest, _cache_pb2.CachePurged]
+    """Deletes what the disk cache of this daemon has of a topic, or all that it has. What is read again is kept again."""
 
 @_typing.type_check_only
 class CacheServiceAsyncStub(CacheServiceStub):
@@ -47,6 +49,8 @@ class CacheServiceAsyncStub(CacheServiceStub):
     """Fetches what is offloaded of a topic into the disk cache of this daemon, from a time on. Streams the progress; the
     last message is `done`. What is on the disk already is not fetched, and what is read often is not replaced.
     """
+    PurgeCache: _aio.UnaryUnaryMultiCallable[_cache_pb2.PurgeCacheRequest, _cache_pb2.CachePurged]  # type: ignore[assignment]
+    """Deletes what the disk cache of this daemon has of a topic, or all that it has. What is read again is kept again."""
 
 class CacheServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -66,5 +70,13 @@ class CacheServiceServicer(metaclass=_abc_1.ABCMeta):
         """Fetches what is offloaded of a topic into the disk cache of this daemon, from a time on. Streams the progress; the
         last message is `done`. What is on the disk already is not fetched, and what is read often is not replaced.
         """
+
+    @_abc_1.abstractmethod
+    def PurgeCache(
+        self,
+        request: _cache_pb2.PurgeCacheRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_cache_pb2.CachePurged, _abc.Awaitable[_cache_pb2.CachePurged]]:
+        """Deletes what the disk cache of this daemon has of a topic, or all that it has. What is read again is kept again."""
 
 def add_CacheServiceServicer_to_server(servicer: CacheServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

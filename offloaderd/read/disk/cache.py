@@ -5,15 +5,19 @@ Rules:
   reader fetches it. What cannot be written is dropped. A directory that is not there, is used by another daemon, or was
   removed is opened again from time to time; the reason is in `state`.
 - A range that is being fetched is fetched once: others wait for it (`Flight`). Waiting, they hold no range themselves.
+  If that fails, one of them fetches it again, and the others wait for that and fail with it.
+- An entry is dropped for damage alone. Where the process lacks files or memory for a read, the entry stays.
+- What a topic has on the disk can be found and dropped (`drop`): a file that cannot be deleted still takes room.
 - The event loop does no I/O. One thread writes and deletes, in the order of the decisions, so the files never exceed
   the budget; a few threads read. Ranges that wait to be written have a limit, beyond which nothing is admitted.
 - A start takes over the files of the last one by their names and sizes. Nothing is synced: files are checked when read.
-- On a full disk the budget becomes smaller, and grows back later: the cache leaves room for others.
+- On a full disk, or one with less free than it has to leave, the budget becomes smaller, and grows back later: the
+  cache leaves room for others.
 """
 
 import asyncio
 import errno
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,8 +30,9 @@ import structlog
 
 from offloaderd.core.aio import Event, Signal, Tasks
 from offloaderd.core.clock import Clock
+from offloaderd.core.errors import OffloaderError
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.read.disk.files import BlockFiles, Damaged, Place, Replaced, Stored, file_bytes
+from offloaderd.read.disk.files import OWNER_BYTES, BlockFiles, Damaged, Owner, Place, Replaced, file_bytes
 from offloaderd.read.disk.table import DiskTable, Resident
 
 R = TypeVar("R")
@@ -55,6 +60,12 @@ RESTORE_S = 600.0
 """How long the budget stays smaller after that."""
 CLOSE_S = 2.0
 """How long the end waits for what is queued."""
+JOINS_MAX = 2
+"""Fetches of others that one reader waits for, if the first one fails."""
+SLICE = 5_000
+"""Ranges that are dropped between two turns of the event loop."""
+DAMAGE = frozenset({errno.EIO, errno.ENXIO, errno.EISDIR, errno.ELOOP, errno.EUCLEAN, errno.EBADMSG})
+"""Errors of a read that say something of the file; all others are of the process or the machine, and pass."""
 
 
 class Wanted(NamedTuple):
@@ -82,22 +93,27 @@ class _Part(NamedTuple):
 class Flight:
     """A range that is being fetched; ends by `DiskCache.keep` or `DiskCache.abandon`."""
 
-    __slots__ = ("data", "data_bytes", "done", "place", "room")
+    __slots__ = ("data", "data_bytes", "done", "error", "place", "room")
 
     def __init__(self, place: Place, data_bytes: int, room: Resident | None) -> None:
         self.place = place
         self.data_bytes = data_bytes
         self.room = room
         self.data: bytes | None = None
+        self.error: OffloaderError | None = None
         self.done = Event()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskOptions:
-    """Directory, budget in bytes, memory for what waits to be written, and the price of a GET, 0 if unknown."""
+    """Directory, budget in bytes, memory for what waits to be written, and the price of a GET, 0 if unknown.
+
+    `free_bytes` is what its file system has to have left.
+    """
 
     directory: Path
     limit_bytes: int
+    free_bytes: int = 0
     waiting_bytes: int = WAITING_BYTES_MAX
     get_price: float = 0.0
 
@@ -108,6 +124,22 @@ class _Write:
 
     place: Place
     data: bytes | None
+
+
+class _Applied(NamedTuple):
+    """What came of a batch: the first error of a write, and the files that could not be deleted, with their sizes."""
+
+    failure: OSError | None
+    undeleted: Sequence[tuple[Place, int]] = ()
+    error: OSError | None = None
+
+
+class Dropped(NamedTuple):
+    """Ranges that were dropped, or would be, the bytes of their files, and how many of them could not be deleted."""
+
+    ranges: int
+    size_bytes: int
+    left: int = 0
 
 
 class DiskCache:
@@ -133,7 +165,8 @@ class DiskCache:
         self._writing: dict[Place, bytes] = {}
         self._waiting_bytes = 0
         self._is_writing = False
-        self._running: deque[tuple[list[_Write], asyncio.Future[OSError | None]]] = deque()
+        self._running: deque[tuple[list[_Write], asyncio.Future[_Applied]]] = deque()
+        self._deleting: set[Place] = set()
         self._queued = Signal()
         self._reads = 0
         self._no_reads_until_s = self._no_writes_until_s = self._squeezed_until_s = 0.0
@@ -184,18 +217,18 @@ class DiskCache:
         return place in self.table
 
     async def get(self, wanted: Sequence[Wanted]) -> list[bytes | None]:
-        """Return the ranges, None for those that are to be fetched. Waits for ranges that others fetch."""
+        """Return the ranges, None for those that are to be fetched. Waits for ranges that others fetch.
+
+        Raises the error of a fetch that failed for others, once it was tried again.
+        """
         found: list[bytes | None] = [None] * len(wanted)
         if not self.is_open:
             return found
-        joined = {number: flight for number, one in enumerate(wanted) if (flight := self._flights.get(one.place))}
-        for number, flight in joined.items():
-            await flight.done.wait()
-            found[number] = flight.data
-        self._joins.inc(sum(found[number] is not None for number in joined))
+        joins: Counter[int] = Counter()
+        await self._join(wanted, found, joins)
         reads: dict[int, _Part] = {}
         for number, one in enumerate(wanted):
-            if number in joined:
+            if found[number] is not None:
                 continue
             if (data := self._writing.get(one.place)) is not None:
                 self.table.find(one.place)
@@ -206,10 +239,27 @@ class DiskCache:
                 reads[number] = _Part(one.place, 0, one.data_bytes, one.checked)
         for number, data in zip(reads, await self._read([*reads.values()]), strict=True):
             found[number] = data
-        hits = sum(data is not None for number, data in enumerate(found) if number not in joined)
+        hits = sum(data is not None for number, data in enumerate(found) if not joins[number])
+        await self._join(wanted, found, joins)  # without a pause before the caller begins to fetch what is missing
+        joined = sum(data is not None for number, data in enumerate(found) if joins[number])
         self._hits.inc(hits)
+        self._joins.inc(joined)
         self._misses.inc(sum(data is None for data in found))
         return found
+
+    async def _join(self, wanted: Sequence[Wanted], found: list[bytes | None], joins: Counter[int]) -> None:
+        """Wait for those that others fetch, each `JOINS_MAX` times at most. Raises the error of the last fetch."""
+        while flights := {
+            number: flight
+            for number, one in enumerate(wanted)
+            if found[number] is None and joins[number] < JOINS_MAX and (flight := self._flights.get(one.place))
+        }:
+            for number, flight in flights.items():
+                await flight.done.wait()
+                joins[number] += 1
+                found[number] = flight.data
+                if flight.error is not None and joins[number] == JOINS_MAX:
+                    raise flight.error.with_traceback(None)
 
     async def _read(self, parts: Sequence[_Part]) -> Sequence[bytes | None]:
         """Read parts of files. What is damaged or missing is forgotten."""
@@ -233,11 +283,13 @@ class DiskCache:
                 found.append(answer)
                 continue
             found.append(None)
-            if self._forget(place):  # else it was replaced meanwhile
+            if not _is_damage(answer):
+                self._failed("read", "disk_cache.read_failed", file=place.hex(), error=str(answer))
+            elif self._forget(place):  # else it was replaced meanwhile
                 kind = "damaged" if isinstance(answer, Damaged) else "missing"
                 kind = kind if isinstance(answer, Damaged | FileNotFoundError) else "read"
                 self._failed(kind, "disk_cache.entry_dropped", file=place.hex(), error=str(answer))
-                self._enqueue(_Write(place, None))
+                self._delete([place], "stale")
         return found
 
     def _read_ended(self, _: asyncio.Future[list[bytes | Exception]]) -> None:
@@ -246,7 +298,7 @@ class DiskCache:
     def begin(self, place: Place, data_bytes: int, *, wanted: bool = False) -> Flight:
         """Begin to fetch a range, with room reserved for it if it is admitted; `wanted` as for `DiskTable.reserve`."""
         size = file_bytes(data_bytes)
-        admitted = self._admits(data_bytes) and self._reserve(place, size, wanted)
+        admitted = place not in self.table and self._admits(data_bytes) and self._reserve(place, size, wanted)
         flight = Flight(place, data_bytes, self.table.resident(place) if admitted else None)
         if admitted:
             self._waiting_bytes += data_bytes
@@ -285,9 +337,10 @@ class DiskCache:
         self._enqueue(_Write(flight.place, data))
         self._end(flight, data)
 
-    def abandon(self, flight: Flight) -> None:
-        """End a flight without bytes, unless it has ended; its room is free again."""
+    def abandon(self, flight: Flight, error: OffloaderError | None = None) -> None:
+        """End a flight without bytes, unless it has ended; its room is free again. `error`: why it failed."""
         if not flight.done.is_set():
+            flight.error = error
             self._end(flight, None)
 
     def _end(self, flight: Flight, data: bytes | None) -> None:
@@ -322,6 +375,35 @@ class DiskCache:
             self._failed("damaged", "disk_cache.entry_dropped", file=place.hex(), error="not what the object holds")
             self._delete([place], "stale")
 
+    async def owners(self) -> set[Owner]:
+        """Return whose ranges are on the disk, or on their way there."""
+        places = self.table.places
+        return await self._in(self._reader, lambda: {place[:OWNER_BYTES] for place in places})
+
+    async def drop(self, chosen: Callable[[Place], bool], *, cause: str, dry_run: bool = False) -> Dropped:
+        """Drop the ranges that a pure function chooses, also those on their way, and wait until their files are gone.
+
+        It is called in a thread. Ranges that are read again are kept again.
+        """
+        places = self.table.places
+        mine = await self._in(self._reader, lambda: [place for place in places if chosen(place)])
+        count = size_bytes = 0
+        for first in range(0, len(mine), SLICE):
+            group = mine[first : first + SLICE]
+            held = [(place, one.file_bytes) for place in group if (one := self.table.resident(place)) is not None]
+            count, size_bytes = count + len(held), size_bytes + sum(size for _, size in held)
+            if not dry_run:
+                for place, _ in held:
+                    self._forget(place)
+                self._delete([place for place, _ in held], cause)
+            await asyncio.sleep(0)  # noqa: TID251 - yields to the loop between slices, takes no time
+        if dry_run:
+            return Dropped(count, size_bytes)
+        wanted = frozenset(mine)
+        while self.is_open and not self._deleting.isdisjoint(wanted):
+            await self.changed.wait()
+        return Dropped(count, size_bytes, sum(place in self.table for place in mine))
+
     def saved(self, gets: int) -> None:
         """Count GETs that were not sent."""
         self._metrics.disk_cache_gets_saved.inc(gets)
@@ -333,13 +415,15 @@ class DiskCache:
             await self.changed.wait_at_most(self._clock, 1.0)
 
     def _delete(self, places: Sequence[Place], cause: str) -> None:
+        self._metrics.cache_evictions.labels(cache="disk", cause=cause).inc(len(places))
         for place in places:
-            self._metrics.cache_evictions.labels(cache="disk", cause=cause).inc()
             self._enqueue(_Write(place, None))
         self._account()
 
     def _enqueue(self, write: _Write) -> None:
         self._queue.append(write)
+        if write.data is None:
+            self._deleting.add(write.place)
         self._queued.notify()
 
     def _limit(self, limit_bytes: int) -> None:
@@ -359,20 +443,25 @@ class DiskCache:
     async def _run(self) -> None:
         """Open the directory and write to it, again and again, until cancelled."""
         while True:
+            table = DiskTable(self.table.limit_bytes)
             try:
-                stored = await self._in(self._writer, self._files.open)
+                over = await self._in(self._writer, lambda: table.fill(self._files.open()))  # noqa: B023 - awaited here
             except OSError as error:
                 self._shut(_reason(error))
             else:
-                self._opened(stored)
+                await self._opened(table, over)
                 await self._write()
                 await self._in(self._writer, self._files.close)
             await self._clock.sleep(RETRY_S)
 
-    def _opened(self, stored: Sequence[Stored]) -> None:
-        over = self.table.fill(stored)
+    async def _opened(self, table: DiskTable, over: Sequence[Place]) -> None:
+        """Use what was found; there may be millions of files, and more of them than the budget has room for."""
+        self.table = table
         self.state = "open"
-        self._delete(over, "size")
+        for first in range(0, len(over), SLICE):
+            self._delete(over[first : first + SLICE], "size")
+            await asyncio.sleep(0)  # noqa: TID251 - yields to the loop between slices, takes no time
+        self._account()
         log.info("disk_cache.opened", directory=str(self.options.directory), files=len(self.table))
         self._metrics.disk_cache_open.set(1)
         self.changed.notify()
@@ -382,11 +471,12 @@ class DiskCache:
         if reason not in {"closed", self.state}:
             self._failed("directory", "disk_cache.off", error=reason)
         self.state = reason
-        self.table.clear()
+        self.table = DiskTable(self.table.limit_bytes)
         for writes in (self._queue, *(batch for batch, _ in self._running)):
             self._waiting_bytes -= sum(len(write.data or b"") for write in writes)
         self._queue.clear()
         self._writing.clear()
+        self._deleting.clear()
         self._metrics.disk_cache_open.set(0)
         self._account()
         self.changed.notify()
@@ -397,21 +487,23 @@ class DiskCache:
         while True:
             while self._queue and len(running) < BATCHES:
                 batch = self._batch()
-                running.append((batch, self._in(self._writer, partial(_applied, self._files, batch))))
+                work = self._in(self._writer, partial(_applied, self._files, batch, self.options.free_bytes))
+                running.append((batch, work))
             self._is_writing = bool(running)
             if not running:
                 await self._queued.wait()
                 continue
             batch, work = running[0]
-            failure = await work
-            if isinstance(failure, Replaced):
-                self._shut(_reason(failure))
+            applied = await work
+            if isinstance(applied.failure, Replaced):
+                self._shut(_reason(applied.failure))
                 running.clear()
                 self._is_writing = False
                 return
             running.popleft()
             self._is_writing = bool(running)
-            self._wrote(batch, failure)
+            self._deleted(batch, applied)
+            self._wrote(batch, applied.failure)
 
     def _batch(self) -> list[_Write]:
         batch: list[_Write] = []
@@ -421,6 +513,17 @@ class DiskCache:
             size += len(write.data or b"") + 4096
             batch.append(write)
         return batch
+
+    def _deleted(self, batch: Sequence[_Write], applied: _Applied) -> None:
+        """Note which files are gone; those that are not still take their room."""
+        self._deleting.difference_update(write.place for write in batch if write.data is None)
+        for place, size_bytes in applied.undeleted:
+            if size_bytes:
+                self.table.put_back(place, size_bytes)
+        if applied.error is not None:
+            files = [place.hex() for place, _ in applied.undeleted[:3]]
+            self._metrics.disk_cache_failures.labels(cause="delete").inc(len(applied.undeleted) - 1)
+            self._failed("delete", "disk_cache.delete_failed", error=_reason(applied.error), files=files)
 
     def _wrote(self, batch: Sequence[_Write], failure: OSError | None) -> None:
         if failure is not None:  # what else is queued would fail as well
@@ -459,17 +562,35 @@ def _reason(error: OSError) -> str:
 def _tried(files: BlockFiles, part: _Part) -> bytes | Exception:
     try:
         return files.read(part.place, part.first, part.length, checked=part.checked)
-    except (OSError, Damaged) as error:
+    except (OSError, MemoryError, Damaged) as error:
         return error
 
 
-def _applied(files: BlockFiles, batch: Sequence[_Write]) -> OSError | None:
-    """Write and delete in order; return the first error of a write, after which nothing more is written."""
+def _is_damage(error: Exception) -> bool:
+    """Whether a read failed by its file, rather than by what the process or the machine lacks."""
+    if isinstance(error, OSError):
+        return isinstance(error, FileNotFoundError) or error.errno in DAMAGE
+    return isinstance(error, Damaged)
+
+
+def _applied(files: BlockFiles, batch: Sequence[_Write], free_bytes: int) -> _Applied:
+    """Write and delete in order; after an error of a write nothing more is written.
+
+    Nothing is written either where less than `free_bytes` would be left on the disk.
+    """
     failure: OSError | None = None
+    undeleted: list[tuple[Place, int]] = []
+    refused: OSError | None = None
     try:
         files.check()
     except OSError as error:
-        return error if isinstance(error, Replaced) else Replaced(error.errno, str(error))
+        return _Applied(error if isinstance(error, Replaced) else Replaced(error.errno, str(error)))
+    try:
+        size = sum(len(write.data) for write in batch if write.data is not None)
+        if size and files.free_bytes() - size < free_bytes:
+            failure = OSError(errno.ENOSPC, "less would be free than cache.free_bytes")
+    except OSError as error:
+        failure = error
     for write in batch:
         try:
             if write.data is None:
@@ -477,5 +598,9 @@ def _applied(files: BlockFiles, batch: Sequence[_Write]) -> OSError | None:
             elif failure is None:
                 files.write(write.place, write.data)
         except OSError as error:
-            failure = error if write.data is not None else failure
-    return failure
+            if write.data is not None:
+                failure = error
+            else:
+                refused = error
+                undeleted.append((write.place, files.size_bytes(write.place)))
+    return _Applied(failure, undeleted, refused)

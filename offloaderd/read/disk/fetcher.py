@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from offloaderd.core.errors import CorruptData
+from offloaderd.core.errors import CorruptData, OffloaderError
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.objects.whole import AT_ONCE_BYTES, apart
 from offloaderd.read.disk.cache import DiskCache, Flight, Wanted
-from offloaderd.read.disk.files import Place, place_of
+from offloaderd.read.disk.files import Owner, Place, place_of
 
 T = TypeVar("T")
 
@@ -41,15 +41,19 @@ class Fetched:
 
 @dataclass(slots=True)
 class Fetcher:
-    """Reads a bucket; `at` returns the fetcher of another one. Errors are those of `RetryingReader`."""
+    """Reads a bucket for a segment, its `owner`; `at` returns the fetcher of others. Errors as `RetryingReader`."""
 
     reader: RetryingReader
     disk: DiskCache | None = None
     bucket: str = ""
+    owner: Owner = b""
 
-    def at(self, bucket: str) -> "Fetcher":
-        """Return the fetcher of a bucket. Raises BucketMissing."""
-        return Fetcher(self.reader.at(bucket), self.disk, bucket)
+    def at(self, bucket: str, owner: Owner) -> "Fetcher":
+        """Return the fetcher of a bucket for a segment. Raises BucketMissing."""
+        return Fetcher(self.reader.at(bucket), self.disk, bucket, owner)
+
+    def _place(self, key: str, offset: int = 0, length: int = 0) -> Place:
+        return place_of(self.owner, self.bucket, key, offset, length)
 
     @property
     def waiting_bytes(self) -> int:
@@ -64,7 +68,7 @@ class Fetcher:
         disk = self._usable()
         if disk is None:
             return await self.reader.table(decode, *keys)
-        places = [place_of(self.bucket, key) for key in keys]
+        places = [self._place(key) for key in keys]
         found = [data for data in await disk.get([Wanted(place, 0) for place in places]) if data is not None]
         if len(found) == len(keys):
             try:
@@ -129,15 +133,19 @@ class Fetcher:
                 if got[number] is None:
                     got[number] = Fetched(ranges[number].offset, data, None, flights[number])
             yield [one for one in got if one is not None]
+        except OffloaderError as error:
+            for flight in flights.values():
+                disk.abandon(flight, error)
+            raise
         finally:
             for flight in flights.values():
                 disk.abandon(flight)
 
     def _wanted(self, key: str, one: Range, around: Range | None) -> Wanted:
-        place = place_of(self.bucket, key, *one)
+        place = self._place(key, *one)
         if around is None:
             return Wanted(place, one.length)
-        return Wanted(place, one.length, place_of(self.bucket, key, *around), one.offset - around.offset)
+        return Wanted(place, one.length, self._place(key, *around), one.offset - around.offset)
 
     async def sound(self, key: str, fetched: Fetched, check: Callable[[bytes], T]) -> T:
         """Return the result of `check` for a fetched range, and keep the range; after CorruptData it is read once more.
@@ -170,8 +178,8 @@ class Fetcher:
     def forget(self, key: str, one: Range) -> None:
         """Drop a range from the disk, as its bytes turned out to be damaged."""
         if self.disk is not None:
-            self.disk.discard(place_of(self.bucket, key, *one))
+            self.disk.discard(self._place(key, *one))
 
     def holds(self, key: str, one: Range) -> bool:
         """Whether a range is on the disk, or on its way there."""
-        return self.disk is not None and self.disk.holds(place_of(self.bucket, key, *one))
+        return self.disk is not None and self.disk.holds(self._place(key, *one))

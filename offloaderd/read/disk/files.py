@@ -7,15 +7,19 @@ A file, big endian:
 | 0 | 4 | magic | `OCBL` |
 | 4 | 2 | version | 1 |
 | 6 | 2 | reserved | 0 |
-| 8 | 16 | place | digest of bucket, key, offset and length: the file's name as well |
-| 24 | 4 | data_bytes | bytes behind the checksums, at least 1 |
-| 28 | 4 | head_crc32c | over the 28 bytes before it and the checksums behind it |
-| 32 | 4 * n | page_crc32c | of each page of 64 KiB, the last one shorter |
+| 8 | 8 | topic | digest of the topic: these three are the file's name as well |
+| 16 | 8 | segment | digest of the segment's id |
+| 24 | 8 | range | digest of bucket, key, offset and length |
+| 32 | 4 | data_bytes | bytes behind the checksums, at least 1 |
+| 36 | 4 | head_crc32c | over the 36 bytes before it and the checksums behind it |
+| 40 | 4 * n | page_crc32c | of each page of 64 KiB, the last one shorter |
 
 The data follows. A page is checked when it is read, unless the reader checks it against a manifest; a part of a block
-costs its pages only. A file that was not
-written completely, by a crash of the daemon or of the machine, fails a check: nothing is synced, and a start reads
-names and sizes alone. A file gets its name once it is complete.
+costs its pages only. A file that was not written completely, by a crash of the daemon or of the machine, fails a check:
+nothing is synced, and a start reads names and sizes alone. A file gets its name once it is complete.
+
+A key has the id of its segment, which is never given again, and so has an adopted ledger's: what a file holds is never
+another object's of the same name. By the first two digests all files of a topic or segment are found without a list.
 
 All functions here block, and are called in threads. They raise OSError; `Damaged` for files with other bytes.
 """
@@ -27,12 +31,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
+from heapq import merge
+from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
+from uuid import UUID
 
 import google_crc32c
 
-HEAD = struct.Struct(">4sHH16sII")
+HEAD = struct.Struct(">4sHH24sII")
 MAGIC, VERSION = b"OCBL", 1
 PAGE_BYTES = 64 * 1024
 """The size of a chunk, which has a checksum in the manifest as well."""
@@ -40,9 +48,15 @@ DATA_BYTES_MAX = (1 << 32) - 1
 SUFFIX = ".block"
 UNFINISHED = ".unfinished"
 LOCK = "offloaderd-cache.lock"
+SORTED_MAX = 10_000
 
 Place = bytes
-"""Digest of bucket, key, offset and length of a range."""
+"""Digests of topic, segment, and bucket, key, offset and length of a range: where its file is, and whose it is."""
+Owner = bytes
+"""Digests of topic and segment: the begin of a place."""
+DIGEST_BYTES = 8
+OWNER_BYTES = 2 * DIGEST_BYTES
+PLACE_BYTES = 3 * DIGEST_BYTES
 
 
 class Damaged(Exception):
@@ -61,10 +75,23 @@ class Stored(NamedTuple):
     written_ns: int
 
 
-def place_of(bucket: str, key: str, offset: int = 0, length: int = 0) -> Place:
+def topic_digest(managed_ledger: str) -> bytes:
+    """Return what the places of a topic begin with."""
+    return _digest(managed_ledger)
+
+
+def owner_of(managed_ledger: str, segment_id: UUID) -> Owner:
+    """Return what the places of a topic's segment begin with."""
+    return topic_digest(managed_ledger) + _digest(str(segment_id))
+
+
+def place_of(owner: Owner, bucket: str, key: str, offset: int = 0, length: int = 0) -> Place:
     """Return the place of a range of an object; of a whole object without offset and length."""
-    text = f"{bucket}\n{key}\n{offset}\n{length}"
-    return blake2b(text.encode(), digest_size=16).digest()
+    return owner + _digest(f"{bucket}\n{key}\n{offset}\n{length}")
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 def file_bytes(data_bytes: int) -> int:
@@ -100,6 +127,12 @@ def decoded_head(place: Place, data: bytes, size_bytes: int) -> tuple[int, tuple
     return data_bytes, struct.unpack_from(f">{_pages(data_bytes)}I", data, HEAD.size)
 
 
+def _oldest_first(stored: Iterator[Stored]) -> list[Stored]:
+    """Sort files in pieces: one sort of millions would hold the interpreter, and so the event loop, for long."""
+    pieces = iter(lambda: sorted(islice(stored, SORTED_MAX), key=attrgetter("written_ns")), [])
+    return list(merge(*pieces, key=attrgetter("written_ns")))
+
+
 def _private(path: str, flags: int) -> int:
     """Open a file that its owner alone may read, whatever the directory allows; a link is not followed."""
     return os.open(path, flags | os.O_NOFOLLOW, mode=0o600)
@@ -133,7 +166,7 @@ class BlockFiles:
             raise BlockingIOError(error.errno, "it is in use by another daemon") from error
         self._lock, self._device = lock, device
         try:
-            return sorted(self._listed(), key=lambda stored: stored.written_ns)
+            return _oldest_first(self._listed())
         except OSError:
             self.close()  # else the next try would find it in use
             raise
@@ -142,7 +175,7 @@ class BlockFiles:
         with os.scandir(self.directory) as found:
             for one in found:
                 stem, dot, ending = one.name.partition(".")
-                ours = len(stem) == 32 and set(stem) <= set("0123456789abcdef")
+                ours = len(stem) == 2 * PLACE_BYTES and set(stem) <= set("0123456789abcdef")
                 if not ours or not one.is_file(follow_symlinks=False):
                     continue
                 if dot + ending == UNFINISHED:
@@ -168,6 +201,11 @@ class BlockFiles:
             raise Replaced(f"{self.directory} was removed") from error
         if (ours.st_dev, ours.st_ino) != (there.st_dev, there.st_ino):
             raise Replaced(f"{self.directory} was replaced")
+
+    def free_bytes(self) -> int:
+        """Return what is free on the file system of the directory. Raises OSError."""
+        state = os.statvfs(self.directory)
+        return state.f_bavail * state.f_frsize
 
     def path(self, place: Place) -> Path:
         """Return the file of a place."""
@@ -214,6 +252,13 @@ class BlockFiles:
         if len(data) < first - start + length:
             raise Damaged("data that end too early")
         return data if (start, len(data)) == (first, length) else data[first - start : first - start + length]
+
+    def size_bytes(self, place: Place) -> int:
+        """Return the size of a file; 0 if it cannot be asked for."""
+        try:
+            return self.path(place).lstat().st_size
+        except OSError:
+            return 0
 
     def delete(self, place: Place) -> None:
         """Delete a file; a missing one is no error."""

@@ -54,6 +54,11 @@ class DiskTable:
         return place in self._residents
 
     @property
+    def places(self) -> list[Place]:
+        """The places of all ranges, on the disk or on their way there."""
+        return list(self._residents)
+
+    @property
     def count_max(self) -> int:
         """Most ranges that are held."""
         return max(1, self.limit_bytes // RANGE_BYTES_MIN)
@@ -153,6 +158,12 @@ class DiskTable:
         if resident is not None:
             resident.written = True
 
+    def put_back(self, place: Place, file_bytes: int) -> None:
+        """Hold a range again whose file could not be deleted: it takes its room, until its turn comes again."""
+        if place not in self._residents:
+            self._residents[place] = Resident(file_bytes, 0, written=True)
+            self.used_bytes += file_bytes
+
     def remove(self, place: Place) -> bool:
         """Forget a range; whether it was there."""
         resident = self._residents.pop(place, None)
@@ -160,9 +171,3 @@ class DiskTable:
             return False
         self.used_bytes -= resident.file_bytes
         return True
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._residents.clear()
-        self._requests.clear()
-        self.used_bytes = 0

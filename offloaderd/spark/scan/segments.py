@@ -53,7 +53,7 @@ async def segment_reader(objects: SegmentStore) -> AsyncIterator[SegmentReader]:
 async def extents_of(reader: SegmentReader, topic: TopicName, segment: CommittedSegment) -> list[Extent]:
     """Return the extents of a segment that the map has, in order. Raises as reading its tables does."""
     if segment.foreign:
-        return await _places(reader, segment)
+        return await _places(reader, topic, segment)
     kept = {one.ledger_id: one for one in segment.slices}
     async with reader.table(topic, segment) as table:
         return [
@@ -63,9 +63,9 @@ async def extents_of(reader: SegmentReader, topic: TopicName, segment: Committed
         ]
 
 
-async def _places(reader: SegmentReader, segment: CommittedSegment) -> list[Extent]:
+async def _places(reader: SegmentReader, topic: TopicName, segment: CommittedSegment) -> list[Extent]:
     only = segment.slices[0]
-    firsts = await reader.known_places(segment)
+    firsts = await reader.known_places(topic, segment)
     lasts = [*(first - 1 for first in firsts[1:]), only.last_entry_id]
     return [
         Extent(only.ledger_id, first, last, first * segment.object_bytes // only.entries, None, number)

@@ -47,6 +47,29 @@ async def test_a_topic_is_warmed_and_shown(tmp_path: Path) -> None:
         assert state.written_bytes > 0
 
 
+async def test_a_topic_is_purged(tmp_path: Path) -> None:
+    """A dry run counts it, a purge deletes it, and readers read on; a disk that is off is an error."""
+    rig = await stored()
+    async with rig.reader:
+        async with disk_of(rig, tmp_path) as disk:
+            await turns(5)
+            service = CacheService("d-1", rig.reader, rig.metrics)
+            await warmed(service, cache_pb2.WarmCacheRequest(topic=str(TOPIC)))
+            await written(disk)
+            size = disk.table.used_bytes
+            planned = await service.PurgeCache(cache_pb2.PurgeCacheRequest(topic=str(TOPIC), dry_run=True), CALLER)
+            count = len(disk.table)
+            assert planned == cache_pb2.CachePurged(daemon_id="d-1", dry_run=True, ranges=count, size_bytes=size)
+            elsewhere = await service.PurgeCache(cache_pb2.PurgeCacheRequest(topic="public/default/else"), CALLER)
+            assert (elsewhere.ranges, len(disk.table)) == (0, count)
+            purged = await service.PurgeCache(cache_pb2.PurgeCacheRequest(topic=str(TOPIC)), CALLER)
+            assert purged == cache_pb2.CachePurged(daemon_id="d-1", ranges=count, size_bytes=size)
+            assert list(tmp_path.glob("*.block")) == []
+            assert sum([batch.count async for batch, _ in rig.reader.read(TOPIC)]) == 400
+        with pytest.raises(Conflict, match="off: closed"):
+            await service.PurgeCache(cache_pb2.PurgeCacheRequest(), CALLER)
+
+
 async def test_a_daemon_without_a_disk_says_so() -> None:
     """The state is an answer, the warming an error, as is a bad name or time."""
     rig = await stored()
@@ -56,5 +79,7 @@ async def test_a_daemon_without_a_disk_says_so() -> None:
         assert (state.open, state.state) == (False, "not set")
         with pytest.raises(Conflict, match="no disk cache"):
             await warmed(service, cache_pb2.WarmCacheRequest(topic=str(TOPIC)))
+        with pytest.raises(Conflict, match="no disk cache"):
+            await service.PurgeCache(cache_pb2.PurgeCacheRequest(), CALLER)
         with pytest.raises(InvalidInput):
             await warmed(service, cache_pb2.WarmCacheRequest(topic="a/b"))

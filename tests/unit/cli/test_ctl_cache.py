@@ -41,6 +41,7 @@ class Cache(cache_pb2_grpc.CacheServiceServicer):
         self.last = cache_pb2.WarmProgress(
             segments=2, segments_total=2, fetched_bytes=8 * MIB, present_bytes=MIB, gets=2, done=True
         )
+        self.purged = cache_pb2.CachePurged(daemon_id="d-1", ranges=3, size_bytes=2 * MIB)
 
     def ShowCache(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802 - as gRPC types and names it
         """Answer with the state."""
@@ -52,6 +53,12 @@ class Cache(cache_pb2_grpc.CacheServiceServicer):
         self.requests.append(request)
         yield cache_pb2.WarmProgress(segments=1, segments_total=2)
         yield self.last
+
+    def PurgeCache(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        """Answer with what was deleted."""
+        self.requests.append(request)
+        self.purged.dry_run = request.dry_run
+        return self.purged
 
 
 @pytest.fixture
@@ -108,3 +115,22 @@ def test_what_did_not_fit_is_said(ctl: Ctl, cache: Cache) -> None:
     assert answer.code == 1
     assert "1.0 MiB was not put there" in answer.out
     assert "the disk may hold no more: 1 segment" in answer.out
+
+
+def test_a_topic_is_purged(ctl: Ctl, cache: Cache) -> None:
+    """What was deleted, what would be, and everything without a topic."""
+    answer = ctl("cache", "purge", "orders")
+    assert (answer.code, answer.out) == (0, f"{TOPIC} on the disk of d-1: deleted 3 ranges, 2.0 MiB\n")
+    assert (cache.requests[-1].topic, cache.requests[-1].dry_run) == (TOPIC, False)
+    answer = ctl("cache", "purge", "--dry-run")
+    assert (answer.code, answer.out) == (0, "everything on the disk of d-1: would delete 3 ranges, 2.0 MiB\n")
+    assert (cache.requests[-1].topic, cache.requests[-1].dry_run) == ("", True)
+    assert ctl("cache", "purge", "orders", "--json").json["size_bytes"] == 2 * MIB
+
+
+def test_what_a_purge_left_is_a_failure(ctl: Ctl, cache: Cache) -> None:
+    """Exit code 1, and where to look."""
+    cache.purged.left = 2
+    answer = ctl("cache", "purge")
+    assert answer.code == 1
+    assert "2 files could not be deleted, or came back" in answer.out

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -19,9 +22,7 @@ from offloaderd.daemon.settings.sections import MemorySettings
 from offloaderd.ledgers.settings import LedgersSettings, PulsarSettings
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.objects.settings import ObjectsSettings
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from offloaderd.read.settings import CacheSettings
 
 MiB = 1024**2
 FILES = ObjectsSettings(kind="filesystem")
@@ -169,3 +170,27 @@ def test_valid_settings_that_may_be_a_mistake(changes: dict[str, object], doubt:
     assert [doubt in found for found, _ in doubts if doubt] == ([True] if doubt else [])
     assert len(doubts) == (1 if doubt else 0)
     assert all(advice for _, advice in doubts)
+
+
+class TestCacheDirectory:
+    """The disk of the disk cache."""
+
+    def test_a_mount_that_is_missing_is_told(self, tmp_path: Path) -> None:
+        """On the file system of the root the directory is no disk of its own; on another one it is."""
+        settings = Settings(objects=FILES, cache=CacheSettings(directory=str(tmp_path / "cache"), disk_bytes=64 * MiB))
+        finding = examination.cache_directory(settings, tmp_path)
+        assert finding.verdict is Verdict.WARN
+        assert f"on the file system of {tmp_path}" in finding.found
+        assert "RequiresMountsFor=" in finding.what_to_do
+        other = examination.cache_directory(settings, Path("/proc"))
+        assert (other.verdict, "will be made" in other.found) == (Verdict.OK, True)
+
+    def test_a_disk_that_is_too_small_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What the cache holds already counts as room."""
+        cache = CacheSettings(directory=str(tmp_path), disk_bytes=100 * MiB, free_bytes=10 * MiB)
+        settings = Settings(objects=FILES, cache=cache)
+        with (tmp_path / "one.block").open("wb") as file:
+            file.truncate(20 * MiB)
+        for free_mib, verdict in ((90, Verdict.OK), (89, Verdict.WARN)):
+            monkeypatch.setattr(shutil, "disk_usage", lambda _, mib=free_mib: SimpleNamespace(free=mib * MiB))
+            assert examination.cache_directory(settings, Path("/proc")).verdict is verdict

@@ -14,22 +14,23 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.read.disk import cache
 from offloaderd.read.disk.cache import DiskCache, DiskOptions, Wanted
-from offloaderd.read.disk.files import BlockFiles, Damaged, file_bytes, place_of
+from offloaderd.read.disk.files import OWNER_BYTES, BlockFiles, Damaged, file_bytes, place_of
 
 REAL_TIME = "threads and a process"
 ROOT = Path(__file__).resolve().parents[3]
 SIZE = 300_000
+OWNER = bytes(OWNER_BYTES)
 KILLED_AFTER = 20
 
 WRITER = """
 import sys
 from pathlib import Path
-from offloaderd.read.disk.files import BlockFiles, place_of
+from offloaderd.read.disk.files import OWNER_BYTES, BlockFiles, place_of
 files = BlockFiles(Path(sys.argv[1]))
 files.open()
 number = 0
 while True:
-    files.write(place_of("bucket", str(number)), bytes([number % 251]) * int(sys.argv[2]))
+    files.write(place_of(bytes(OWNER_BYTES), "bucket", str(number)), bytes([number % 251]) * int(sys.argv[2]))
     number += 1
     print(number, flush=True)
 """
@@ -51,14 +52,14 @@ def test_what_a_killed_process_wrote_is_right_or_not_there(tmp_path: Path) -> No
             if int(line) == KILLED_AFTER:
                 child.kill()
                 break
-    (tmp_path / f"{place_of('bucket', 'half').hex()}.unfinished").write_bytes(b"OCBL")
+    (tmp_path / f"{place_of(OWNER, 'bucket', 'half').hex()}.unfinished").write_bytes(b"OCBL")
     files = BlockFiles(tmp_path)
     stored = files.open()
     assert len(stored) >= KILLED_AFTER
     assert {one.file_bytes for one in stored} == {file_bytes(SIZE)}
     assert not list(tmp_path.glob("*.unfinished"))
     for number in range(KILLED_AFTER):
-        assert files.read(place_of("bucket", str(number)), 0, 0) == bytes([number % 251]) * SIZE
+        assert files.read(place_of(OWNER, "bucket", str(number)), 0, 0) == bytes([number % 251]) * SIZE
     files.close()
 
 
@@ -82,7 +83,7 @@ async def test_the_loop_goes_on_while_the_disk_reads(tmp_path: Path) -> None:
     async with DiskCache(options, clock=SystemClock(), metrics=Metrics(), files=files) as disk:
         while not disk.is_open:
             await disk.changed.wait()
-        one, other = place_of("bucket", "one"), place_of("bucket", "other")
+        one, other = place_of(OWNER, "bucket", "one"), place_of(OWNER, "bucket", "other")
         disk.put(one, b"1" * SIZE)
         while disk.waiting_bytes:
             await disk.changed.wait()
@@ -110,7 +111,7 @@ async def test_many_readers_and_a_small_disk(tmp_path: Path) -> None:
         async def reader(first: int) -> None:
             for turn in range(40):
                 number = (first * 7 + turn * 3) % 20
-                place, data = place_of("bucket", str(number)), bytes([number]) * SIZE
+                place, data = place_of(OWNER, "bucket", str(number)), bytes([number]) * SIZE
                 (found,) = await disk.get([Wanted(place, SIZE)])
                 assert found in {None, data}
                 if found is None:

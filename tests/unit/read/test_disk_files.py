@@ -5,19 +5,36 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offloaderd.read.disk import files as disk_files
-from offloaderd.read.disk.files import HEAD, LOCK, PAGE_BYTES, BlockFiles, Damaged, Replaced, file_bytes, place_of
+from offloaderd.read.disk.files import (
+    HEAD,
+    LOCK,
+    OWNER_BYTES,
+    PAGE_BYTES,
+    BlockFiles,
+    Damaged,
+    Replaced,
+    file_bytes,
+    owner_of,
+    place_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PLACE = place_of("bucket", "key", 3, 4)
+OWNER, OTHER, ELSE = (
+    owner_of("a/b/persistent/t", UUID(int=1)),
+    owner_of("a/b/persistent/t", UUID(int=2)),
+    owner_of("a/b/persistent/u", UUID(int=1)),
+)
+PLACE = place_of(OWNER, "bucket", "key", 3, 4)
 PATTERN = bytes(range(251))
 SIZES = (1, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1, 3 * PAGE_BYTES + 7)
 
@@ -45,10 +62,18 @@ def test_the_table_says_what_the_head_is() -> None:
 
 
 def test_places_differ_by_each_part() -> None:
-    """Bucket, key, offset and length each make another place."""
-    places = {place_of("b", "k", 1, 2), place_of("a", "k", 1, 2), place_of("b", "l", 1, 2), place_of("b", "k", 2, 2),
-              place_of("b", "k", 1, 3), place_of("b", "k")}  # fmt: skip
-    assert len(places) == 6
+    """Topic, segment, bucket, key, offset and length each make another place; the first two are its begin."""
+    ranges = [
+        ("b", "k", 1, 2),
+        ("a", "k", 1, 2),
+        ("b", "l", 1, 2),
+        ("b", "k", 2, 2),
+        ("b", "k", 1, 3),
+        ("b", "k", 0, 0),
+    ]
+    places = {place_of(owner, *one) for owner in (OWNER, OTHER, ELSE) for one in ranges}
+    assert len(places) == 3 * len(ranges)
+    assert {place[:OWNER_BYTES] for place in places} == {OWNER, OTHER, ELSE}
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
@@ -96,7 +121,7 @@ def test_damage_elsewhere_does_not_matter(files: BlockFiles) -> None:
 
 def test_a_file_under_another_name_is_damaged(files: BlockFiles) -> None:
     """What a file system shows under a wrong name is not taken for the range of that name."""
-    other = place_of("bucket", "other")
+    other = place_of(OWNER, "bucket", "other")
     files.write(PLACE, b"data")
     files.path(PLACE).rename(files.path(other))
     with pytest.raises(Damaged):
@@ -105,7 +130,7 @@ def test_a_file_under_another_name_is_damaged(files: BlockFiles) -> None:
 
 def test_a_start_finds_complete_files_only(tmp_path: Path, files: BlockFiles) -> None:
     """Files are listed, the oldest first; what a crash left unfinished is deleted, and what is not ours stays."""
-    places = [place_of("bucket", str(number)) for number in range(3)]
+    places = [place_of(OWNER, "bucket", str(number)) for number in range(3)]
     for place in places:
         files.write(place, b"some data")
     (tmp_path / "cache" / f"{PLACE.hex()}.unfinished").write_bytes(b"half")
@@ -203,7 +228,7 @@ def test_what_others_left_unfinished_stays(tmp_path: Path, files: BlockFiles) ->
     files.close()
     (tmp_path / "cache" / "report.unfinished").write_bytes(b"mine")
     (tmp_path / "cache" / f"{PLACE.hex()}.block").mkdir()
-    (tmp_path / "cache" / f"{place_of('b', 'other').hex()}.unfinished").write_bytes(b"half")
+    (tmp_path / "cache" / f"{place_of(OWNER, 'b', 'other').hex()}.unfinished").write_bytes(b"half")
     again = BlockFiles(tmp_path / "cache")
     assert again.open() == []
     again.close()

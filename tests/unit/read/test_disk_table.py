@@ -5,15 +5,16 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from offloaderd.read.disk.files import Stored, place_of
+from offloaderd.read.disk.files import OWNER_BYTES, Stored, place_of
 from offloaderd.read.disk.table import POINTS_MAX, RANGE_BYTES_MIN, VICTIMS_MAX, DiskTable
 
 SIZE = 1 << 20
+OWNER = bytes(OWNER_BYTES)
 
 
 def place(number: int) -> bytes:
     """Return the place of a block."""
-    return place_of("bucket", "key", number * SIZE, SIZE)
+    return place_of(OWNER, "bucket", "key", number * SIZE, SIZE)
 
 
 def request(table: DiskTable, number: int) -> bool:
@@ -126,6 +127,15 @@ def test_a_range_under_way_is_no_victim() -> None:
     table.written(place(0))
     assert table.reserve(place(3), 3 * SIZE) is None
     assert table.reserve(place(2), SIZE) in (None, [place(0)])
+
+
+def test_a_large_range_replaces_as_many_as_it_takes() -> None:
+    """Before and after it the files are within the budget."""
+    table = DiskTable(4 * SIZE)
+    for number in range(4):
+        request(table, number)
+    assert table.reserve(place(10), 3 * SIZE, wanted=True) == [place(0), place(1), place(2)]
+    assert table.used_bytes == 4 * SIZE
 
 
 def test_small_files_in_a_row_do_not_stop_admission() -> None:

@@ -129,9 +129,9 @@ async def test_one_entry_of_a_block_that_was_read_is_found_from_a_place_nearby(
     one = ledger([50] * 300, block_bytes_max=1 << 20)
     await one.put(store)
     segment = one.adopted
-    assert await reader.known_places(segment) == [0]
+    assert await reader.known_places(TOPIC, segment) == [0]
     await entries(reader, segment, 0, 299)
-    places = await reader.known_places(segment)
+    places = await reader.known_places(TOPIC, segment)
     length = 300 * 62
     assert length // PIECE // 2 <= len(places) <= 1 + length // PIECE
     assert all((after - before) * 62 >= PIECE - 128 for before, after in pairwise(places))
@@ -142,10 +142,10 @@ async def test_no_place_is_remembered_near_one_of_the_index(reader: SegmentReade
     one = ledger([50] * 300, block_bytes_max=1 << 20, index_every=10)
     await one.put(store)
     segment = one.adopted
-    places = await reader.known_places(segment)
+    places = await reader.known_places(TOPIC, segment)
     assert len(places) == 30
     await entries(reader, segment, 0, 299)
-    assert await reader.known_places(segment) == places
+    assert await reader.known_places(TOPIC, segment) == places
 
 
 async def test_pieces_fetched_ahead_stay_within_the_budget(reader: SegmentReader, store: MemoryStore) -> None:
