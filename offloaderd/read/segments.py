@@ -346,8 +346,8 @@ class SegmentReader:
     ) -> AsyncGenerator[FramedEntries, None]:
         if segment.foreign:
             ahead = self.read_ahead_bytes
-            found = self._ledgers.read(topic, segment, first, last, pace, read_ahead_bytes=ahead)
-            async with aclosing(found) as batches:
+            foreign = self._ledgers.read(topic, segment, first, last, pace, read_ahead_bytes=ahead)
+            async with aclosing(foreign) as batches:
                 async for batch in batches:
                     yield batch
             return
