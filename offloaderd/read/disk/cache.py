@@ -34,6 +34,7 @@ from offloaderd.core.errors import OffloaderError
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.read.disk.files import OWNER_BYTES, BlockFiles, Damaged, Owner, Place, Replaced, file_bytes
 from offloaderd.read.disk.table import DiskTable, Resident
+from offloaderd.read.disk.work import Applied, Part, Write, applied_batch, is_damage, reason_of, tried
 
 R = TypeVar("R")
 
@@ -64,8 +65,6 @@ JOINS_MAX = 2
 """Fetches of others that one reader waits for, if the first one fails."""
 SLICE = 5_000
 """Ranges that are dropped between two turns of the event loop."""
-DAMAGE = frozenset({errno.EIO, errno.ENXIO, errno.EISDIR, errno.ELOOP, errno.EUCLEAN, errno.EBADMSG})
-"""Errors of a read that say something of the file; all others are of the process or the machine, and pass."""
 
 
 class Wanted(NamedTuple):
@@ -79,15 +78,6 @@ class Wanted(NamedTuple):
     around: Place | None = None
     first: int = 0
     checked: bool = False
-
-
-class _Part(NamedTuple):
-    """What is read of a file."""
-
-    place: Place
-    first: int
-    length: int
-    checked: bool
 
 
 class Flight:
@@ -118,22 +108,6 @@ class DiskOptions:
     get_price: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Write:
-    """A file to write, or to delete without data."""
-
-    place: Place
-    data: bytes | None
-
-
-class _Applied(NamedTuple):
-    """What came of a batch: the first error of a write, and the files that could not be deleted, with their sizes."""
-
-    failure: OSError | None
-    undeleted: Sequence[tuple[Place, int]] = ()
-    error: OSError | None = None
-
-
 class Dropped(NamedTuple):
     """Ranges that were dropped, or would be, the bytes of their files, and how many of them could not be deleted."""
 
@@ -161,11 +135,11 @@ class DiskCache:
         self._reader = ThreadPoolExecutor(READERS, thread_name_prefix="cache-read")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="cache-write")
         self._flights: dict[Place, Flight] = {}
-        self._queue: deque[_Write] = deque()
+        self._queue: deque[Write] = deque()
         self._writing: dict[Place, bytes] = {}
         self._waiting_bytes = 0
         self._is_writing = False
-        self._running: deque[tuple[list[_Write], asyncio.Future[_Applied]]] = deque()
+        self._running: deque[tuple[list[Write], asyncio.Future[Applied]]] = deque()
         self._deleting: set[Place] = set()
         self._queued = Signal()
         self._reads = 0
@@ -226,7 +200,7 @@ class DiskCache:
             return found
         joins: Counter[int] = Counter()
         await self._join(wanted, found, joins)
-        reads: dict[int, _Part] = {}
+        reads: dict[int, Part] = {}
         for number, one in enumerate(wanted):
             if found[number] is not None:
                 continue
@@ -234,9 +208,9 @@ class DiskCache:
                 self.table.find(one.place)
                 found[number] = data
             elif one.around is not None and one.around in self.table and self.table.find(one.around):
-                reads[number] = _Part(one.around, one.first, one.data_bytes, one.checked)
+                reads[number] = Part(one.around, one.first, one.data_bytes, one.checked)
             elif self.table.find(one.place):
-                reads[number] = _Part(one.place, 0, one.data_bytes, one.checked)
+                reads[number] = Part(one.place, 0, one.data_bytes, one.checked)
         for number, data in zip(reads, await self._read([*reads.values()]), strict=True):
             found[number] = data
         hits = sum(data is not None for number, data in enumerate(found) if not joins[number])
@@ -261,13 +235,13 @@ class DiskCache:
                 if flight.error is not None and joins[number] == JOINS_MAX:
                     raise flight.error.with_traceback(None)
 
-    async def _read(self, parts: Sequence[_Part]) -> Sequence[bytes | None]:
+    async def _read(self, parts: Sequence[Part]) -> Sequence[bytes | None]:
         """Read parts of files. What is damaged or missing is forgotten."""
         nothing = [None] * len(parts)
         if not parts or self._reads >= READS_MAX or self._clock.monotonic() < self._no_reads_until_s:
             return nothing
         self._reads += 1
-        work = self._in(self._reader, lambda: [_tried(self._files, part) for part in parts])
+        work = self._in(self._reader, lambda: [tried(self._files, part) for part in parts])
         work.add_done_callback(self._read_ended)
         try:
             async with asyncio.timeout(READ_S):
@@ -283,7 +257,7 @@ class DiskCache:
                 found.append(answer)
                 continue
             found.append(None)
-            if not _is_damage(answer):
+            if not is_damage(answer):
                 self._failed("read", "disk_cache.read_failed", file=place.hex(), error=str(answer))
             elif self._forget(place):  # else it was replaced meanwhile
                 kind = "damaged" if isinstance(answer, Damaged) else "missing"
@@ -334,7 +308,7 @@ class DiskCache:
             return
         flight.room = None  # it is the file's now
         self._writing[flight.place] = data
-        self._enqueue(_Write(flight.place, data))
+        self._enqueue(Write(flight.place, data))
         self._end(flight, data)
 
     def abandon(self, flight: Flight, error: OffloaderError | None = None) -> None:
@@ -417,10 +391,10 @@ class DiskCache:
     def _delete(self, places: Sequence[Place], cause: str) -> None:
         self._metrics.cache_evictions.labels(cache="disk", cause=cause).inc(len(places))
         for place in places:
-            self._enqueue(_Write(place, None))
+            self._enqueue(Write(place, None))
         self._account()
 
-    def _enqueue(self, write: _Write) -> None:
+    def _enqueue(self, write: Write) -> None:
         self._queue.append(write)
         if write.data is None:
             self._deleting.add(write.place)
@@ -447,7 +421,7 @@ class DiskCache:
             try:
                 over = await self._in(self._writer, lambda: table.fill(self._files.open()))  # noqa: B023 - awaited here
             except OSError as error:
-                self._shut(_reason(error))
+                self._shut(reason_of(error))
             else:
                 await self._opened(table, over)
                 await self._write()
@@ -487,7 +461,7 @@ class DiskCache:
         while True:
             while self._queue and len(running) < BATCHES:
                 batch = self._batch()
-                work = self._in(self._writer, partial(_applied, self._files, batch, self.options.free_bytes))
+                work = self._in(self._writer, partial(applied_batch, self._files, batch, self.options.free_bytes))
                 running.append((batch, work))
             self._is_writing = bool(running)
             if not running:
@@ -496,7 +470,7 @@ class DiskCache:
             batch, work = running[0]
             applied = await work
             if isinstance(applied.failure, Replaced):
-                self._shut(_reason(applied.failure))
+                self._shut(reason_of(applied.failure))
                 running.clear()
                 self._is_writing = False
                 return
@@ -505,8 +479,8 @@ class DiskCache:
             self._deleted(batch, applied)
             self._wrote(batch, applied.failure)
 
-    def _batch(self) -> list[_Write]:
-        batch: list[_Write] = []
+    def _batch(self) -> list[Write]:
+        batch: list[Write] = []
         size = 0
         while self._queue and size < BATCH_BYTES:
             write = self._queue.popleft()
@@ -514,7 +488,7 @@ class DiskCache:
             batch.append(write)
         return batch
 
-    def _deleted(self, batch: Sequence[_Write], applied: _Applied) -> None:
+    def _deleted(self, batch: Sequence[Write], applied: Applied) -> None:
         """Note which files are gone; those that are not still take their room."""
         self._deleting.difference_update(write.place for write in batch if write.data is None)
         for place, size_bytes in applied.undeleted:
@@ -523,9 +497,9 @@ class DiskCache:
         if applied.error is not None:
             files = [place.hex() for place, _ in applied.undeleted[:3]]
             self._metrics.disk_cache_failures.labels(cause="delete").inc(len(applied.undeleted) - 1)
-            self._failed("delete", "disk_cache.delete_failed", error=_reason(applied.error), files=files)
+            self._failed("delete", "disk_cache.delete_failed", error=reason_of(applied.error), files=files)
 
-    def _wrote(self, batch: Sequence[_Write], failure: OSError | None) -> None:
+    def _wrote(self, batch: Sequence[Write], failure: OSError | None) -> None:
         if failure is not None:  # what else is queued would fail as well
             batch = [*batch, *self._queue]
             self._queue.clear()
@@ -543,64 +517,13 @@ class DiskCache:
                 self.table.remove(write.place)
         if failure is not None:  # deletions that were queued, and files of the batch that may be complete
             for place in dict.fromkeys(write.place for write in batch):
-                self._enqueue(_Write(place, None))
+                self._enqueue(Write(place, None))
         if failure is not None:
             now_s = self._clock.monotonic()
             self._no_writes_until_s = now_s + RETRY_S
-            self._failed("write", "disk_cache.write_failed", error=_reason(failure))
+            self._failed("write", "disk_cache.write_failed", error=reason_of(failure))
             if failure.errno in {errno.ENOSPC, errno.EDQUOT}:
                 self._squeezed_until_s = now_s + RESTORE_S
                 self._limit(max(0, self.table.used_bytes - SQUEEZE_BYTES))
         self._account()
         self.changed.notify()
-
-
-def _reason(error: OSError) -> str:
-    return f"{error.strerror or error} ({error.filename})" if error.filename else error.strerror or str(error)
-
-
-def _tried(files: BlockFiles, part: _Part) -> bytes | Exception:
-    try:
-        return files.read(part.place, part.first, part.length, checked=part.checked)
-    except (OSError, MemoryError, Damaged) as error:
-        return error
-
-
-def _is_damage(error: Exception) -> bool:
-    """Whether a read failed by its file, rather than by what the process or the machine lacks."""
-    if isinstance(error, OSError):
-        return isinstance(error, FileNotFoundError) or error.errno in DAMAGE
-    return isinstance(error, Damaged)
-
-
-def _applied(files: BlockFiles, batch: Sequence[_Write], free_bytes: int) -> _Applied:
-    """Write and delete in order; after an error of a write nothing more is written.
-
-    Nothing is written either where less than `free_bytes` would be left on the disk.
-    """
-    failure: OSError | None = None
-    undeleted: list[tuple[Place, int]] = []
-    refused: OSError | None = None
-    try:
-        files.check()
-    except OSError as error:
-        return _Applied(error if isinstance(error, Replaced) else Replaced(error.errno, str(error)))
-    try:
-        size = sum(len(write.data) for write in batch if write.data is not None)
-        if size and files.free_bytes() - size < free_bytes:
-            failure = OSError(errno.ENOSPC, "less would be free than cache.free_bytes")
-    except OSError as error:
-        failure = error
-    for write in batch:
-        try:
-            if write.data is None:
-                files.delete(write.place)
-            elif failure is None:
-                files.write(write.place, write.data)
-        except OSError as error:
-            if write.data is not None:
-                failure = error
-            else:
-                refused = error
-                undeleted.append((write.place, files.size_bytes(write.place)))
-    return _Applied(failure, undeleted, refused)
