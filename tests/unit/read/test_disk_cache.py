@@ -252,6 +252,7 @@ async def test_a_failed_or_cancelled_fetch_gives_its_room_back(rig: Rig) -> None
 
 
 async def error_of(work: object) -> Exception | None:
+    """Return how work fails, None if it does not."""
     try:
         await work  # type: ignore[misc]
     except Transient as error:
