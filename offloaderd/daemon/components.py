@@ -48,6 +48,7 @@ from offloaderd.upkeep.gc import lost_metadata
 from offloaderd.upkeep.gc.collector import Collector
 from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.grants.revoke_on_damage import GrantRevoker
+from offloaderd.upkeep.mirror import Mirror
 from offloaderd.upkeep.retention import Retention
 from offloaderd.upkeep.verify.cluster import CALLS_BYTES, TopicVerifier
 from offloaderd.upkeep.verify.scrub import Scrubber
@@ -78,12 +79,18 @@ class Components:
         self.retention = retention = Retention(context, ledgers.register, settings.retention, book)
         self.grants = Grants(context, ledgers.store, settings.grants, book, daemon_id=settings.daemon.id)
         self.scrubber = _scrubber(settings, context, keeper)
+        self.mirror = Mirror(context, settings.mirror)
         self.engine = engine = Engine(
             context,
             book,
             placement=settings.placement,
             sleep=IdleOptions(after_s=settings.offload.suspend_after_s),
-            duties={"retention": retention.run, "grants": self.grants.run, "scrub": self.scrubber.run},
+            duties={
+                "retention": retention.run,
+                "grants": self.grants.run,
+                "scrub": self.scrubber.run,
+                "mirror": self.mirror.run,
+            },
         )
         self.reader = reader = _reader(settings, engine, ledgers, clock, keeper)
         self.gc = _collector(settings, context, ledgers)
@@ -171,6 +178,7 @@ class Components:
         self.retention.options = settings.retention
         self.grants.follow(settings.grants)
         self.scrubber.follow(settings.scrub)
+        self.mirror.follow(settings.mirror)
         self.upkeep.grace_s = settings.gc.grace_s
 
 

@@ -162,6 +162,7 @@ def policy_levels(settings: Settings) -> list[Level]:
         "prefix": (settings.objects, "prefix"),
         "storage_class": (settings.objects, "storage_class"),
         "tags": (settings.objects, "tags"),
+        "mirror": (settings.mirror, "place"),
         "outage": (settings.outage, "policy"),
         "retention": (settings.retention, "kind"),
     }

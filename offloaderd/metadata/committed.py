@@ -1,7 +1,7 @@
 """The record of a committed segment: its entries and the place of its objects."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Self
 from uuid import UUID
@@ -71,7 +71,10 @@ class Sliced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommittedSegment(Sliced):
-    """A segment that readers may trust: slices by ascending ledger, place of the objects, and Pulsar's driver name."""
+    """A segment that readers may trust: slices by ascending ledger, place of the objects, and Pulsar's driver name.
+
+    `mirror` is the bucket and prefix of a verified copy of its objects, None without one.
+    """
 
     segment_id: UUID
     slices: tuple[LedgerSlice, ...]
@@ -82,6 +85,7 @@ class CommittedSegment(Sliced):
     prefix: str
     method: OffloadMethod = OffloadMethod.STREAMING
     driver: str = DRIVER
+    mirror: tuple[str, str] | None = None
 
     @classmethod
     def described(cls, manifest: SegmentManifest, *, bucket: str, prefix: str) -> Self:
@@ -101,6 +105,24 @@ class CommittedSegment(Sliced):
             prefix=prefix,
             method=manifest.method,
         )
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Bucket and prefix."""
+        return self.bucket, self.prefix
+
+    @property
+    def copy(self) -> Self | None:
+        """The same segment as it lies in its mirror, None without one."""
+        if self.mirror is None:
+            return None
+        bucket, prefix = self.mirror
+        return replace(self, bucket=bucket, prefix=prefix, mirror=None)
+
+    @property
+    def each_place(self) -> tuple[Self, ...]:
+        """The segment, and as it lies in its mirror."""
+        return (self,) if (copy := self.copy) is None else (self, copy)
 
     @property
     def keys(self) -> SegmentKeys:

@@ -107,6 +107,8 @@ trash = _node("trash")
 """Folder of the segments whose objects are to be deleted."""
 trash_record = _by_segment("trash")
 """One segment whose objects are to be deleted."""
+mirror = _node("mirror")
+"""The one copy of a segment that is being made in another place."""
 floor = _node("floor")
 """End of the last segment that was deleted from the front."""
 verified = _node("verified")

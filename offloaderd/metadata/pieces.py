@@ -96,14 +96,14 @@ def exchanged(
     stored: StoredContext,
     path: str,
     entries: tuple[int, int],
-    segments: Sequence[LedgerSegment],
+    segments: Sequence[LedgerSegment] | Callable[[LedgerSegment], LedgerSegment],
     *,
     created_ms: int | None = None,
 ) -> tuple[list[Step], StoredContext | None]:
     """Return the steps that replace the segments of a range of entries by others, and the context afterwards.
 
-    The range covers whole segments, or none. The context is None once no segment is left. `created_ms` as in
-    `inserted`. Raises CorruptData; ValueError for a gap.
+    The range covers whole segments, or none; a function is applied to each of them. The context is None once no
+    segment is left. `created_ms` as in `inserted`. Raises CorruptData; ValueError for a gap.
     """
     first, last = entries
     known, own = context.skim(stored.value, path=path)
@@ -116,6 +116,9 @@ def exchanged(
     held = [one for piece in table[begin:end] for one in _held(stored, piece, path)]
     held += own if in_node else ()
     before = [one for one in held if one.end_entry_id < first]
+    if callable(segments):
+        there = [one for one in held if first <= one.begin_entry_id <= last]
+        segments = [segments(context.read(one, path=path)) for one in there]
     row: Sequence[AnySegment] = [*before, *segments, *(one for one in held if one.begin_entry_id > last)]
     if in_node and not row and begin:  # the node must hold the newest segments, so the last piece moves into it
         begin -= 1

@@ -144,6 +144,10 @@ _word, _text = partial(_value, Kind.WORD), partial(_value, Kind.TEXT)
 _bytes, _seconds = partial(_value, Kind.BYTES), partial(_value, Kind.SECONDS, high=TIME_MAX_S)
 _MBYTE, _MINUTE, _MILLI = Fraction(MiB), Fraction(MINUTE_S), Fraction(1, 1000)
 _BUCKET = r"([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?", "3 to 63 lower-case letters, digits, dots and dashes"
+_MIRROR = (
+    r"([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?(/([^/\x00-\x1f\x7f][^\x00-\x1f\x7f]{0,499})?)?",
+    "BUCKET/PREFIX; empty for none",
+)
 _PREFIX = (
     r"([^/\x00-\x1f\x7f][^\x00-\x1f\x7f]{0,499})?",
     "up to 500 characters without control characters, no slash at the start",
@@ -177,6 +181,7 @@ class OffloadPolicies:
     prefix: str | None = _text("prefix", shape=_PREFIX[0], form=_PREFIX[1])
     storage_class: str | None = _text("storage-class", shape=STORAGE_CLASS, form=STORAGE_CLASS_FORM)
     tags: str | None = _text("tags", shape=TAGS, form=TAGS_FORM)
+    mirror: str | None = _text("mirror", shape=_MIRROR[0], form=_MIRROR[1])
     history_order: HistoryOrder | None = _word("history-order", words=HistoryOrder)
     outage: OutagePolicy | None = _word("outage", words=OutagePolicy)
     retention: TierRetention | None = _word("retention", words=TierRetention)
@@ -211,11 +216,18 @@ DEFAULTS = OffloadPolicies(
     prefix="",
     storage_class="",
     tags="",
+    mirror="",
     history_order=HistoryOrder.HISTORY_FIRST,
     outage=OutagePolicy.SOURCE,
     retention=TierRetention.KEEP,
 )
 """Built-in defaults. Thresholds are off as in Pulsar: closed ledgers are offloaded by request alone."""
+
+
+def place_named(mirror: str) -> tuple[str, str] | None:
+    """Return bucket and prefix of a mirror as a policy writes it, None for none."""
+    bucket, _, prefix = mirror.partition("/")
+    return (bucket, prefix) if mirror else None
 
 
 def shown(name: str, value: object) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import OffloadMethod, TierRetention
 from offloaderd.objects.stored_as import class_flaw, tags_flaw
-from offloaderd.policy.policies import FIELDS, NAMES, Effective, Level, OffloadPolicies, Origin, shown
+from offloaderd.policy.policies import FIELDS, NAMES, Effective, Level, OffloadPolicies, Origin, place_named, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,7 @@ def contradictions(own: OffloadPolicies, merged: Effective, around: Surroundings
         *_waits(own, merged, around),
         *_retention(own),
         *_location(own, merged, around),
+        *_mirror(own, merged, around),
         *_stored_as(own, around),
     ]
 
@@ -155,6 +156,20 @@ def _location(own: OffloadPolicies, merged: Effective, around: Surroundings) -> 
         f"{labels}: {meant} is not where this daemon stores; it stores in {known}, by its settings objects.bucket, "
         "objects.prefix and objects.places"
     )
+
+
+def _mirror(own: OffloadPolicies, merged: Effective, around: Surroundings) -> Iterator[str]:
+    """A mirror is one of the daemon's places, and another one than the topic's own."""
+    mirror = place_named(merged.values.mirror or "")
+    if mirror is None or not around.places or (own.mirror is None and own.bucket is None and own.prefix is None):
+        return
+    known = "; ".join(f"{bucket}/{prefix}" for bucket, prefix in around.places)
+    if mirror not in around.places:
+        yield f"{_at('mirror', merged.values.mirror, merged)} is no place of this daemon's; objects.places has {known}"
+    home = around.places[0]
+    values = (merged.values.bucket, merged.values.prefix)
+    if mirror == tuple(here if one is None else one for one, here in zip(values, home, strict=True)):
+        yield f"{_at('mirror', merged.values.mirror, merged)} is the place of the segments themselves; it has {known}"
 
 
 def _stored_as(own: OffloadPolicies, around: Surroundings) -> Iterator[str]:

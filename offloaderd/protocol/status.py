@@ -71,12 +71,21 @@ def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
         "paused": {"since_ms": one.paused_ms, "by": one.paused_by} if one.paused_ms else None,
         **picked(one, "epoch", "damaged_ledgers", "refusals", "confirmed", "offloaded", "history"),
         **lag,
+        "mirror": _mirror_json(one.mirror) if one.HasField("mirror") else None,
         "open_segment": opened if one.open_segment_id else None,
         **picked(one, "buffer_bytes", "segments_committed", "edge", "hidden_entries"),
         "looked_age_s": one.looked_age_s,
         **picked(one, "method", "taken_entries", "taken_bytes"),
         "losses": [as_json(loss, kept=("noticed_ms",), nullable=("entries",)) for loss in one.losses],
     }
+
+
+MIRROR = ("bucket", "prefix", "lag_segments", "lag_entries", "lag_bytes", "lag_seconds", "segments", "failure")
+
+
+def _mirror_json(one: admin_pb2.MirrorSummary) -> dict[str, object]:
+    """Return the copies of a topic as JSON."""
+    return {**{name: getattr(one, name) for name in MIRROR}, "failing_since_ms": one.failing_since_ms}
 
 
 def rated_json(one: admin_pb2.TopicStatus, rate: Rate | None) -> dict[str, object]:
@@ -131,6 +140,7 @@ def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsRes
         *_outage_facts(one),
         *([("method", one.method)] if one.method else []),
         ("lag", _lag_text(one)),
+        *([("mirror", mirror_text(one.mirror))] if one.HasField("mirror") else []),
         ("open segment", segment),
         ("buffer", words.size(one.buffer_bytes)),
         ("segments", words.number(one.segments_committed)),
@@ -156,6 +166,18 @@ def _lag_text(one: admin_pb2.TopicStatus) -> str:
     entries = words.plural(one.lag_entries, "entry", "entries")
     age = "of unknown age" if one.lag_age_unknown else f"oldest {words.age(one.lag_seconds)} ago"
     return f"{entries}, {words.size(one.lag_bytes)}, {age}"
+
+
+def mirror_text(one: admin_pb2.MirrorSummary) -> str:
+    """Return the place of a topic's copies, their lag, and the present error as text."""
+    text = f"{one.bucket}/{one.prefix}, {words.plural(one.segments, 'copy', 'copies')}, "
+    if not one.lag_segments:
+        return f"{text}all there"
+    behind = f"{words.plural(one.lag_segments, 'segment', 'segments')} behind ("
+    behind += f"{words.plural(one.lag_entries, 'entry', 'entries')}, {words.size(one.lag_bytes)}, "
+    behind += f"oldest {words.age(one.lag_seconds)} ago)"
+    failure = f"; FAILS since {words.moment(one.failing_since_ms)} UTC: {one.failure}" if one.failure else ""
+    return f"{text}{behind}{failure}"
 
 
 def lag_cells(one: admin_pb2.TopicStatus) -> tuple[str, str, str]:

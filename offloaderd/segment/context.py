@@ -74,6 +74,19 @@ class OffloadContext:
             )
         return replace(place, stored_as=self.stored_as(policy, topic))
 
+    def mirror_for(self, policy: RollPolicy, topic: TopicName) -> tuple[Place, Place] | None:
+        """Return the topic's own place and its mirror, None without one. Raises Transient as `place_for`.
+
+        The mirror has its own class; the tags are those of the policy in both.
+        """
+        if policy.mirror is None:
+            return None
+        own = self.place_for(policy, topic)
+        mirror = self.place_for(replace(policy, place=policy.mirror), topic)
+        there = self.places.find(*policy.mirror)
+        of_place = there.stored_as.storage_class if there is not None else ""
+        return own, replace(mirror, stored_as=replace(mirror.stored_as, storage_class=of_place))
+
     def stored_as(self, policy: RollPolicy, topic: TopicName) -> StoredAs:
         """Return class and tags of a topic's next segment."""
         names = {"tenant": topic.tenant, "namespace": topic.namespace, "cluster": self.cluster}

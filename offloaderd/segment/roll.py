@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar, cast
 from offloaderd.core.model import START, HistoryOrder, LedgerInfo, OffloadMethod, Position, RollReason
 from offloaderd.ledgers.chain import LedgerChain, Run
 from offloaderd.metadata.records.attempt import Attempt
-from offloaderd.policy.policies import Effective
+from offloaderd.policy.policies import Effective, place_named
 from offloaderd.policy.records import Paused
 from offloaderd.segment.builder import SegmentBuilder
 from offloaderd.segment.committer import Assignment
@@ -43,6 +43,8 @@ class RollPolicy:
     """Class of new data objects; empty is the bucket's own."""
     tags: str = ""
     """Tags of new objects, as the policy has them."""
+    mirror: tuple[str, str] | None = None
+    """Bucket and prefix of the second copy of each segment; None for none."""
     paused: Paused | None = None
     """Since when the topic is paused, and by which operator; None if it is not."""
 
@@ -61,6 +63,7 @@ class RollPolicy:
             place=(cast("str", values.bucket), cast("str", values.prefix)),
             storage_class=cast("str", values.storage_class),
             tags=cast("str", values.tags),
+            mirror=place_named(cast("str", values.mirror)),
         )
 
     def held(self, paused: Paused | None, *, push_only: bool) -> "RollPolicy":

@@ -7,7 +7,7 @@ what the store lists of it and not sent again.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeVar
@@ -74,6 +74,8 @@ class UploadContext:
     pace: Pace = field(default_factory=Pace)
     reach: StoreReach = field(default_factory=StoreReach)
     traces: Traces = NO_TRACES
+    tries_max: int | None = None
+    """Most tries of a request before its error is raised; None: it is repeated until it succeeds."""
 
 
 class SegmentUpload:
@@ -138,27 +140,38 @@ class SegmentUpload:
 
         The recorded parts count as sent if they are `trusted`; else they too have to be cut again and compared.
         """
-        self.upload_id = attempt.upload_id
         recorded = {
             number: PartInfo(part_number=number, etag=part.etag, size_bytes=part.size_bytes)
             for number, part in enumerate(attempt.parts, start=1)
         }
         if attempt.proven:
+            self.upload_id = attempt.upload_id
             self._completed, self._parts, self.stored_count = True, recorded, len(recorded)
             return
+        object_bytes = attempt.seal.data_bytes if attempt.seal is not None else None
+        await self.take_up(attempt.upload_id, object_bytes, recorded, trusted=trusted)
+
+    async def take_up(
+        self, upload_id: str, object_bytes: int | None, recorded: Mapping[int, PartInfo], *, trusted: bool
+    ) -> None:
+        """Continue an upload by its id; `object_bytes` is the size of its object, None while that is undecided.
+
+        Raises SegmentFailed as `resume`.
+        """
+        self.upload_id = upload_id
         listed = await self._persist(self._list)
         if listed is None:
-            if attempt.seal is None:
+            if object_bytes is None:
                 raise SegmentFailed(f"upload {self.upload_id} of {self._key} does not exist any more")
             self._completed = self._doubt = True
-            self._opaque = (await self._check_size(attempt.seal.data_bytes)).etag_opaque
-            listed = recorded
+            self._opaque = (await self._check_size(object_bytes)).etag_opaque
+            listed = dict(recorded)
         for number, part in recorded.items():
             if listed.get(number) != part:
                 raise SegmentFailed(
                     f"part {number} of {self._key} is recorded as {part}, the store has {listed.get(number)}"
                 )
-        self._parts = recorded if trusted else {}
+        self._parts = dict(recorded) if trusted else {}
         self._listed = {number: part for number, part in listed.items() if number not in self._parts}
         self.stored_count = next(number for number in count() if number + 1 not in listed)
 
@@ -254,8 +267,11 @@ class SegmentUpload:
         self._up.metrics.upload_parts.labels(outcome="replaced").inc()
         return None
 
-    async def complete(self, object_bytes: int) -> None:
-        """Complete the data object. A missing upload may be one whose completion was not answered."""
+    async def complete(self, object_bytes: int, *, compared: bool = False) -> None:
+        """Complete the data object. A missing upload may be one whose completion was not answered.
+
+        In such a doubt, or if it is to be `compared`, the store compares the object with the parts.
+        """
         parts = [self._parts[number] for number in sorted(self._parts)]
 
         async def once() -> None:
@@ -269,7 +285,7 @@ class SegmentUpload:
         if not self._completed:
             await self._persist(once)
         stored = await self._check_size(object_bytes)
-        if self._doubt:
+        if self._doubt or compared:
             await self._check_parts(stored, parts)
             await self._persist(self._abort_strays)
 
@@ -367,6 +383,8 @@ class SegmentUpload:
                     kind = error_class(error)
                     self._up.metrics.upload_retries.labels(**{"class": kind}).inc()
                     pace.failed(error, mark)
+                    if self._up.tries_max is not None and backoff.tries + 1 >= self._up.tries_max:
+                        raise
                     self._failure_tracker.record(error, what)
                     tries = backoff.tries
                     log.warning("upload.retried", key=self._key, error_class=kind, error=str(error), tries=tries)

@@ -43,6 +43,7 @@ from offloaderd.topic.chooser import (
 from offloaderd.topic.handle import OffloadHandle, SegmentResult, check_ledger
 from offloaderd.topic.lag import LagTracker, OldestEntry
 from offloaderd.topic.live_segment import LiveAttempts, LiveCommitter, LiveFacts, TailingFeed
+from offloaderd.topic.mirror import MirrorProgress
 from offloaderd.topic.outage import Outage, TopicContext
 from offloaderd.topic.requests import ByHand
 from offloaderd.topic.status import TopicStatus, describe
@@ -112,6 +113,7 @@ class TopicOffloader:
         self.reach = context.upload_context.reach
         self.failure_tracker = FailureTracker(self.topic, self._clock, self.changed.notify)
         self.lag = LagTracker()
+        self.mirror = MirrorProgress(context.places, self._clock)
         self.record = TopicRecord(log, topic_map, left.begin, clock=self._clock, metrics=self._metrics)
         self.source_check = SourceCheck(
             context.known_source, identity, self.record, lambda: self.taken, lambda: self.attempt, clock=self._clock

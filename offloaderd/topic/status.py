@@ -15,6 +15,7 @@ from offloaderd.segment.failures import Failure, StoreReach, error_class
 from offloaderd.segment.roll import SegmentProgress
 from offloaderd.topic.buffer import TailingBuffer
 from offloaderd.topic.lag import OldestEntry
+from offloaderd.topic.mirror import MirrorProgress, MirrorStatus
 from offloaderd.topic.outage import Outage, TopicContext
 from offloaderd.topic.tailer import Tailer
 
@@ -27,6 +28,7 @@ class Described(OwnedTopic, Protocol):
 
     buffer: TailingBuffer
     damaged_ledgers: tuple[int, ...]
+    mirror: MirrorProgress
     oldest: OldestEntry
     outage: Outage
     reach: StoreReach
@@ -107,6 +109,7 @@ class TopicStatus:
     paused_s: float = 0.0
     refusals: tuple[Refusal, ...] = ()
     damaged_ledgers: tuple[int, ...] = ()
+    mirror: MirrorStatus | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +196,7 @@ def describe(topic: Described, *, owner: str = "", now_s: float, wall_ms: int) -
         paused_s=max(0.0, wall_ms - paused.since_ms) / 1000 if paused else 0.0,
         refusals=topic.identity.refusals,
         damaged_ledgers=topic.damaged_ledgers,
+        mirror=topic.mirror.status(topic.map.segments, topic.policy, wall_ms=wall_ms),
     )
 
 
@@ -335,6 +339,7 @@ class Reporter:
         self._metrics.unprotected_seconds.labels(topic=topic).set(status.unprotected_s)
         self._report_history(topic, status.history)
         self._report_stored(status)
+        self._report_mirror(topic, status)
         before = self._stalled.pop(status.topic, "")
         if before and before != status.stalled_class:
             self._metrics.stalled.remove(topic, before)
@@ -350,6 +355,21 @@ class Reporter:
             (metrics.lag_entries, status.lag_entries),
             (metrics.lag_bytes, status.lag_bytes),
             (metrics.lag_seconds, status.lag_seconds),
+        ):
+            if value is None:
+                gauge.remove(topic)
+            else:
+                gauge.labels(topic=topic).set(value)
+
+    def _report_mirror(self, topic: str, status: TopicStatus) -> None:
+        """Set the gauges of a topic's copies; a topic without a mirror has none. A suspended one keeps them."""
+        metrics, mirror = self._metrics, status.mirror
+        if status.asleep:
+            return
+        for gauge, value in (
+            (metrics.mirror_lag_entries, mirror.lag_entries if mirror is not None else None),
+            (metrics.mirror_lag_bytes, mirror.lag_bytes if mirror is not None else None),
+            (metrics.mirror_lag_seconds, mirror.lag_seconds if mirror is not None else None),
         ):
             if value is None:
                 gauge.remove(topic)

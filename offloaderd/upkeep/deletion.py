@@ -90,8 +90,7 @@ async def empty_trash(
         if wait_s := readers_wait_s(record, context):
             dues_s[name] = now_s + wait_s
             continue
-        bucket, keys = _place(context, record)
-        if why := await last_copy(context.upload_context.objects, current(), bucket, keys):
+        if why := await _last_copy(context, record, current()):
             log.error("trash.blocked", topic=str(topic), segment_id=str(record.segment_id), why=why, hint=_HINT)
             left += 1
             kept += 1
@@ -133,9 +132,10 @@ def reason_to_leave(record: Trash, topic_map: TopicMap, places: Places) -> str:
     """Return why this daemon must not delete the objects of a record, empty if it may."""
     if holds(topic_map, record):
         return "the segment is part of the topic"
-    if record.bucket is not None and record.bucket not in places.buckets:
-        known = ", ".join(map(repr, sorted(places.buckets)))
-        return f"its objects are in bucket {record.bucket!r}, this daemon works with {known}"
+    for bucket, _ in record.places((places.home.bucket, places.home.prefix)):
+        if bucket not in places.buckets:
+            known = ", ".join(map(repr, sorted(places.buckets)))
+            return f"its objects are in bucket {bucket!r}, this daemon works with {known}"
     return ""
 
 
@@ -144,22 +144,30 @@ def holds(topic_map: TopicMap, record: Trash) -> bool:
     return any(segment.segment_id == record.segment_id for segment in topic_map.segments)
 
 
-def _place(context: OffloadContext, record: Trash) -> tuple[str, SegmentKeys]:
+def _places(context: OffloadContext, record: Trash) -> list[tuple[str, SegmentKeys]]:
+    """Return the bucket and the keys of a segment's objects, and of its copy."""
     home = context.places.home
-    prefix = home.prefix if record.prefix is None else record.prefix
-    return home.bucket if record.bucket is None else record.bucket, record.keys(prefix)
+    return [(bucket, record.keys(prefix)) for bucket, prefix in record.places((home.bucket, home.prefix))]
+
+
+async def _last_copy(context: OffloadContext, record: Trash, topic_map: TopicMap) -> str:
+    """Describe the entries that only the segment of a record holds, in any of its places; empty without any."""
+    for bucket, keys in _places(context, record):
+        if why := await last_copy(context.upload_context.objects, topic_map, bucket, keys):
+            return why
+    return ""
 
 
 async def _delete_objects(context: OffloadContext, record: Trash) -> None:
-    """Abort the segment's uploads, then delete its objects; missing ones are no error."""
-    bucket, keys = _place(context, record)
-    store = context.upload_context.objects.at(bucket)
-    async for upload in store.list_uploads(keys.data):
-        if upload.key == keys.data:
-            await store.abort_upload(upload.key, upload.upload_id)
-    if record.upload_id:
-        await store.abort_upload(keys.data, record.upload_id)
-    await store.delete(keys.every)
+    """Abort the segment's uploads, then delete its objects, in all its places; missing ones are no error."""
+    for bucket, keys in _places(context, record):
+        store = context.upload_context.objects.at(bucket)
+        async for upload in store.list_uploads(keys.data):
+            if upload.key == keys.data:
+                await store.abort_upload(upload.key, upload.upload_id)
+        if record.upload_id and (bucket, keys) == _places(context, record)[0]:
+            await store.abort_upload(keys.data, record.upload_id)
+        await store.delete(keys.every)
 
 
 async def keep_trash_empty(context: OffloadContext, offloader: TopicOffloader) -> None:

@@ -1,8 +1,8 @@
 """Flaws of stored segments: kind, place and what an operator can do; a rebuild has its problems by the same kinds."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from uuid import UUID
 
@@ -70,6 +70,8 @@ class Kind(StrEnum):
     """A whole segment that is not in the map."""
     SUPERSEDED = "superseded"
     """A streaming segment holds entries of ledgers that are in objects of their own as well."""
+    DAMAGED_COPY = "damaged_copy"
+    """A segment is incomplete or unreadable in one place, and sound in another."""
     FOREIGN = "foreign"
     """A segment of another cluster."""
     ELSEWHERE = "elsewhere"
@@ -79,7 +81,16 @@ class Kind(StrEnum):
 
 
 NOTES = frozenset(
-    {Kind.DOUBT, Kind.FRONT, Kind.ORPHAN, Kind.UNREFERENCED, Kind.SUPERSEDED, Kind.FOREIGN, Kind.ELSEWHERE}
+    {
+        Kind.DOUBT,
+        Kind.FRONT,
+        Kind.ORPHAN,
+        Kind.UNREFERENCED,
+        Kind.SUPERSEDED,
+        Kind.DAMAGED_COPY,
+        Kind.FOREIGN,
+        Kind.ELSEWHERE,
+    }
 )
 
 RESTORE = (
@@ -156,6 +167,32 @@ def damage_by_segment(flaws: Iterable[Flaw]) -> dict[UUID, str]:
         if one.segment_id is not None and one.kind not in NO_DAMAGE:
             found.setdefault(one.segment_id, str(one))
     return found
+
+
+def of_places(places: Sequence[tuple[tuple[str, str], Sequence[Flaw]]]) -> list[Flaw]:
+    """Return the flaws of a segment that lies in several places, with the place of each.
+
+    `places` are bucket and prefix with what was found there by the checksums of the manifest. If a place is sound, the
+    flaws of the others say so.
+    """
+    if len(places) == 1:
+        return [*places[0][1]]
+    sound = next((place for place, flaws in places if first_damage(flaws) is None and not _unknown(flaws)), None)
+    found: list[Flaw] = []
+    for (bucket, prefix), flaws in places:
+        for flaw in flaws:
+            advice = flaw.advice
+            if sound is not None and flaw.kind not in NO_DAMAGE:
+                advice = (
+                    f"the one in bucket {sound[0]!r} under prefix {sound[1]!r} is right: copy the object from there"
+                )
+            said = f"{flaw.found}, in bucket {bucket!r} under prefix {prefix!r}"
+            found.append(replace(flaw, found=said, advice=advice))
+    return found
+
+
+def _unknown(flaws: Iterable[Flaw]) -> bool:
+    return any(one.kind in {Kind.UNREACHABLE, Kind.ELSEWHERE} for one in flaws)
 
 
 def corrupt(kind: Kind, error: CorruptData, *, entries: str = "") -> Flaw:

@@ -55,12 +55,14 @@ from offloaderd.policy.records import TopicPolicy, encode_policy
 from offloaderd.upkeep import stored
 from offloaderd.upkeep.flaws import Kind
 from offloaderd.upkeep.gc.findings import WRITER
-from offloaderd.upkeep.rebuild_plan import Known, Problem, TopicPlan, plan_topic
+from offloaderd.upkeep.rebuild_plan import Known, Problem, TopicPlan, plan_topic, with_copies
 from offloaderd.upkeep.stored import Counts, Site, StoredSegment
 
 log = structlog.get_logger(__name__)
 
 TRIES = 5
+OF_ONE_PLACE = frozenset({Kind.UNREADABLE, Kind.INCOMPLETE, Kind.ORPHAN})
+"""Problems that do not matter for a segment that is sound in another place."""
 INCOMPLETE = frozenset({Kind.GAP, Kind.DOUBT, Kind.FRONT})
 """Problems that a ledger of a broker may solve."""
 AUTHOR = "rebuild"
@@ -287,10 +289,14 @@ def make_plan(
     if nowhere := sorted(set(lost) - ends):
         raise InvalidInput(f"no segment ends at {nowhere[0]}", hint="--lost takes the last position before a gap")
     by_topic: dict[TopicName, list[Known]] = defaultdict(list)
-    for one in found.known:
+    known, contradictions = with_copies(found.known)
+    sound = {one.segment.segment_id for one in known}
+    for one in known:
         if one.segment.segment_id not in without:
             by_topic[one.topic].append(one)
-    left = [one for one in found.problems if not (one.blocks and one.segments and set(one.segments) <= set(without))]
+    problems = [*found.problems, *contradictions]
+    left = [one for one in problems if not (one.blocks and one.segments and set(one.segments) <= set(without))]
+    left = [_copied(one) if _is_elsewhere(one, sound) else one for one in left]
     own = defaultdict(list)
     for problem in left:
         own[problem.topic if problem.topic in by_topic else None].append(problem)
@@ -451,6 +457,21 @@ async def _take_away(metadata: MetadataStore, path: str) -> None:
 
 def _unsettled(path: str) -> OffloaderError:
     return OffloaderError(f"the answers to writing {path} were lost {TRIES} times", hint="run the same command again")
+
+
+def _is_elsewhere(problem: Problem, sound: Collection[UUID]) -> bool:
+    """Whether a problem of one place does not matter, as the segment is among those that are sound in another."""
+    return problem.kind in OF_ONE_PLACE and bool(problem.segments) and set(problem.segments) <= set(sound)
+
+
+def _copied(problem: Problem) -> Problem:
+    """Return a problem of a segment in one place that is sound in another, which does for a rebuild."""
+    return replace(
+        problem,
+        kind=Kind.DAMAGED_COPY,
+        text=f"{problem.text}; it is sound in another place",
+        what_to_do="nothing: the rebuild takes it from the other place",
+    )
 
 
 def _orphan(one: StoredSegment) -> Problem:

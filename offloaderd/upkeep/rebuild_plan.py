@@ -123,6 +123,37 @@ def plan_topic(
     return TopicPlan(map=topic_map, epoch=max((one.epoch for one in known), default=0), problems=named)
 
 
+def with_copies(found: Sequence[Known]) -> tuple[list[Known], list[Problem]]:
+    """Return each segment once, with the place of its copy, and a problem for places that contradict each other.
+
+    `found` is in the order of the places. The first place counts as the segment's own, the second as its mirror: their
+    objects are the same, and no object says which was written first. A third is left to the collector of garbage.
+    """
+    by_id: dict[UUID, list[Known]] = {}
+    for one in found:
+        by_id.setdefault(one.segment.segment_id, []).append(one)
+    known: list[Known] = []
+    problems: list[Problem] = []
+    for first, *others in by_id.values():
+        segment = first.segment
+        known.append(replace(first, segment=replace(segment, mirror=others[0].segment.place)) if others else first)
+        for other in others:
+            bucket, prefix = other.segment.place
+            if replace(other, segment=replace(other.segment, bucket=segment.bucket, prefix=segment.prefix)) != first:
+                text = f"segment {segment.segment_id} has another manifest in bucket {segment.bucket!r} under prefix "
+                text += f"{segment.prefix!r} than in bucket {bucket!r} under prefix {prefix!r}"
+                problems.append(
+                    Problem(
+                        kind=Kind.CONTRADICTION,
+                        text=text,
+                        topic=first.topic,
+                        segments=(segment.segment_id,),
+                        what_to_do="verify both, and take the wrong one out of its bucket",
+                    )
+                )
+    return known, problems
+
+
 def _disjoint(known: Sequence[Known], prefer: Collection[UUID], problems: list[Problem]) -> list[Known]:
     """Return segments that do not overlap; an overlap is a problem unless one of the two is preferred."""
     preferred = [one.segment for one in known if one.segment.segment_id in prefer]

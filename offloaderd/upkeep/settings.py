@@ -1,13 +1,15 @@
-"""Settings of retention, grants, garbage collection and the scrub."""
+"""Settings of retention, grants, garbage collection, the scrub and the mirror."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from offloaderd.core.model import TierRetention
-from offloaderd.core.section import Bytes, Seconds, Section
+from offloaderd.core.section import Bytes, Seconds, Section, Shape
+from offloaderd.policy.policies import FIELDS
 
 DAY_S = 86_400
+MirrorPlace = Annotated[str, Field(pattern=rf"^{FIELDS['mirror'].shape}$"), Shape(FIELDS["mirror"].form)]
 
 
 class RetentionSettings(Section):
@@ -100,3 +102,14 @@ class ScrubSettings(Section):
     bytes_per_s: Bytes = Field(default=8 * 1024 * 1024, ge=1024)
     """The most that a daemon reads for the scrub. 8 MiB/s are 4.6 TiB in a week; a request is up to 4 MiB, so there are
     two or three a second."""
+
+
+class MirrorSettings(Section):
+    """The second copy of each segment, in another place."""
+
+    place: MirrorPlace = Field(default="", examples=["pulsar-offload-eu/topics/"])
+    """Mirror of topics whose policy names none: one of objects.places, as BUCKET/PREFIX. Empty: no second copy."""
+
+    bytes_per_s: Bytes = Field(default=0, ge=0)
+    """The most that a daemon copies; 0: as much as the mirror takes. Copies use half of the memory for uploads at most,
+    and only what live segments leave of it."""

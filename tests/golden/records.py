@@ -29,6 +29,7 @@ from offloaderd.format.v2 import SegmentLayout
 from offloaderd.metadata.records import (
     attempt,
     context,
+    copy,
     deletion,
     grant,
     history,
@@ -343,6 +344,11 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
         decode_policy,
         TopicPolicy(enabled=True, storage_class="STANDARD_IA", tags="tenant={tenant}, team=data"),
     ),
+    "policy-mirror": (
+        encode_policy,
+        decode_policy,
+        TopicPolicy(enabled=True, mirror="eu/topics/"),
+    ),
     "rollback-order": (
         orders.encode_rollback,
         orders.decode_rollback,
@@ -383,6 +389,33 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
             bucket="offload",
             prefix="seg/",
             readable=True,
+        ),
+    ),
+    "trash-with-a-copy": (
+        deletion.encode_trash,
+        deletion.decode_trash,
+        deletion.Trash(
+            segment_id=SEGMENT,
+            upload_id="",
+            reason="age",
+            decided_ms=1_700_000_000_000,
+            bucket="offload",
+            prefix="seg/",
+            readable=True,
+            mirror_bucket="eu",
+            mirror_prefix="topics/",
+        ),
+    ),
+    "mirror": (
+        copy.encode,
+        copy.decode,
+        copy.CopyAttempt(
+            segment_id=SEGMENT,
+            bucket="eu",
+            prefix="topics/",
+            part_bytes=8 << 20,
+            begun_ms=1_700_000_000_000,
+            upload_id="upload-1",
         ),
     ),
     "verified": (

@@ -49,6 +49,7 @@ HELP = (
     {name: text for name, (_, text) in POLICIES.items()}
     | dict.fromkeys(("bucket", "prefix"), "Refuse a daemon that stores elsewhere.")
     | STORED_AS
+    | {"mirror": "Keep a second copy of each segment in this place, as BUCKET/PREFIX; empty: none."}
 )
 METAVARS = {Kind.BYTES: "SIZE", Kind.SECONDS: "TIME", Kind.TEXT: "TEXT"}
 PULSAR_UNIT = re.compile("Mbytes|Minutes|Bytes|Seconds|Millis")

@@ -51,6 +51,23 @@ class UpkeepMetrics(Families):
         "contradicts the topic. Look when it is not 0; the log says which."
     )
     delete_failures = counter("Failed tries to delete decided segments; each is repeated. Look when it keeps rising.")
+    mirror_lag_entries = topic_gauge(
+        "Entries of committed segments that have no copy in the mirror of the topic's policy yet; no series without a "
+        "mirror."
+    )
+    mirror_lag_bytes = topic_gauge("Bytes of the data objects of the same segments.")
+    mirror_lag_seconds = topic_gauge(
+        "Seconds since the oldest of the same segments was offloaded; 0 when all have a copy. Look when it keeps "
+        "growing: offloadctl status TOPIC has the error."
+    )
+    mirror_copies = counter(
+        "Copies of segments in mirrors by outcome. ok: verified and recorded. failed: an error; it is tried again.",
+        outcome=("ok", "failed"),
+    )
+    mirror_parts = counter(
+        "Parts of copies by outcome. sent. kept: an earlier owner had stored it.", outcome=("sent", "kept")
+    )
+    mirror_bytes = counter("Bytes of the parts of copies, those that were kept included.")
     identity_refusals = topic_gauge(
         "1 for each reason why nothing of the topic is deleted or granted: its metadata, bucket or source may be of "
         "another history. Page when it is not 0: offloadctl status says what was found and what to do.",

@@ -47,7 +47,7 @@ from offloaderd.policy.settings import Prices
 from offloaderd.read.settings import CacheSettings, ReadSettings
 from offloaderd.segment.settings import LedgerBasedSettings, OffloadSettings, UploadSettings
 from offloaderd.topic.settings import OutageSettings, SpillSettings
-from offloaderd.upkeep.settings import GcSettings, GrantSettings, RetentionSettings, ScrubSettings
+from offloaderd.upkeep.settings import GcSettings, GrantSettings, MirrorSettings, RetentionSettings, ScrubSettings
 
 MiB = 1024**2
 
@@ -206,6 +206,7 @@ class Settings(Section):
     cache: CacheSettings = CacheSettings()
     gc: GcSettings = GcSettings()
     scrub: ScrubSettings = ScrubSettings()
+    mirror: MirrorSettings = MirrorSettings()
     prices: Prices = Prices()
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()

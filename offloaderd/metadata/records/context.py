@@ -13,7 +13,7 @@
 | segment.complete | true: only committed segments are here; the open segment is the topic's `attempt` |
 | assignedTimestamp, offloadedTimestamp | milliseconds |
 | endEntryId | last entry of this ledger in the segment |
-| driverMetadata | name `offloaderd`, properties `bucket`, `prefix` |
+| driverMetadata | name `offloaderd`, properties `bucket`, `prefix`; with a copy `mirror.bucket`, `mirror.prefix` |
 | context.piece (1011), format (1010) | of a ledger with very many segments: pieces with older ones, and 1 |
 | beginEntryId (1000) | only on a ledger's first segment, and only if that does not start at entry 0 |
 | dataObjectLength (1001), payloadBytes (1002) | bytes of the whole data object; payload bytes of this ledger in it |
@@ -190,6 +190,13 @@ def skim(data: bytes, *, path: str) -> tuple[LedgerContext, Sequence[AnySegment]
         begin = segments[-1].end_entry_id + 1 if segments else found.beginEntryId
         segments.append(UnreadSegment(begin, found.endEntryId, found))
     return _marks(message, segments, path), segments
+
+
+def read(segment: AnySegment, *, path: str) -> LedgerSegment:
+    """Return a segment as `decode` does. Raises CorruptData."""
+    if isinstance(segment, LedgerSegment):
+        return segment
+    return _segment(segment.message, segment.begin_entry_id, path)
 
 
 def _marks(message: OffloadContext, segments: Sequence[AnySegment], path: str) -> LedgerContext:

@@ -62,8 +62,9 @@ class Trash:
     """A decided deletion; `upload_id` names an unfinished multipart upload, empty if there is none.
 
     `ledger_id` is that of a whole-ledger object, None for a streaming segment. `bucket` and `prefix` locate the
-    objects; None, as in records of the first version, is the reading daemon's own place. `readable`: it was part of the
-    map, so readers may hold its keys; None if unknown.
+    objects; None, as in records of the first version, is the reading daemon's own place. `mirror_bucket` and
+    `mirror_prefix` locate its copy, None without one. `readable`: it was part of the map, so readers may hold its keys;
+    None if unknown.
     """
 
     segment_id: UUID
@@ -74,10 +75,19 @@ class Trash:
     prefix: str | None = None
     ledger_id: int | None = None
     readable: bool | None = None
+    mirror_bucket: str | None = None
+    mirror_prefix: str | None = None
 
     def keys(self, prefix: str) -> SegmentKeys:
         """Return the keys of its objects."""
         return SegmentKeys(prefix, self.segment_id, self.ledger_id)
+
+    def places(self, home: tuple[str, str]) -> tuple[tuple[str, str], ...]:
+        """Return bucket and prefix of its objects, and of its copy; `home` is the reading daemon's own place."""
+        bucket = home[0] if self.bucket is None else self.bucket
+        prefix = home[1] if self.prefix is None else self.prefix
+        copy = () if self.mirror_bucket is None else ((self.mirror_bucket, self.mirror_prefix or ""),)
+        return (bucket, prefix), *copy
 
 
 def encode_trash(value: Trash) -> bytes:

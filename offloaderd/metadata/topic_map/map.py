@@ -25,6 +25,8 @@ from offloaderd.metadata.records.deletion import Floor
 from offloaderd.metadata.records.history import HistoryPlan
 
 SNAPSHOT_TRIES = 10
+MIRROR_BUCKET, MIRROR_PREFIX = "mirror.bucket", "mirror.prefix"
+"""Properties of the driver that locate a segment's copy; Pulsar's readers look at none that they do not know."""
 
 Edit: TypeAlias = "Callable[[TopicMap], tuple[list[Step], TopicMap]]"
 """A pure change of a map: it returns the steps that write it, and the next map."""
@@ -310,6 +312,7 @@ async def load(store: MetadataStore, topic: TopicName) -> TopicMap:
 
 def committed(ledger_id: int, found: LedgerSegment) -> CommittedSegment:
     """Return a segment with the slice of one ledger, from that ledger's context."""
+    mirror_bucket = found.properties.get(MIRROR_BUCKET)
     return CommittedSegment(
         segment_id=found.segment_id,
         slices=(LedgerSlice(ledger_id, found.begin_entry_id, found.end_entry_id, found.payload_bytes),),
@@ -320,6 +323,7 @@ def committed(ledger_id: int, found: LedgerSegment) -> CommittedSegment:
         prefix=found.properties.get("prefix", ""),
         method=found.method,
         driver=found.driver,
+        mirror=None if mirror_bucket is None else (mirror_bucket, found.properties.get(MIRROR_PREFIX, "")),
     )
 
 
@@ -335,8 +339,16 @@ def ledger_segment(segment: CommittedSegment, part: LedgerSlice) -> LedgerSegmen
         payload_bytes=part.payload_bytes,
         method=segment.method,
         driver=segment.driver,
-        properties={"bucket": segment.bucket, "prefix": segment.prefix},
+        properties=properties_of(segment),
     )
+
+
+def properties_of(segment: CommittedSegment) -> dict[str, str]:
+    """Return the properties of the driver that locate a segment's objects, and those of its copy."""
+    properties = {"bucket": segment.bucket, "prefix": segment.prefix}
+    if segment.mirror is not None:
+        properties |= zip((MIRROR_BUCKET, MIRROR_PREFIX), segment.mirror, strict=True)
+    return properties
 
 
 def _continued(segment: CommittedSegment, ledger_id: int, found: LedgerSegment, path: str) -> CommittedSegment:

@@ -99,6 +99,8 @@ def to_trash(topic: TopicName, segment: CommittedSegment, *, reason: str, now_ms
         prefix=segment.prefix,
         ledger_id=segment.keys.ledger_id,
         readable=True,
+        mirror_bucket=segment.mirror[0] if segment.mirror is not None else None,
+        mirror_prefix=segment.mirror[1] if segment.mirror is not None else None,
     )
     return Create(paths.trash_record(topic, segment.segment_id), deletion.encode_trash(trash))
 

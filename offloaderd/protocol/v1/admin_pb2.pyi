@@ -866,6 +866,7 @@ class TopicStatus(_message.Message):
     LAG_UNKNOWN_FIELD_NUMBER: _builtins.int
     DAMAGED_LEDGERS_FIELD_NUMBER: _builtins.int
     LAG_AGE_UNKNOWN_FIELD_NUMBER: _builtins.int
+    MIRROR_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     state: _builtins.str
     """claiming, offloading, paused, stalled, stopped, not-owner"""
@@ -941,6 +942,10 @@ class TopicStatus(_message.Message):
     def damaged_ledgers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """their copies were found damaged, so their grants are revoked; at most 100"""
 
+    @_builtins.property
+    def mirror(self) -> Global___MirrorSummary:
+        """not set: its policy names no mirror, or only its owner knows"""
+
     def __init__(
         self,
         *,
@@ -985,14 +990,67 @@ class TopicStatus(_message.Message):
         lag_unknown: _builtins.bool = ...,
         damaged_ledgers: _abc.Iterable[_builtins.int] | None = ...,
         lag_age_unknown: _builtins.bool = ...,
+        mirror: Global___MirrorSummary | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "history", b"history", "offloaded", b"offloaded"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "history", b"history", "mirror", b"mirror", "offloaded", b"offloaded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "damaged_ledgers", b"damaged_ledgers", "edge", b"edge", "epoch", b"epoch", "hidden_entries", b"hidden_entries", "history", b"history", "lag_age_unknown", b"lag_age_unknown", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "lag_unknown", b"lag_unknown", "looked_age_s", b"looked_age_s", "losses", b"losses", "method", b"method", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_continued", b"open_segment_continued", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "outage", b"outage", "owner", b"owner", "paused_by", b"paused_by", "paused_ms", b"paused_ms", "placement", b"placement", "refusals", b"refusals", "segments_committed", b"segments_committed", "spilled_bytes", b"spilled_bytes", "spilled_entries", b"spilled_entries", "stalled_class", b"stalled_class", "stalled_reason", b"stalled_reason", "stalled_since_ms", b"stalled_since_ms", "state", b"state", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "topic", b"topic", "unprotected_bytes", b"unprotected_bytes", "unprotected_entries", b"unprotected_entries", "unprotected_since_ms", b"unprotected_since_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "damaged_ledgers", b"damaged_ledgers", "edge", b"edge", "epoch", b"epoch", "hidden_entries", b"hidden_entries", "history", b"history", "lag_age_unknown", b"lag_age_unknown", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "lag_unknown", b"lag_unknown", "looked_age_s", b"looked_age_s", "losses", b"losses", "method", b"method", "mirror", b"mirror", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_continued", b"open_segment_continued", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "outage", b"outage", "owner", b"owner", "paused_by", b"paused_by", "paused_ms", b"paused_ms", "placement", b"placement", "refusals", b"refusals", "segments_committed", b"segments_committed", "spilled_bytes", b"spilled_bytes", "spilled_entries", b"spilled_entries", "stalled_class", b"stalled_class", "stalled_reason", b"stalled_reason", "stalled_since_ms", b"stalled_since_ms", "state", b"state", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "topic", b"topic", "unprotected_bytes", b"unprotected_bytes", "unprotected_entries", b"unprotected_entries", "unprotected_since_ms", b"unprotected_since_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TopicStatus: _TypeAlias = TopicStatus  # noqa: Y015
+
+@_typing.final
+class MirrorSummary(_message.Message):
+    """The second copies of a topic's segments."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUCKET_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    LAG_SEGMENTS_FIELD_NUMBER: _builtins.int
+    LAG_ENTRIES_FIELD_NUMBER: _builtins.int
+    LAG_BYTES_FIELD_NUMBER: _builtins.int
+    LAG_SECONDS_FIELD_NUMBER: _builtins.int
+    SEGMENTS_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    FAILING_SINCE_MS_FIELD_NUMBER: _builtins.int
+    bucket: _builtins.str
+    """the place that the policy names"""
+    prefix: _builtins.str
+    lag_segments: _builtins.int
+    """Committed and not copied yet. Segments that cannot be copied, as a broker wrote them, do not count."""
+    lag_entries: _builtins.int
+    lag_bytes: _builtins.int
+    """of their data objects"""
+    lag_seconds: _builtins.float
+    """since the oldest of them was offloaded"""
+    segments: _builtins.int
+    """that have a copy"""
+    failure: _builtins.str
+    """class and message of the present error; empty: none"""
+    failing_since_ms: _builtins.int
+    """0: it works"""
+    def __init__(
+        self,
+        *,
+        bucket: _builtins.str = ...,
+        prefix: _builtins.str = ...,
+        lag_segments: _builtins.int = ...,
+        lag_entries: _builtins.int = ...,
+        lag_bytes: _builtins.int = ...,
+        lag_seconds: _builtins.float = ...,
+        segments: _builtins.int = ...,
+        failure: _builtins.str = ...,
+        failing_since_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "failing_since_ms", b"failing_since_ms", "failure", b"failure", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "lag_segments", b"lag_segments", "prefix", b"prefix", "segments", b"segments"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MirrorSummary: _TypeAlias = MirrorSummary  # noqa: Y015
 
 @_typing.final
 class IdentityRefusal(_message.Message):

@@ -72,6 +72,7 @@ class OffloadPolicies(_message.Message):
     RETENTION_BYTES_FIELD_NUMBER: _builtins.int
     STORAGE_CLASS_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
+    MIRROR_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     """streaming, ledger-based or none"""
     segment_bytes_max: _builtins.int
@@ -103,6 +104,8 @@ class OffloadPolicies(_message.Message):
     """of new data objects; empty: the bucket's own"""
     tags: _builtins.str
     """of new objects: NAME=VALUE, several with commas between them; empty: none"""
+    mirror: _builtins.str
+    """BUCKET/PREFIX of the second copy of each segment; empty: none"""
     def __init__(
         self,
         *,
@@ -123,10 +126,11 @@ class OffloadPolicies(_message.Message):
         retention_bytes: _builtins.int | None = ...,
         storage_class: _builtins.str | None = ...,
         tags: _builtins.str | None = ...,
+        mirror: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_history_order", b"_history_order", "_method", b"_method", "_outage", b"_outage", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention", b"_retention", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_storage_class", b"_storage_class", "_tags", b"_tags", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "history_order", b"history_order", "method", b"method", "outage", b"outage", "prefix", b"prefix", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "storage_class", b"storage_class", "tags", b"tags", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_history_order", b"_history_order", "_method", b"_method", "_mirror", b"_mirror", "_outage", b"_outage", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention", b"_retention", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_storage_class", b"_storage_class", "_tags", b"_tags", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "history_order", b"history_order", "method", b"method", "mirror", b"mirror", "outage", b"outage", "prefix", b"prefix", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "storage_class", b"storage_class", "tags", b"tags", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_history_order", b"_history_order", "_method", b"_method", "_outage", b"_outage", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention", b"_retention", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_storage_class", b"_storage_class", "_tags", b"_tags", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "history_order", b"history_order", "method", b"method", "outage", b"outage", "prefix", b"prefix", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "storage_class", b"storage_class", "tags", b"tags", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_history_order", b"_history_order", "_method", b"_method", "_mirror", b"_mirror", "_outage", b"_outage", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention", b"_retention", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_storage_class", b"_storage_class", "_tags", b"_tags", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "history_order", b"history_order", "method", b"method", "mirror", b"mirror", "outage", b"outage", "prefix", b"prefix", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "storage_class", b"storage_class", "tags", b"tags", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bucket: _TypeAlias = _typing.Literal["bucket"]  # noqa: Y015
     _WhichOneofArgType__bucket: _TypeAlias = _typing.Literal["_bucket", b"_bucket"]  # noqa: Y015
@@ -136,6 +140,8 @@ class OffloadPolicies(_message.Message):
     _WhichOneofArgType__history_order: _TypeAlias = _typing.Literal["_history_order", b"_history_order"]  # noqa: Y015
     _WhichOneofReturnType__method: _TypeAlias = _typing.Literal["method"]  # noqa: Y015
     _WhichOneofArgType__method: _TypeAlias = _typing.Literal["_method", b"_method"]  # noqa: Y015
+    _WhichOneofReturnType__mirror: _TypeAlias = _typing.Literal["mirror"]  # noqa: Y015
+    _WhichOneofArgType__mirror: _TypeAlias = _typing.Literal["_mirror", b"_mirror"]  # noqa: Y015
     _WhichOneofReturnType__outage: _TypeAlias = _typing.Literal["outage"]  # noqa: Y015
     _WhichOneofArgType__outage: _TypeAlias = _typing.Literal["_outage", b"_outage"]  # noqa: Y015
     _WhichOneofReturnType__prefix: _TypeAlias = _typing.Literal["prefix"]  # noqa: Y015
@@ -170,6 +176,8 @@ class OffloadPolicies(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__history_order) -> _WhichOneofReturnType__history_order | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__method) -> _WhichOneofReturnType__method | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mirror) -> _WhichOneofReturnType__mirror | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__outage) -> _WhichOneofReturnType__outage | None: ...
     @_typing.overload

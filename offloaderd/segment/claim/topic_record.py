@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from uuid import UUID
 
 import structlog
 
@@ -26,7 +27,7 @@ from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.metadata.records.history import HistoryPlan
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.metadata.topic_map import removal
+from offloaderd.metadata.topic_map import mirroring, removal
 from offloaderd.metadata.topic_map.map import Edit, TopicMap
 from offloaderd.segment.claim.attempt_log import AttemptLog
 
@@ -308,6 +309,18 @@ class TopicRecord:
         await self._change(without)
         self.trash_due |= removed
         return removed
+
+    async def mirrored(self, segment_id: UUID, place: tuple[str, str], along: Sequence[Step]) -> None:
+        """Record the verified copy of a segment, with the steps `along` in the same transaction.
+
+        Raises Fenced; Conflict if the segment has left the map, or `along` do not hold any more; NotFound as `along`.
+        """
+
+        def edit(known: TopicMap) -> tuple[list[Step], TopicMap]:
+            steps, after = mirroring.with_copy(known, segment_id, place)
+            return [*steps, *along], after
+
+        await self._edit(edit)
 
     def trimmed(self) -> list[int]:
         """Return the map's ledgers that the source has trimmed: those before the first that it lists."""

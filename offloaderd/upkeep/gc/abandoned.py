@@ -1,8 +1,9 @@
 """Garbage of topics without an owner: decided deletions, and open segments of disabled topics."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import NamedTuple
 
 import structlog
 
@@ -13,10 +14,12 @@ from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.port import Check, Create, Delete, MetadataStore, Replace, Step, Versioned
 from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.metadata.records import copy as copy_record
 from offloaderd.metadata.records import deletion, ownership
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.last_copy import last_copy
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.port import SegmentStore, find
 from offloaderd.policy.records import decode_policy
 from offloaderd.upkeep.gc.findings import Finding, Kind, Rules, Summary, Verdict
@@ -26,6 +29,14 @@ from offloaderd.upkeep.stored import Site
 log = structlog.get_logger(__name__)
 
 DISABLED = "the topic is disabled, so its open segment will not be resumed"
+
+
+class _Left(NamedTuple):
+    """What is left of a segment in a place: the key of its data, sizes by key, and open uploads."""
+
+    key: str
+    sizes: Mapping[str, int]
+    uploads: Sequence[str]
 
 
 class Unowned:
@@ -49,7 +60,7 @@ class Unowned:
     async def trash(self, found: References, summary: Summary) -> AsyncGenerator[Finding, None]:
         """Yield the trash that is older than the grace age and the time for readers, of topics without an owner."""
         for segment_id, (topic, record) in found.trash.items():
-            if self._site(record) is None:
+            if not self._sites(record):
                 summary.elsewhere += 1
             elif segment_id not in found.committed and self._rules.age_s(record.decided_ms) >= self._stays_s(record):
                 for find in await self._handle(topic, record):
@@ -60,27 +71,21 @@ class Unowned:
         reader_grace_s = 0.0 if record.readable is False else self._rules.reader_grace_s
         return max(self._rules.grace_s, reader_grace_s)
 
-    def _site(self, record: deletion.Trash) -> Site | None:
-        """Return the site of a record's objects, None for another place."""
-        home = self._rules.sites[0]
-        bucket = home.bucket if record.bucket is None else record.bucket
-        prefix = home.prefix if record.prefix is None else record.prefix
-        return next((one for one in self._rules.sites if (one.bucket, one.prefix) == (bucket, prefix)), None)
+    def _sites(self, record: deletion.Trash) -> list[Site]:
+        """Return the sites of a record's objects and of their copy; none if one of them is another place."""
+        sites = {(one.bucket, one.prefix): one for one in self._rules.sites}
+        places = record.places((self._rules.sites[0].bucket, self._rules.sites[0].prefix))
+        return [sites[one] for one in places] if sites.keys() >= set(places) else []
 
     async def _handle(self, topic: TopicName, record: deletion.Trash) -> list[Finding]:
         """Return a finding for each remaining object and upload of a segment, or one for the record if none remains."""
         if await nodes.node(self._metadata, paths.owner(topic)) is not None:
             return []
-        site = self._site(record)
-        assert site is not None  # noqa: S101 - what lies elsewhere is left out
-        keys, store = record.keys(site.prefix).every, self._objects.at(site.bucket)
-        uploads = [record.upload_id] if record.upload_id else []
-        async with aclosing(store.list_uploads(keys[0])) as found:
-            uploads += [one.upload_id async for one in found if one.key == keys[0] and one.upload_id not in uploads]
+        left = [await self._left(site, record) for site in self._sites(record)]
         current = await catalog.load(self._metadata, topic)
         refused = await deletion_refused(self._metadata, topic)
-        hole = await last_copy(self._objects, current, site.bucket, record.keys(site.prefix))
-        sizes = {key: info.size_bytes for key in keys if (info := await find(store, key)) is not None}
+        holes = [await self._hole(site, record, current) for site in self._sites(record)]
+        hole = next(filter(None, holes), "")
         reason = f"decided ({record.reason}), and nobody works on the topic"
         kind, verdict = Kind.TRASH, Verdict.DELETE
         if hole:
@@ -90,30 +95,45 @@ class Unowned:
         elif self._rules.apply:
             verdict = Verdict.DELETED
             try:
-                if not await self._empty(site, topic, record, uploads):
+                if not await self._empty(topic, record, [one.uploads for one in left]):
                     return []
             except BucketMissing:
                 raise
             except OffloaderError as error:
                 verdict, reason = Verdict.FAILED, f"{reason}; its deletion failed: {error}"
         age_s = self._rules.age_s(record.decided_ms)
-        about = Finding(key=keys[0], kind=kind, verdict=verdict, reason=reason, age_s=age_s, topic=topic)
-        finds = [replace(about, key=key, size_bytes=size) for key, size in sizes.items()]
-        return finds + [replace(about, upload_id=one) for one in uploads] or [about]
+        about = Finding(key=left[0].key, kind=kind, verdict=verdict, reason=reason, age_s=age_s, topic=topic)
+        finds = [replace(about, key=key, size_bytes=size) for one in left for key, size in one.sizes.items()]
+        uploads = [replace(about, key=one.key, upload_id=upload_id) for one in left for upload_id in one.uploads]
+        return finds + uploads or [about]
 
-    async def _empty(self, site: Site, topic: TopicName, record: deletion.Trash, uploads: list[str]) -> bool:
-        """Delete uploads, objects and the record, in this order. False if they must stay after all."""
+    async def _left(self, site: Site, record: deletion.Trash) -> "_Left":
+        """Return what is left of a segment in a place; the upload of the record is of the first one."""
+        keys, store = record.keys(site.prefix).every, self._objects.at(site.bucket)
+        uploads = [record.upload_id] if record.upload_id and site == self._sites(record)[0] else []
+        async with aclosing(store.list_uploads(keys[0])) as found:
+            uploads += [one.upload_id async for one in found if one.key == keys[0] and one.upload_id not in uploads]
+        sizes = {key: info.size_bytes for key in keys if (info := await find(store, key)) is not None}
+        return _Left(keys[0], sizes, uploads)
+
+    async def _hole(self, site: Site, record: deletion.Trash, current: TopicMap) -> str:
+        return await last_copy(self._objects, current, site.bucket, record.keys(site.prefix))
+
+    async def _empty(self, topic: TopicName, record: deletion.Trash, uploads: Sequence[Sequence[str]]) -> bool:
+        """Delete uploads and objects of all places, then the record. False if they must stay after all."""
         current = await catalog.load(self._metadata, topic)
         if any(one.segment_id == record.segment_id for one in current.segments):
             return False
         if await deletion_refused(self._metadata, topic):
             return False
-        if await last_copy(self._objects, current, site.bucket, record.keys(site.prefix)):
-            return False
-        store, keys = self._objects.at(site.bucket), record.keys(site.prefix).every
-        for upload_id in uploads:
-            await store.abort_upload(keys[0], upload_id)
-        await store.delete(keys)
+        for site in self._sites(record):
+            if await self._hole(site, record, current):
+                return False
+        for site, upload_ids in zip(self._sites(record), uploads, strict=True):
+            store, keys = self._objects.at(site.bucket), record.keys(site.prefix).every
+            for upload_id in upload_ids:
+                await store.abort_upload(keys[0], upload_id)
+            await store.delete(keys)
         try:
             await self._metadata.delete(paths.trash_record(topic, record.segment_id))
         except NotFound:
@@ -123,9 +143,9 @@ class Unowned:
     async def attempts(self, found: References, summary: Summary) -> AsyncGenerator[Finding, None]:
         """Yield a finding for the open segment of each topic that is not offloaded, once older than the grace age."""
         for topic in sorted({*found.attempts.values()}, key=str):
-            find = await self._attempt_of(topic, summary)
-            if find is not None:
-                yield find
+            for one in (await self._attempt_of(topic, summary), await self._copy_of(topic)):
+                if one is not None:
+                    yield one
 
     async def _attempt_of(self, topic: TopicName, summary: Summary) -> Finding | None:
         """Return the finding for a topic's open segment; None for a young one, or one of an offloaded topic."""
@@ -179,6 +199,39 @@ class Unowned:
             reason=reason,
             age_s=self._rules.age_s(attempt.assigned_ms),
             upload_id=attempt.upload_id,
+            topic=topic,
+        )
+
+    async def _copy_of(self, topic: TopicName) -> Finding | None:
+        """Return the finding for the unfinished copy of a disabled topic; None without one, or for a young one.
+
+        Its record alone is deleted here: it kept the copy's objects, which a later collection deletes. The segment
+        itself is in the map.
+        """
+        policy = await nodes.node(self._metadata, paths.policy(topic))
+        epoch = await nodes.node(self._metadata, paths.epoch(topic))
+        node = await nodes.node(self._metadata, paths.mirror(topic))
+        if node is None or policy is None or epoch is None:
+            return None
+        copy = copy_record.decode(node.value, path=paths.mirror(topic))
+        try:
+            disabled = not decode_policy(policy.value, path=paths.policy(topic)).enabled
+        except CorruptData:
+            return None
+        owned = await nodes.node(self._metadata, paths.owner(topic)) is not None
+        if not disabled or owned or self._rules.age_s(copy.begun_ms) < self._rules.grace_s:
+            return None
+        verdict, reason = Verdict.DELETE, "the topic is disabled, so the copy of its segment will not be finished"
+        if self._rules.apply:
+            raised, checked = _raised(topic, epoch), Check(paths.policy(topic), policy.version)
+            verdict, reason = await self._given_up(topic, [raised, checked, Delete(paths.mirror(topic), node.version)])
+        return Finding(
+            key=f"{copy.prefix}{copy.segment_id}",
+            kind=Kind.UPLOAD,
+            verdict=verdict,
+            reason=reason,
+            age_s=self._rules.age_s(copy.begun_ms),
+            upload_id=copy.upload_id,
             topic=topic,
         )
 

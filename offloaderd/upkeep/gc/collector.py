@@ -13,7 +13,8 @@ An open upload has no metadata that names its cluster. Where others write under 
 are reported and not aborted. If another cluster's upload were aborted all the same, it would begin its segment again.
 """
 
-from collections import Counter
+import asyncio
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing
@@ -26,9 +27,12 @@ from offloaderd.core.aio import each
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import BucketMissing, Conflict, IdentityRefused, NotFound, OffloaderError
 from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import TopicName
 from offloaderd.ledgers.port import LedgerSource
-from offloaderd.metadata import identity
+from offloaderd.metadata import identity, paths
 from offloaderd.metadata.port import MetadataStore
+from offloaderd.metadata.records import copy as copy_record
+from offloaderd.metadata.records.copy import CopyAttempt
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys, marker
 from offloaderd.objects.keys import ObjectKind
@@ -112,7 +116,9 @@ class Collector:
                 source=self._source,
                 reader_grace_s=self._reader_grace_s,
             )
-            async with aclosing(Collection(self._objects, self._metadata, rules, summary).finds()) as finds:
+            async with aclosing(
+                Collection(self._objects, self._metadata, rules, summary, self._clock).finds()
+            ) as finds:
                 async for find in finds:
                     summary.count(find)
                     _log(find, alarms)
@@ -188,7 +194,8 @@ BATCH = 64
 class _Listing:
     """What the buckets hold, by the references of the first read."""
 
-    committed: dict[UUID, dict[ObjectKind, ObjectInfo]] = field(default_factory=dict)
+    committed: dict[tuple[UUID, tuple[str, str]], dict[ObjectKind, ObjectInfo]] = field(default_factory=dict)
+    """By segment and place: a segment may have a copy."""
     unreferenced: list[StoredSegment] = field(default_factory=list)
     uploads: list[StoredSegment] = field(default_factory=list)
     """Uploads without objects, or of committed segments; of objects only drafts are listed here."""
@@ -197,13 +204,17 @@ class _Listing:
 class Collection:
     """One collection. It fills `summary` with the counts of what it lists."""
 
-    def __init__(self, objects: SegmentStore, metadata: MetadataStore, rules: Rules, summary: Summary) -> None:
+    def __init__(
+        self, objects: SegmentStore, metadata: MetadataStore, rules: Rules, summary: Summary, clock: Clock
+    ) -> None:
         self._objects = objects
         self._metadata = metadata
+        self._clock = clock
         self._rules = rules
         self._cluster = rules.sites[0].cluster
         self._places = {(site.bucket, site.prefix) for site in rules.sites}
         self._summary = summary
+        self._removals: dict[TopicName, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._shared: set[tuple[str, str]] = set()
         self._deployment_id = ""
         self._marked_ms: dict[tuple[str, str], int] = {}
@@ -220,10 +231,13 @@ class Collection:
             if committed.place not in self._places:
                 self._summary.elsewhere += 1
                 broken.add(segment_id)  # its objects were not listed
-            elif segment_id in after.committed:
-                for find in await self._damage(segment_id, committed, listing.committed.get(segment_id, {})):
+            for place in committed.places:
+                if place not in self._places or segment_id not in after.committed:
+                    continue
+                objects = listing.committed.get((segment_id, place), {})
+                for finding in await self._damage(segment_id, committed, place, objects):
                     broken.add(segment_id)
-                    yield find
+                    yield finding
         classifier = OrphanClassifier(
             self._objects,
             self._metadata,
@@ -232,20 +246,20 @@ class Collection:
             deployment_id=self._deployment_id,
             broken=broken,
         )
-        for batch in _batches([one for one in listing.unreferenced if one.segment_id not in after]):
-            for find in await self._handled(await each(batch, lambda one: self._classified(classifier, one))):
-                yield find
+        for batch in _batches([one for one in listing.unreferenced if not after.holds(one.segment_id, one.place)]):
+            for finding in await self._handled(await each(batch, lambda one: self._classified(classifier, one))):
+                yield finding
         held = {*after.attempts, *after.trash}
         uploads = [one for one in listing.uploads if one.segment_id not in held]
         await self._note_shared_places(listing.unreferenced, uploads)
         for batch in _batches(uploads):
-            for find in await self._handled([self._classified_upload(one, after) for one in batch]):
-                yield find
+            for finding in await self._handled([self._classified_upload(one, after) for one in batch]):
+                yield finding
         unowned = Unowned(self._objects, self._metadata, self._rules)
         for finds in (unowned.trash, unowned.attempts):
             async with aclosing(finds(after, self._summary)) as left:
-                async for find in left:
-                    yield find
+                async for finding in left:
+                    yield finding
 
     async def _check_places(self) -> None:
         """Read the markers of the places. Raises IdentityRefused where another deployment works in one."""
@@ -276,12 +290,13 @@ class Collection:
             async with aclosing(stored.segments(self._objects, site, counts, with_brokers=True)) as found:
                 async for one in found:
                     one.uploads = open_uploads.pop(one.keys, [])
-                    if one.segment_id in known.committed:
-                        listing.committed[one.segment_id] = one.objects
+                    committed = known.committed.get(one.segment_id)
+                    if committed is not None and one.place in committed.places:
+                        listing.committed[one.segment_id, one.place] = one.objects
                         beside = {kind: one.objects[kind] for kind in one.objects.keys() & {ObjectKind.DRAFT}}
                         if beside or one.uploads:
                             listing.uploads.append(StoredSegment(site.bucket, one.keys, beside, one.uploads))
-                    elif one.segment_id not in known:
+                    elif not known.holds(one.segment_id, one.place):
                         listing.unreferenced.append(one)
             for where, left in open_uploads.items():
                 if where.segment_id not in known.attempts and where.segment_id not in known.trash:
@@ -293,17 +308,18 @@ class Collection:
         return known, listing
 
     async def _damage(
-        self, segment_id: UUID, committed: Committed, objects: dict[ObjectKind, ObjectInfo]
+        self, segment_id: UUID, committed: Committed, place: tuple[str, str], objects: dict[ObjectKind, ObjectInfo]
     ) -> list[Finding]:
-        """Return what a committed segment lacks. An object that the listing does not show is requested by name."""
+        """Return what a committed segment, or its copy, lacks. Objects that the listing lacks are requested by name."""
         finds = []
+        what = "is committed" if place == committed.place else "has a copy there"
         for kind in KINDS:
             if committed.foreign and kind is ObjectKind.MANIFEST:
                 continue
-            key = committed.keys.of(kind)
-            info = objects.get(kind) or await find(self._objects.at(committed.bucket), key)
+            key = committed.keys_in(place).of(kind)
+            info = objects.get(kind) or await find(self._objects.at(place[0]), key)
             if info is None:
-                reason = f"segment {segment_id} is committed, and its {kind.value} object is not in the bucket"
+                reason = f"segment {segment_id} {what}, and its {kind.value} object is not in the bucket"
                 finds.append(_alarm(Kind.MISSING, key, reason, committed))
             elif kind is ObjectKind.DATA and info.size_bytes != committed.object_bytes:
                 reason = f"it has {info.size_bytes} bytes, the committed segment {committed.object_bytes}"
@@ -311,7 +327,8 @@ class Collection:
         if not finds:
             return []
         current = await catalog.load(self._metadata, committed.topic)  # retention may have removed it meanwhile
-        return finds if any(one.segment_id == segment_id for one in current.segments) else []
+        known = next((one for one in current.segments if one.segment_id == segment_id), None)
+        return finds if known is not None and place in {known.place, known.mirror} else []
 
     def _is_young(self, one: StoredSegment) -> bool:
         return self._rules.age_s(one.newest_ms) < self._rules.grace_s
@@ -378,7 +395,9 @@ class Collection:
     async def _delete(self, one: StoredSegment, result: Classification, now: References) -> list[Finding]:
         """Delete a segment's objects and abort its uploads, unless it has a reference now or an object has changed."""
         changed = result._replace(kind=Kind.CHANGED, reason="it is referred to now")
-        held = one.segment_id in now if one.objects.keys() - {ObjectKind.DRAFT} else one.segment_id in now.attempts
+        held = one.segment_id in now.attempts
+        if one.objects.keys() - {ObjectKind.DRAFT}:
+            held = now.holds(one.segment_id, one.place)
         if held:
             return self._finds_of(one, changed, Verdict.KEEP)
         try:
@@ -387,13 +406,43 @@ class Collection:
                 if current is None or not _same(info, current) or foreign(current, self._cluster, self._deployment_id):
                     changed = changed._replace(reason=f"{info.key} is not the object that was classified")
                     return self._finds_of(one, changed, Verdict.KEEP)
-            await self._remove(one)
+            if one.segment_id in now.committed and not await self._remove_copy(one, now.committed[one.segment_id]):
+                return self._finds_of(one, changed._replace(reason="a copy is being made"), Verdict.KEEP)
+            if one.segment_id not in now.committed:
+                await self._remove(one)
         except BucketMissing:
             raise
         except OffloaderError as error:
             failed = result._replace(reason=f"{result.reason}; its deletion failed: {error}")
             return self._finds_of(one, failed, Verdict.FAILED)
         return self._finds_of(one, result, Verdict.DELETED)
+
+    async def _remove_copy(self, one: StoredSegment, committed: Committed) -> bool:
+        """Remove what a committed segment has left in a place; False if its topic's owner makes a copy meanwhile."""
+        if not one.objects.keys() - {ObjectKind.DRAFT}:
+            await self._remove(one)
+            return True
+        path, (bucket, prefix) = paths.mirror(committed.topic), one.place
+        async with self._removals[committed.topic]:
+            removal = CopyAttempt(
+                segment_id=one.segment_id,
+                bucket=bucket,
+                prefix=prefix,
+                part_bytes=1,
+                begun_ms=self._clock.wall_ms(),
+                removing=True,
+            )
+            try:
+                await self._metadata.create(path, copy_record.encode(removal))
+            except Conflict:
+                return False
+            current = await catalog.load(self._metadata, committed.topic)
+            known = next((it for it in current.segments if it.segment_id == one.segment_id), None)
+            named = known is not None and one.place in {known.place, known.mirror}
+            if not named:
+                await self._remove(one)
+            await self._metadata.delete(path)
+        return not named
 
     async def _remove(self, one: StoredSegment) -> None:
         store = self._objects.at(one.bucket)

@@ -8,7 +8,7 @@ A read is complete or fails. An unreadable node, a foreign folder or an unknown 
 may be concluded from the rest.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 from uuid import UUID
 
@@ -18,6 +18,7 @@ from offloaderd.core.model import TopicName
 from offloaderd.metadata import nodes, paths, pieces
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.metadata.records import copy as copy_record
 from offloaderd.metadata.records import deletion
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records.deletion import Trash
@@ -29,7 +30,7 @@ FOLDERS = {
     "history": frozenset({"attempt", "attempts", "driver", "holder", "plan", "ranges", "writers"}),
     "rollback": frozenset({"attempt", "order"}),
 }
-KNOWN_NODES = frozenset({"asked", "attempt", "epoch", "floor", "identity", "owner", "policy", "verified"})
+KNOWN_NODES = frozenset({"asked", "attempt", "epoch", "floor", "identity", "mirror", "owner", "policy", "verified"})
 KNOWN_NODES |= {"grants", "ledgers", "losses", "trash", *FOLDERS}
 """All nodes that a topic's folder may hold; a newer version may refer to segments in nodes that are unknown here."""
 
@@ -45,18 +46,28 @@ class Syncing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A segment of a topic's map, with what the bucket must hold of it."""
+    """A segment of a topic's map, with what the bucket must hold of it; `mirror` is the place of its copy."""
 
     topic: TopicName
     object_bytes: int
     bucket: str
     keys: SegmentKeys
     foreign: bool
+    mirror: tuple[str, str] | None = None
 
     @property
     def place(self) -> tuple[str, str]:
         """Bucket and prefix."""
         return self.bucket, self.keys.prefix
+
+    @property
+    def places(self) -> tuple[tuple[str, str], ...]:
+        """Its place, and that of its copy."""
+        return (self.place,) if self.mirror is None else (self.place, self.mirror)
+
+    def keys_in(self, place: tuple[str, str]) -> SegmentKeys:
+        """Return the keys of its objects in a place."""
+        return replace(self.keys, prefix=place[1])
 
 
 @dataclass(slots=True)
@@ -71,6 +82,12 @@ class References:
     def __contains__(self, segment_id: object) -> bool:
         """Whether anything refers to a segment."""
         return segment_id in self.committed or segment_id in self.attempts or segment_id in self.trash
+
+    def holds(self, segment_id: UUID, place: tuple[str, str]) -> bool:
+        """Whether anything refers to a segment's objects in a place: its copies elsewhere may be garbage."""
+        known = self.committed.get(segment_id)
+        there = known is None or place in known.places
+        return segment_id in self.attempts or segment_id in self.trash or (known is not None and there)
 
 
 async def read(store: MetadataStore) -> References:
@@ -114,6 +131,9 @@ async def _read_topic(
         )
     # One that begins later has no objects yet.
     attempts = await _attempt(store, paths.attempt(topic)) if "attempt" in names else []
+    if "mirror" in names:
+        copy = await nodes.record(store, paths.mirror(topic), copy_record.decode)
+        attempts += [copy.segment_id] if copy is not None else []
     if below.get("history"):
         attempts += await _attempt(store, paths.history_attempt(topic)) + await _ranges(store, topic)
         attempts += [UUID(name) for name in await store.children(paths.history_attempts(topic))]
@@ -146,7 +166,9 @@ async def _segments(store: MetadataStore, topic: TopicName) -> dict[UUID, Commit
             continue  # its last segment was removed meanwhile, and is in the trash by now
         for one in pieces.joined(stored, path).segments:
             segment = catalog.committed(int(name), one)
-            found[one.segment_id] = Committed(topic, one.object_bytes, segment.bucket, segment.keys, segment.foreign)
+            found[one.segment_id] = Committed(
+                topic, one.object_bytes, segment.bucket, segment.keys, segment.foreign, segment.mirror
+            )
     return found
 
 

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from uuid import UUID
 
 from offloaderd.core.aio import each
 from offloaderd.core.clock import Clock
@@ -26,10 +27,10 @@ from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read.reader import Maps
 from offloaderd.upkeep import stored
-from offloaderd.upkeep.flaws import Flaw, Kind, Level, first_damage, unreachable
+from offloaderd.upkeep.flaws import Flaw, Kind, Level, first_damage, of_places, unreachable
 from offloaderd.upkeep.gc import references
 from offloaderd.upkeep.rebuild import known_of
-from offloaderd.upkeep.rebuild_plan import Known, Problem, plan_topic
+from offloaderd.upkeep.rebuild_plan import Known, Problem, plan_topic, with_copies
 from offloaderd.upkeep.stored import Counts, Site
 from offloaderd.upkeep.verify.segment import Tables, Target, check_inside, check_tables, differences, load_manifest
 
@@ -76,13 +77,28 @@ class Report:
         return sum(flaw.kind is Kind.UNREACHABLE for flaw in self.flaws)
 
 
+_Held = tuple[tuple[str, str], list[Flaw]]
+"""A place of a segment, and the flaws there."""
+
+
 @dataclass(slots=True)
 class _Found:
-    """A segment with a readable manifest; `whole`: its three objects exist and agree."""
+    """A segment with a readable manifest in a place; `whole`: its three objects exist and agree."""
 
     known: Known
     target: Target
     whole: bool
+    flaws: list[Flaw] = field(default_factory=list)
+
+    @property
+    def segment_id(self) -> UUID:
+        """The segment's id."""
+        return self.target.keys.segment_id
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Bucket and prefix."""
+        return self.target.bucket, self.target.keys.prefix
 
 
 class Verifier:
@@ -169,43 +185,52 @@ class Verifier:
         topic = TopicName.from_managed_ledger(manifest.managed_ledger)
         known = known_of(manifest, topic, bucket=target.bucket, prefix=target.keys.prefix)
         whole = not any(flaw.is_problem and flaw.kind is not Kind.LABELS for flaw in tables.flaws)
-        self._found[topic].append(_Found(known, replace(target, topic=topic), whole))
-        self._flaws[topic] += tables.flaws
+        self._found[topic].append(_Found(known, replace(target, topic=topic), whole, tables.flaws))
 
     async def _topic(self, topic: TopicName, level: Level) -> Report:
         before = self._reader.read_bytes
         found = self._found.pop(topic, [])
         report = Report(topic=topic, flaws=self._flaws.pop(topic, []))
-        knowns, boundary = [one.known for one in found], None
+        knowns, contradictions = with_copies([one.known for one in found])
+        report.flaws += [joint(problem) for problem in contradictions]
+        places: dict[UUID, list[_Held]] = defaultdict(list)
+        for one in found:
+            places[one.segment_id].append((one.place, one.flaws))
+        boundary = None
         if self._metadata is not None:
-            knowns, boundary = await self._compared(report, found, self._metadata)
+            knowns, boundary = await self._compared(report, found, self._metadata, places)
         report.segments = len(knowns)
         report.entries = sum(one.segment.entries for one in knowns)
         report.object_bytes = sum(one.segment.object_bytes for one in knowns)
         report.flaws += [joint(problem) for problem in plan_topic(topic, knowns, boundary=boundary).problems]
         if level is not Level.METADATA:
-            await each([one for one in found if one.whole], lambda one: self._inside(one, level, report))
+            await each([one for one in found if one.whole], lambda one: self._inside(one, level))
+        report.flaws += [flaw for held in places.values() for flaw in of_places(held)]
         report.read_bytes = self._reader.read_bytes - before
         return report
 
     async def _compared(
-        self, report: Report, found: Sequence[_Found], metadata: MetadataStore
+        self, report: Report, found: Sequence[_Found], metadata: MetadataStore, places: dict[UUID, list[_Held]]
     ) -> tuple[list[Known], Position | None]:
         """Compare with the map; return the segments in it, and the boundary of a history still to come."""
         assert report.topic is not None  # noqa: S101 - the caller's
         topic_map = await catalog.load(metadata, report.topic)
-        there = {one.known.segment.segment_id: one for one in found}
-        committed = {segment.segment_id: segment for segment in topic_map.segments}
-        for segment_id, segment in committed.items():
-            if segment_id in there:
-                target, described = there[segment_id].target, there[segment_id].known.segment
+        there = {(one.segment_id, one.place): one for one in found}
+        committed = {one.segment_id for one in topic_map.segments}
+        wanted = {(one.segment_id, one.place): one for whole in topic_map.segments for one in whole.each_place}
+        for key, segment in wanted.items():
+            if key in there:
+                target, described = there[key].target, there[key].known.segment
                 flaws = differences(segment, described.slices, described.object_bytes, target.keys.manifest)
-                report.flaws += [replace(flaw, topic=report.topic, segment_id=segment_id) for flaw in flaws]
+                there[key].flaws += [replace(flaw, topic=report.topic, segment_id=segment.segment_id) for flaw in flaws]
             else:
-                report.flaws += await self._lacking(report.topic, segment, metadata)
-        for segment_id in there.keys() - committed.keys():
-            target = there[segment_id].target
+                lacking = await self._lacking(report.topic, segment, metadata)
+                places[segment.segment_id] += [(segment.place, lacking)] if lacking else []
+        for key in there.keys() - wanted.keys():
+            segment_id, target = key[0], there[key].target
             said = f"segment {segment_id} is not in the map"
+            if segment_id in committed:
+                said = f"the map names no copy of segment {segment_id} here"
             report.flaws.append(
                 Flaw(
                     kind=Kind.UNREFERENCED,
@@ -213,11 +238,12 @@ class Verifier:
                     found=said,
                     topic=report.topic,
                     segment_id=segment_id,
-                    entries=str(there[segment_id].known.segment.range),
+                    entries=str(there[key].known.segment.range),
                 )
             )
+        sole = {one.segment_id: one.known for one in reversed(found) if one.segment_id in committed}
         plan = topic_map.unfinished
-        knowns = informed([one.known for segment_id, one in there.items() if segment_id in committed], topic_map)
+        knowns = informed(list(sole.values()), topic_map)
         return knowns, plan.live_begin if plan is not None else None
 
     async def _lacking(self, topic: TopicName, segment: CommittedSegment, metadata: MetadataStore) -> list[Flaw]:
@@ -232,12 +258,15 @@ class Verifier:
         except OffloaderError as error:
             return [self._failed(target, error)]
         now = await catalog.load(metadata, topic) if flaws else None
-        if now is not None and segment.segment_id not in {one.segment_id for one in now.segments}:
+        here = (segment.segment_id, segment.place)
+        if now is not None and here not in {
+            (one.segment_id, one.place) for it in now.segments for one in it.each_place
+        }:
             return []  # deleted meanwhile
         self._flaws[None] = [flaw for flaw in self._flaws[None] if flaw.segment_id != segment.segment_id]
         return [replace(flaw, entries=str(segment.range)) for flaw in flaws]
 
-    async def _inside(self, found: _Found, level: Level, report: Report) -> None:
+    async def _inside(self, found: _Found, level: Level) -> None:
         target = found.target
         async with self._turns:
             try:
@@ -249,7 +278,7 @@ class Verifier:
                         return  # deleted meanwhile
             except OffloaderError as error:
                 flaws = [self._failed(target, error)]
-        report.flaws += flaws
+        found.flaws += flaws
 
     async def _read(self, target: Target, level: Level) -> list[Flaw]:
         tables = Tables()
@@ -378,9 +407,7 @@ class TopicVerifier:
             before = reader.read_bytes
             report = SegmentReport(segment=segment, number=number, of=len(topic_map.segments))
             try:
-                report.flaws, known = await check_committed(
-                    reader, topic, segment, level, cluster=self._cluster, buckets=self._buckets
-                )
+                report.flaws, known = await self._checked(reader, topic, segment, level)
                 in_a_row = 0
             except Transient as error:
                 report.flaws, known = [unreachable(error, segment.keys, topic=topic, committed=segment)], None
@@ -408,6 +435,19 @@ class TopicVerifier:
                 f"the last: {away[-1]}",
                 hint=away[-1].what_to_do,
             )
+
+    async def _checked(
+        self, reader: RetryingReader, topic: TopicName, segment: CommittedSegment, level: Level
+    ) -> tuple[list[Flaw], Known | None]:
+        """Return the flaws of a segment and of its copy, and its manifest. Raises as `run`."""
+        places, known = [], None
+        for one in segment.each_place:
+            flaws, found = await check_committed(
+                reader, topic, one, level, cluster=self._cluster, buckets=self._buckets
+            )
+            places.append((one.place, flaws))
+            known = known or found
+        return of_places(places), known
 
 
 async def check_committed(

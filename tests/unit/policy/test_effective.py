@@ -27,6 +27,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "prefix": st.sampled_from(["", "a/"]),
     "storage_class": st.sampled_from(["", "STANDARD_IA"]),
     "tags": st.sampled_from(["", "tenant={tenant},team=data"]),
+    "mirror": st.sampled_from(["", "two/a/"]),
     "history_order": st.sampled_from(HistoryOrder),
     "outage": st.sampled_from(OutagePolicy),
     "retention": st.sampled_from(TierRetention),

@@ -52,6 +52,8 @@ def test_there_is_a_field_for_every_value() -> None:
         ("storage_class", "", 1, ""),
         ("tags", " tenant={tenant}, team=a+b ", 1, "tenant={tenant}, team=a+b"),
         ("tags", "team=", 1, "team="),
+        ("mirror", "eu/topics/", 1, "eu/topics/"),
+        ("mirror", "", 1, ""),
     ],
 )
 def test_values_are_read_as_people_write_them(name: str, text: str, scale: Fraction, value: object) -> None:

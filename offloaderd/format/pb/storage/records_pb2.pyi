@@ -183,6 +183,7 @@ class TopicPolicyRecord(_message.Message):
     PAUSED_BY_FIELD_NUMBER: _builtins.int
     STORAGE_CLASS_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
+    MIRROR_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     segment_bytes_max: _builtins.int
@@ -221,6 +222,8 @@ class TopicPolicyRecord(_message.Message):
     """of new data objects; empty: the bucket's own"""
     tags: _builtins.str
     """of new objects: NAME=VALUE, several with commas between them; empty: none"""
+    mirror: _builtins.str
+    """BUCKET/PREFIX of the second copy; empty: none"""
     format: _builtins.int
     """what a reader has to know to touch the record at all; see records/codec.py"""
     def __init__(
@@ -248,16 +251,19 @@ class TopicPolicyRecord(_message.Message):
         paused_by: _builtins.str = ...,
         storage_class: _builtins.str | None = ...,
         tags: _builtins.str | None = ...,
+        mirror: _builtins.str | None = ...,
         format: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_storage_class", b"_storage_class", "_tags", b"_tags", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "prefix", b"prefix", "read_priority", b"read_priority", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "storage_class", b"storage_class", "tags", b"tags", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_mirror", b"_mirror", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_storage_class", b"_storage_class", "_tags", b"_tags", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "mirror", b"mirror", "prefix", b"prefix", "read_priority", b"read_priority", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "storage_class", b"storage_class", "tags", b"tags", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_storage_class", b"_storage_class", "_tags", b"_tags", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "enabled", b"enabled", "format", b"format", "history_order", b"history_order", "method", b"method", "outage", b"outage", "partitioned", b"partitioned", "paused_by", b"paused_by", "paused_ms", b"paused_ms", "prefix", b"prefix", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "selected_by", b"selected_by", "storage_class", b"storage_class", "tags", b"tags", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_mirror", b"_mirror", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_storage_class", b"_storage_class", "_tags", b"_tags", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "enabled", b"enabled", "format", b"format", "history_order", b"history_order", "method", b"method", "mirror", b"mirror", "outage", b"outage", "partitioned", b"partitioned", "paused_by", b"paused_by", "paused_ms", b"paused_ms", "prefix", b"prefix", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "selected_by", b"selected_by", "storage_class", b"storage_class", "tags", b"tags", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bucket: _TypeAlias = _typing.Literal["bucket"]  # noqa: Y015
     _WhichOneofArgType__bucket: _TypeAlias = _typing.Literal["_bucket", b"_bucket"]  # noqa: Y015
     _WhichOneofReturnType__deletion_lag_s: _TypeAlias = _typing.Literal["deletion_lag_s"]  # noqa: Y015
     _WhichOneofArgType__deletion_lag_s: _TypeAlias = _typing.Literal["_deletion_lag_s", b"_deletion_lag_s"]  # noqa: Y015
+    _WhichOneofReturnType__mirror: _TypeAlias = _typing.Literal["mirror"]  # noqa: Y015
+    _WhichOneofArgType__mirror: _TypeAlias = _typing.Literal["_mirror", b"_mirror"]  # noqa: Y015
     _WhichOneofReturnType__prefix: _TypeAlias = _typing.Literal["prefix"]  # noqa: Y015
     _WhichOneofArgType__prefix: _TypeAlias = _typing.Literal["_prefix", b"_prefix"]  # noqa: Y015
     _WhichOneofReturnType__read_priority: _TypeAlias = _typing.Literal["read_priority"]  # noqa: Y015
@@ -284,6 +290,8 @@ class TopicPolicyRecord(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__bucket) -> _WhichOneofReturnType__bucket | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__deletion_lag_s) -> _WhichOneofReturnType__deletion_lag_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mirror) -> _WhichOneofReturnType__mirror | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prefix) -> _WhichOneofReturnType__prefix | None: ...
     @_typing.overload
@@ -669,6 +677,8 @@ class TrashRecord(_message.Message):
     PREFIX_FIELD_NUMBER: _builtins.int
     LEDGER_ID_FIELD_NUMBER: _builtins.int
     READABLE_FIELD_NUMBER: _builtins.int
+    MIRROR_BUCKET_FIELD_NUMBER: _builtins.int
+    MIRROR_PREFIX_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.str
     upload_id: _builtins.str
@@ -681,6 +691,9 @@ class TrashRecord(_message.Message):
     """of a ledger in an object of its own"""
     readable: _builtins.bool
     """it was part of the map, so readers may have been sent to it; absent: not known"""
+    mirror_bucket: _builtins.str
+    """where its copy lies; absent: it has none"""
+    mirror_prefix: _builtins.str
     format: _builtins.int
     """what a reader has to know to touch the record at all; see records/codec.py"""
     def __init__(
@@ -694,16 +707,22 @@ class TrashRecord(_message.Message):
         prefix: _builtins.str | None = ...,
         ledger_id: _builtins.int | None = ...,
         readable: _builtins.bool | None = ...,
+        mirror_bucket: _builtins.str | None = ...,
+        mirror_prefix: _builtins.str | None = ...,
         format: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_ledger_id", b"_ledger_id", "_prefix", b"_prefix", "_readable", b"_readable", "bucket", b"bucket", "ledger_id", b"ledger_id", "prefix", b"prefix", "readable", b"readable"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_ledger_id", b"_ledger_id", "_mirror_bucket", b"_mirror_bucket", "_mirror_prefix", b"_mirror_prefix", "_prefix", b"_prefix", "_readable", b"_readable", "bucket", b"bucket", "ledger_id", b"ledger_id", "mirror_bucket", b"mirror_bucket", "mirror_prefix", b"mirror_prefix", "prefix", b"prefix", "readable", b"readable"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_ledger_id", b"_ledger_id", "_prefix", b"_prefix", "_readable", b"_readable", "bucket", b"bucket", "decided_ms", b"decided_ms", "format", b"format", "ledger_id", b"ledger_id", "prefix", b"prefix", "readable", b"readable", "reason", b"reason", "segment_id", b"segment_id", "upload_id", b"upload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_ledger_id", b"_ledger_id", "_mirror_bucket", b"_mirror_bucket", "_mirror_prefix", b"_mirror_prefix", "_prefix", b"_prefix", "_readable", b"_readable", "bucket", b"bucket", "decided_ms", b"decided_ms", "format", b"format", "ledger_id", b"ledger_id", "mirror_bucket", b"mirror_bucket", "mirror_prefix", b"mirror_prefix", "prefix", b"prefix", "readable", b"readable", "reason", b"reason", "segment_id", b"segment_id", "upload_id", b"upload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bucket: _TypeAlias = _typing.Literal["bucket"]  # noqa: Y015
     _WhichOneofArgType__bucket: _TypeAlias = _typing.Literal["_bucket", b"_bucket"]  # noqa: Y015
     _WhichOneofReturnType__ledger_id: _TypeAlias = _typing.Literal["ledger_id"]  # noqa: Y015
     _WhichOneofArgType__ledger_id: _TypeAlias = _typing.Literal["_ledger_id", b"_ledger_id"]  # noqa: Y015
+    _WhichOneofReturnType__mirror_bucket: _TypeAlias = _typing.Literal["mirror_bucket"]  # noqa: Y015
+    _WhichOneofArgType__mirror_bucket: _TypeAlias = _typing.Literal["_mirror_bucket", b"_mirror_bucket"]  # noqa: Y015
+    _WhichOneofReturnType__mirror_prefix: _TypeAlias = _typing.Literal["mirror_prefix"]  # noqa: Y015
+    _WhichOneofArgType__mirror_prefix: _TypeAlias = _typing.Literal["_mirror_prefix", b"_mirror_prefix"]  # noqa: Y015
     _WhichOneofReturnType__prefix: _TypeAlias = _typing.Literal["prefix"]  # noqa: Y015
     _WhichOneofArgType__prefix: _TypeAlias = _typing.Literal["_prefix", b"_prefix"]  # noqa: Y015
     _WhichOneofReturnType__readable: _TypeAlias = _typing.Literal["readable"]  # noqa: Y015
@@ -713,11 +732,62 @@ class TrashRecord(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ledger_id) -> _WhichOneofReturnType__ledger_id | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mirror_bucket) -> _WhichOneofReturnType__mirror_bucket | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mirror_prefix) -> _WhichOneofReturnType__mirror_prefix | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prefix) -> _WhichOneofReturnType__prefix | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__readable) -> _WhichOneofReturnType__readable | None: ...
 
 Global___TrashRecord: _TypeAlias = TrashRecord  # noqa: Y015
+
+@_typing.final
+class CopyRecord(_message.Message):
+    """topics/.../mirror, the one copy of a segment that its owner makes in another place, recorded before its first byte"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEGMENT_ID_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    UPLOAD_ID_FIELD_NUMBER: _builtins.int
+    PART_BYTES_FIELD_NUMBER: _builtins.int
+    BEGUN_MS_FIELD_NUMBER: _builtins.int
+    REMOVING_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
+    segment_id: _builtins.str
+    bucket: _builtins.str
+    """where the copy is made"""
+    prefix: _builtins.str
+    upload_id: _builtins.str
+    """empty until the multipart upload exists"""
+    part_bytes: _builtins.int
+    """with the blocks of the manifest it decides how the object is cut into parts"""
+    begun_ms: _builtins.int
+    removing: _builtins.bool
+    """nothing is copied: a collection of garbage deletes what lies there"""
+    format: _builtins.int
+    """what a reader has to know to touch the record at all; see records/codec.py"""
+    def __init__(
+        self,
+        *,
+        segment_id: _builtins.str = ...,
+        bucket: _builtins.str = ...,
+        prefix: _builtins.str = ...,
+        upload_id: _builtins.str = ...,
+        part_bytes: _builtins.int = ...,
+        begun_ms: _builtins.int = ...,
+        removing: _builtins.bool = ...,
+        format: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun_ms", b"begun_ms", "bucket", b"bucket", "format", b"format", "part_bytes", b"part_bytes", "prefix", b"prefix", "removing", b"removing", "segment_id", b"segment_id", "upload_id", b"upload_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyRecord: _TypeAlias = CopyRecord  # noqa: Y015
 
 @_typing.final
 class FloorRecord(_message.Message):

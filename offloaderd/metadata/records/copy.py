@@ -1,0 +1,50 @@
+"""`mirror`: the one copy of a committed segment that its topic's owner makes in another place.
+
+It is recorded before the copy's first byte, so the collector of garbage never takes an unfinished copy for garbage, and
+the next owner resumes it. The transaction that adds the finished copy to the topic map deletes it.
+
+A copy has the keys of an earlier one in the same place, which may be garbage by now. So a collection that deletes
+objects of a segment in the map holds this node meanwhile: then no copy begins, and a late deletion meets none.
+"""
+
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from offloaderd.format.pb.storage import records_pb2
+from offloaderd.metadata.records import codec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyAttempt:
+    """A copy of a segment to a bucket and prefix; `upload_id` is empty until the multipart upload exists.
+
+    `part_bytes` and the blocks of the manifest decide the parts, so each owner cuts the same ones. `removing`: nothing
+    is copied, a collection of garbage deletes what lies there.
+    """
+
+    segment_id: UUID
+    bucket: str
+    prefix: str
+    part_bytes: int
+    begun_ms: int
+    upload_id: str = ""
+    removing: bool = False
+    unknown: bytes = field(default=b"", repr=False, compare=False)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Bucket and prefix of the copy."""
+        return self.bucket, self.prefix
+
+
+def encode(value: CopyAttempt) -> bytes:
+    """Return the node's content."""
+    return codec.content(records_pb2.CopyRecord, value)
+
+
+def decode(data: bytes, *, path: str) -> CopyAttempt:
+    """Read a node's content; raises CorruptData."""
+    record = codec.parse(records_pb2.CopyRecord, data, path)
+    if not record.part_bytes:
+        codec.corrupt(path, "a size of parts", record.part_bytes)
+    return codec.read(CopyAttempt, record, segment_id=codec.segment_id(path, record.segment_id))

@@ -1,0 +1,410 @@
+"""The mirror: each committed segment is copied to its second place, checked, recorded in the map, and resumed."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from structlog.testing import capture_logs
+
+from offloaderd.core.aio import Group
+from offloaderd.core.errors import Denied, Fenced, OutcomeUnknown, Transient, first_of
+from offloaderd.core.model import OffloadMethod
+from offloaderd.format.v2 import SegmentLayout
+from offloaderd.metadata import nodes, paths
+from offloaderd.metadata.records import copy as copy_record
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.objects.port import S3_PARTS
+from offloaderd.policy.records import TopicPolicy
+from offloaderd.segment.roll import RollPolicy
+from offloaderd.testing.faults import FaultyStore
+from offloaderd.upkeep.mirror import AGAIN_S, Mirror, parts_of
+from offloaderd.upkeep.settings import MirrorSettings
+from tests.unit.objects.buckets import Buckets
+from tests.unit.rigs.owned import Owned, offload_more
+from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, until, until_offloaded
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.objects.port import ObjectReader
+    from offloaderd.testing.faults import Plan
+
+HOME, AWAY, THIRD = ("b", "seg/"), ("eu", "topics/"), ("us", "")
+PLACES = (HOME, AWAY, THIRD)
+
+
+class FaultyBuckets(Buckets):
+    """Buckets of which one breaks by a plan."""
+
+    broken: dict[str, FaultyStore]
+
+    def at(self, bucket: str) -> Buckets:  # type: ignore[override]  # of another kind than itself
+        """See SegmentStore."""
+        found = getattr(self, "broken", {}).get(bucket)
+        return found if found is not None else super().at(bucket)  # type: ignore[return-value]
+
+
+def rig_of(*, mirror: tuple[str, str] | None = AWAY) -> Rig:
+    """Return a rig with three places, whose topics have this mirror, and parts of a few blocks."""
+    policy = RollPolicy(segment_bytes_max=100_000, segment_age_max_s=3600.0, mirror=mirror)
+    rig = Rig(places=PLACES, policy=policy, layout=SegmentLayout(block_bytes=1024, part_bytes=3000))
+    rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=10)
+    rig.objects = FaultyBuckets(rig.clock, *(bucket for bucket, _ in PLACES))
+    return rig
+
+
+def buckets_of(rig: Rig) -> FaultyBuckets:
+    """Return the rig's buckets."""
+    assert isinstance(rig.objects, FaultyBuckets)
+    return rig.objects
+
+
+def breaking(rig: Rig, bucket: str, plan: Plan) -> None:
+    """Have a bucket break by a plan from now on."""
+    buckets_of(rig).broken = {bucket: FaultyStore(super(FaultyBuckets, buckets_of(rig)).at(bucket), plan)}
+
+
+def mended(rig: Rig) -> None:
+    """Have all buckets work."""
+    buckets_of(rig).broken = {}
+
+
+async def offloaded(rig: Rig, *segments: int) -> Rig:
+    """Offload segments of so many entries, without a mirror's duty."""
+    await offload_more(rig, segments)
+    return rig
+
+
+@asynccontextmanager
+async def mirroring(rig: Rig, owned: Owned | None = None) -> AsyncIterator[Owned]:
+    """Have an owner copy in the background."""
+    owner = owned or await Owned.claim(rig)
+    async with Group() as group:
+        duty = group.create_task(Mirror(owner.context, MirrorSettings()).run(owner.offloader))
+        yield owner
+        duty.cancel()
+
+
+def lag(owned: Owned) -> int:
+    """Return how many segments lack a copy."""
+    status = owned.offloader.status().mirror
+    assert status is not None
+    return status.lag_segments
+
+
+async def stored(rig: Rig, segment: CommittedSegment) -> list[bytes]:
+    """Return the three objects of a segment where its record says."""
+    store: ObjectReader = super(FaultyBuckets, buckets_of(rig)).at(segment.bucket)
+    return [await store.get(key) for key in segment.keys.all]
+
+
+async def check_copies(rig: Rig, *, mirror: tuple[str, str] = AWAY) -> None:
+    """Check in the stores that every segment has an equal copy in the mirror, and nothing else is there."""
+    found = (await catalog.load(rig.tree.connect(), TOPIC)).segments
+    assert [one.mirror for one in found] == [mirror] * len(found)
+    for one in found:
+        assert one.copy is not None
+        assert await stored(rig, one.copy) == await stored(rig, one)
+    assert len(await buckets_of(rig).keys(mirror[0])) == 3 * len(found)
+    assert await nodes.node(rig.tree.connect(), paths.mirror(TOPIC)) is None
+
+
+async def test_every_segment_is_copied_with_the_same_bytes() -> None:
+    """Those that were committed before, and those that come; with the labels, and nothing is left open."""
+    rig = await offloaded(rig_of(), 25, 10)
+    async with mirroring(rig) as owned:
+        await until(lambda: not lag(owned))
+        assert rig.metrics.registry.get_sample_value("offloaderd_mirror_copies_total", {"outcome": "ok"}) == 2
+    await check_copies(rig)
+    for one in owned.offloader.map.segments:
+        there = await buckets_of(rig).at(AWAY[0]).head(one.copy.keys.data if one.copy else "")
+        assert there.metadata == (await buckets_of(rig).at(HOME[0]).head(one.keys.data)).metadata
+    assert [one async for one in buckets_of(rig).at(AWAY[0]).list_uploads()] == []
+
+
+async def test_the_copy_of_a_whole_ledger_has_its_key() -> None:
+    """Segments by the ledger-based method (PIP-17) are copied as others are."""
+    rig = rig_of()
+    rig.policy = replace(rig.policy, method=OffloadMethod.LEDGER_BASED, threshold_bytes=0)
+    await offloaded(rig, 30)
+    async with mirroring(rig) as owned:
+        await until(lambda: not lag(owned))
+    assert {one.method for one in owned.offloader.map.segments} == {OffloadMethod.LEDGER_BASED}
+    await check_copies(rig)
+
+
+async def test_without_a_mirror_nothing_is_copied_and_nothing_is_reported() -> None:
+    """The policy of most topics."""
+    rig = await offloaded(rig_of(mirror=None), 10)
+    async with mirroring(rig) as owned:
+        await rig.clock.sleep(3600)
+        assert owned.offloader.status().mirror is None
+    assert await buckets_of(rig).keys(AWAY[0]) == []
+
+
+async def test_a_segment_that_lies_in_the_mirror_is_copied_to_the_topics_own_place() -> None:
+    """As after the two places were exchanged."""
+    rig = rig_of()
+    rig.places = (AWAY, HOME)
+    await offloaded(rig, 10)
+    rig.places, rig.policy = PLACES, replace(rig.policy, place=HOME, mirror=AWAY)
+    async with mirroring(rig) as owned:
+        await until(lambda: not lag(owned))
+    [segment] = owned.offloader.map.segments
+    assert (segment.place, segment.mirror) == (AWAY, HOME)
+
+
+async def test_another_mirror_gets_copies_of_everything() -> None:
+    """The record names the new place only, so the collector of garbage takes away the old copies."""
+    rig = await offloaded(rig_of(), 10, 10)
+    async with mirroring(rig) as owned:
+        await until(lambda: not lag(owned))
+        owned.offloader.follow(replace(owned.offloader.policy, mirror=THIRD))
+        assert lag(owned) == 2
+        await until(lambda: not lag(owned))
+    await check_copies(rig, mirror=THIRD)
+
+
+@pytest.mark.parametrize("error", [Transient("gone"), Denied("no"), OutcomeUnknown("no answer")])
+async def test_a_mirror_that_is_away_stops_nothing_and_catches_up(error: Exception) -> None:
+    """Entries are offloaded meanwhile, the topic does not stall, no memory is held, the lag and the error show."""
+    rig = rig_of()
+    assert rig.ledgers is not None
+
+    def plan(operation: str, key: str, when: str) -> None:
+        if when == "before":
+            raise error
+
+    async with rig.engine() as engine, Group() as group:
+        topic = await enabled(engine, TopicPolicy(enabled=True, mirror="eu/topics/"))
+        for number in range(2):
+            last = await rig.ledgers.append(TOPIC, payloads(10, seed=number))
+            await topic.request_roll()
+            await until_offloaded(topic, last)
+            breaking(rig, AWAY[0], plan)
+        duty = group.create_task(Mirror(engine.context, MirrorSettings()).run(topic))
+        await rig.clock.sleep(60)
+        status = topic.status()
+        assert status.mirror is not None
+        assert (status.mirror.lag_segments, status.mirror.lag_entries) == (2, 20)
+        assert status.mirror.lag_seconds >= 60
+        assert str(error) in status.mirror.failure
+        assert status.mirror.failing_since_ms
+        assert status.state == "offloading"
+        assert engine.context.upload_context.budget.idle
+        mended(rig)
+        await until(
+            lambda: topic.status().mirror != status.mirror and not topic.mirror.due(topic.map.segments, topic.policy)
+        )
+        now = topic.status().mirror
+        assert now is not None
+        assert (now.lag_segments, now.lag_entries, now.lag_bytes, now.lag_seconds, now.segments) == (0, 0, 0, 0.0, 2)
+        assert not now.failure
+        duty.cancel()
+    await check_copies(rig)
+
+
+async def test_the_next_owner_resumes_a_copy_and_sends_no_stored_part_again() -> None:
+    """The upload is on record, and its parts are compared with what is read."""
+    rig = await offloaded(rig_of(), 200)
+    sent: list[str] = []
+
+    def plan(operation: str, key: str, when: str) -> None:
+        if operation == "upload_part":
+            if when == "before" and len(sent) == 3:
+                raise Transient("gone")
+            sent.extend([key] if when == "after" else [])
+
+    breaking(rig, AWAY[0], plan)
+    async with mirroring(rig):
+        await until(lambda: len(sent) == 3)
+        await rig.clock.sleep(60)
+    [upload] = [one async for one in buckets_of(rig).at(AWAY[0]).list_uploads()]
+    assert len(await buckets_of(rig).at(AWAY[0]).list_parts(upload.key, upload.upload_id)) == 3
+    sent.clear()
+    breaking(rig, AWAY[0], lambda operation, key, when: sent.append(f"{operation} {when}"))
+    async with mirroring(rig) as owned:
+        await until(lambda: not lag(owned))
+    value = rig.metrics.registry.get_sample_value
+    assert value("offloaderd_mirror_parts_total", {"outcome": "kept"}) == 3
+    [segment] = owned.offloader.map.segments
+    described, _, _ = await Mirror(owned.context, MirrorSettings()).tables(TOPIC, segment)
+    parts = list(parts_of(described, 3000, replace(S3_PARTS, bytes_min=1)))
+    assert sent.count("upload_part before") == len(parts) - 3 > 0
+    assert sent.count("create_upload before") == 0
+    await check_copies(rig)
+
+
+@pytest.mark.parametrize("operation", ["create_upload", "upload_part", "complete_upload", "put"])
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_copy_survives_the_loss_of_any_answer(operation: str, when: str) -> None:
+    """Each request fails once, before it is carried out or after: the copy is whole, and no upload is left."""
+    rig, failed = await offloaded(rig_of(), 20), []
+
+    def plan(asked: str, key: str, at: str) -> None:
+        if (asked, at) == (operation, when) and not failed:
+            failed.append(key)
+            raise OutcomeUnknown("the answer is lost")
+
+    breaking(rig, AWAY[0], plan)
+    async with mirroring(rig) as owned:
+        await until(lambda: not lag(owned))
+    assert failed
+    await check_copies(rig)
+    assert [one async for one in buckets_of(rig).at(AWAY[0]).list_uploads()] == []
+
+
+@pytest.mark.parametrize("operation", ["create_upload", "upload_part", "complete_upload", "put", "head"])
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_copy_survives_the_death_of_its_owner(operation: str, when: str) -> None:
+    """The owner ends at a request; the next one finishes the copy, and no upload is left open."""
+    rig, seen = await offloaded(rig_of(), 20), asyncio.Event()
+
+    def plan(asked: str, key: str, at: str) -> None:
+        if (asked, at) == (operation, when):
+            seen.set()
+            raise Transient("it is dead")
+
+    breaking(rig, AWAY[0], plan)
+    async with mirroring(rig):
+        await seen.wait()
+    mended(rig)
+    async with mirroring(rig) as owned:
+        await until(lambda: not lag(owned))
+    await check_copies(rig)
+    assert [one async for one in buckets_of(rig).at(AWAY[0]).list_uploads()] == []
+
+
+async def test_an_owner_that_was_fenced_records_no_copy() -> None:
+    """The transaction checks the epoch; the next owner makes the copy."""
+    rig = await offloaded(rig_of(), 10)
+    first = await Owned.claim(rig)
+    await Owned.claim(rig)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with mirroring(rig, first):
+            await rig.clock.sleep(60)
+    assert isinstance(first_of(caught.value), Fenced)
+    assert [one.mirror for one in (await catalog.load(rig.tree.connect(), TOPIC)).segments] == [None]
+    async with mirroring(rig) as owned:
+        await until(lambda: not lag(owned))
+    await check_copies(rig)
+
+
+async def test_damage_is_not_copied_and_does_not_hold_up_the_others() -> None:
+    """A block with another byte ends the copy of its segment, which is tried again later, once it is repaired."""
+    rig = await offloaded(rig_of(), 10, 10, 10)
+    owned = await Owned.claim(rig)
+    victim = owned.offloader.map.segments[1]
+    home = buckets_of(rig).at(HOME[0])
+    whole, info = await home.get(victim.keys.data), await home.head(victim.keys.data)
+    await home.put(victim.keys.data, whole[:-20] + bytes([whole[-20] ^ 1]) + whole[-19:], metadata=info.metadata)
+    with capture_logs() as logs:
+        async with mirroring(rig, owned):
+            await until(lambda: lag(owned) == 1)
+            await rig.clock.sleep(AGAIN_S / 2)
+            status = owned.offloader.status().mirror
+            assert status is not None
+            assert str(victim.segment_id) in status.failure
+            assert [one.mirror for one in owned.offloader.map.segments] == [AWAY, None, AWAY]
+            await home.put(victim.keys.data, whole, metadata=info.metadata)
+            await rig.clock.sleep(AGAIN_S)
+            await until(lambda: not lag(owned))
+    assert len([one for one in logs if one["event"] == "mirror.unreadable"]) == 1
+    await check_copies(rig)
+
+
+async def test_a_copy_that_reads_back_differently_begins_anew() -> None:
+    """What a store has made of an upload is compared with the parts before the copy is recorded."""
+    rig, spoilt = await offloaded(rig_of(), 10), []
+    there = super(FaultyBuckets, buckets_of(rig)).at(AWAY[0])
+    complete = there.complete_upload
+
+    async def other(key: str, upload_id: str, parts: object) -> object:
+        done = await complete(key, upload_id, parts)  # type: ignore[arg-type]
+        if not spoilt:
+            spoilt.append(key)
+            await there.put(key, bytes(done.size_bytes), metadata=done.metadata)
+        return done
+
+    there.complete_upload = other  # type: ignore[method-assign,assignment]
+    async with mirroring(rig) as owned:
+        await until(lambda: not lag(owned))
+    assert spoilt
+    await check_copies(rig)
+
+
+async def test_copies_leave_half_of_the_memory_to_live_segments() -> None:
+    """A copy waits while more than half of it is in use, and goes on when it is free."""
+    rig = await offloaded(rig_of(), 10)
+    owned = await Owned.claim(rig)
+    budget = owned.context.upload_context.budget
+    await budget.acquire(budget.limit // 2 + 1, "live")
+    async with mirroring(rig, owned):
+        await rig.clock.sleep(600)
+        assert lag(owned) == 1
+        assert budget.used == budget.limit // 2 + 1
+        budget.release(budget.limit // 2 + 1, "live")
+        await until(lambda: not lag(owned))
+    assert budget.idle
+
+
+async def test_a_copy_that_is_not_wanted_any_more_leaves_no_record() -> None:
+    """The mirror is taken out of the policy in mid-copy: nothing holds the upload against the collector of garbage."""
+    rig, seen = await offloaded(rig_of(), 20), asyncio.Event()
+
+    def plan(operation: str, key: str, when: str) -> None:
+        if (operation, when) == ("upload_part", "before"):
+            seen.set()
+            raise Transient("gone")
+
+    breaking(rig, AWAY[0], plan)
+    async with mirroring(rig) as owned:
+        await seen.wait()
+        node = await nodes.node(rig.tree.connect(), paths.mirror(TOPIC))
+        assert node is not None
+        assert copy_record.decode(node.value, path="").place == AWAY
+        owned.offloader.follow(replace(owned.offloader.policy, mirror=None))
+        await rig.clock.sleep(600)
+        assert await nodes.node(rig.tree.connect(), paths.mirror(TOPIC)) is None
+
+
+async def test_a_segment_that_leaves_in_mid_copy_is_not_recorded() -> None:
+    """Retention has removed it meanwhile; the next one is copied."""
+    rig, seen = await offloaded(rig_of(), 10, 10), asyncio.Event()
+    go_on = asyncio.Event()
+
+    def plan(operation: str, key: str, when: str) -> None:
+        if (operation, when) == ("put", "before") and not go_on.is_set():
+            seen.set()
+            raise Transient("wait")
+
+    breaking(rig, AWAY[0], plan)
+    async with mirroring(rig) as owned:
+        await seen.wait()
+        assert await owned.offloader.record.remove_oldest(owned.offloader.map.segments[0], reason="test")
+        go_on.set()
+        await until(lambda: not lag(owned))
+    [segment] = (await catalog.load(rig.tree.connect(), TOPIC)).segments
+    assert segment.mirror == AWAY
+    assert await nodes.node(rig.tree.connect(), paths.mirror(TOPIC)) is None
+
+
+async def test_parts_are_whole_blocks_within_the_limits_of_the_store() -> None:
+    """Each but the last has the least size; a great object has larger parts, so that there are not too many."""
+    rig = await offloaded(rig_of(), 40)
+    owned = await Owned.claim(rig)
+    mirror = Mirror(owned.context, MirrorSettings())
+    [segment] = owned.offloader.map.segments
+    described, _, _ = await mirror.tables(TOPIC, segment)
+    rules = replace(S3_PARTS, bytes_min=2000)
+    for part_bytes, most in ((1, 10_000), (5000, 10_000), (1, 3)):
+        parts = list(parts_of(described, part_bytes, replace(rules, number_max=most)))
+        assert [block for part in parts for block in part] == list(described.blocks)
+        sizes = [sum(block.length for block in part) for part in parts]
+        assert min(sizes[:-1], default=2000) >= max(part_bytes, 2000) - described.preamble_bytes
+        assert len(parts) <= most
