@@ -294,8 +294,8 @@ def make_plan(
     for one in known:
         if one.segment.segment_id not in without:
             by_topic[one.topic].append(one)
-    problems = [*found.problems, *contradictions]
-    left = [one for one in problems if not (one.blocks and one.segments and set(one.segments) <= set(without))]
+    noticed = [*found.problems, *contradictions]
+    left = [one for one in noticed if not (one.blocks and one.segments and set(one.segments) <= set(without))]
     left = [_copied(one) if _is_elsewhere(one, sound) else one for one in left]
     own = defaultdict(list)
     for problem in left:

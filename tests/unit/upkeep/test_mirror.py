@@ -244,7 +244,8 @@ async def test_the_next_owner_resumes_a_copy_and_sends_no_stored_part_again() ->
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_copy_survives_the_loss_of_any_answer(operation: str, when: str) -> None:
     """Each request fails once, before it is carried out or after: the copy is whole, and no upload is left."""
-    rig, failed = await offloaded(rig_of(), 20), []
+    failed: list[str] = []
+    rig = await offloaded(rig_of(), 20)
 
     def plan(asked: str, key: str, at: str) -> None:
         if (asked, at) == (operation, when) and not failed:
@@ -320,7 +321,8 @@ async def test_damage_is_not_copied_and_does_not_hold_up_the_others() -> None:
 
 async def test_a_copy_that_reads_back_differently_begins_anew() -> None:
     """What a store has made of an upload is compared with the parts before the copy is recorded."""
-    rig, spoilt = await offloaded(rig_of(), 10), []
+    spoilt: list[str] = []
+    rig = await offloaded(rig_of(), 10)
     there = super(FaultyBuckets, buckets_of(rig)).at(AWAY[0])
     complete = there.complete_upload
 
