@@ -20,6 +20,7 @@ from offloaderd.objects.kinds import KINDS
 from offloaderd.objects.port import PartRules
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.objects.stored_as import class_flaw, tags_flaw
+from offloaderd.policy.policies import place_named
 
 UPLOAD_PARTS_MIN = 3
 """One part is assembled, one uploaded, one waits: fewer would stop the pipeline at every part."""
@@ -301,6 +302,11 @@ RULES: tuple[Rule, ...] = (
         "objects.kind objects.tags",
         lambda s: bool(tags_flaw(s.objects.tags, s.objects.service)),
         lambda s: tags_flaw(s.objects.tags, s.objects.service),
+    ),
+    Rule(
+        "mirror.place objects.places",
+        lambda s: (place := place_named(s.mirror.place)) is not None and s.objects.all_places.find(*place) is None,
+        "mirror.place = {mirror.place} is none of objects.places: name it there",
     ),
     *_together("objects", "access_key", "secret_key", " for the AWS chain"),
     Rule(

@@ -40,6 +40,7 @@ PUBLIC = Path(__file__).parents[2] / "golden" / "token-public.txt"
 SECRET = "data:;base64," + "QUJD" * 11
 HELD_BY_POLICIES = {
     "grants.deletion_lag_s": "deletion_lag_s",
+    "mirror.place": "mirror",
     "offload.segment_age_max_s": "segment_age_max_s",
     "offload.segment_age_min_s": "segment_age_min_s",
     "offload.segment_bytes_max": "segment_bytes_max",
@@ -74,6 +75,7 @@ class Site:
         files = ca.server()
         self.given = {
             "objects.bucket": "offload",
+            "objects.places": "pulsar-archive/a",
             "tls.cert_file": str(files.cert),
             "tls.key_file": str(files.key),
             "access.token_secret_key": SECRET,
@@ -155,6 +157,7 @@ class Site:
             "read.readers_max": components.reads.readers_max,
             "retention.follow_lag_s": components.retention.options.follow_lag_s,
             "retention.interval_s": components.retention.options.interval_s,
+            "mirror.bytes_per_s": components.mirror._throttle.per_s,
             "scrub.bytes_per_s": components.scrubber._throttle.per_s,
             "scrub.first_after_s": scrub.first_after_s,
             "scrub.interval_s": scrub.interval_s,
@@ -213,6 +216,8 @@ OTHER = {
     "retention.kind": "keep",
     "retention.size_bytes": "17MiB",
     "retention.age_s": "17",
+    "mirror.bytes_per_s": "17MiB",
+    "mirror.place": "pulsar-archive/a",
     "scrub.bytes_per_s": "17MiB",
     "scrub.first_after_s": "17",
     "scrub.interval_s": "17000",

@@ -52,7 +52,7 @@ def test_there_is_a_field_for_every_value() -> None:
         ("storage_class", "", 1, ""),
         ("tags", " tenant={tenant}, team=a+b ", 1, "tenant={tenant}, team=a+b"),
         ("tags", "team=", 1, "team="),
-        ("mirror", "eu/topics/", 1, "eu/topics/"),
+        ("mirror", "pulsar-eu/topics/", 1, "pulsar-eu/topics/"),
         ("mirror", "", 1, ""),
     ],
 )
