@@ -78,19 +78,14 @@ class Components:
         self.keeper = keeper = GrantRevoker(metadata, objects, clock, metrics)
         self.retention = retention = Retention(context, ledgers.register, settings.retention, book)
         self.grants = Grants(context, ledgers.store, settings.grants, book, daemon_id=settings.daemon.id)
-        self.scrubber = _scrubber(settings, context, keeper)
-        self.mirror = Mirror(context, settings.mirror)
+        self.scrubber = scrubber = _scrubber(settings, context, keeper)
+        self.mirror = mirror = Mirror(context, settings.mirror)
         self.engine = engine = Engine(
             context,
             book,
             placement=settings.placement,
             sleep=IdleOptions(after_s=settings.offload.suspend_after_s),
-            duties={
-                "retention": retention.run,
-                "grants": self.grants.run,
-                "scrub": self.scrubber.run,
-                "mirror": self.mirror.run,
-            },
+            duties={"retention": retention.run, "grants": self.grants.run, "scrub": scrubber.run, "mirror": mirror.run},
         )
         self.reader = reader = _reader(settings, engine, ledgers, clock, keeper)
         self.gc = _collector(settings, context, ledgers)

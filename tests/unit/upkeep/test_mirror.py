@@ -147,7 +147,7 @@ async def test_without_a_mirror_nothing_is_copied_and_nothing_is_reported() -> N
     assert await buckets_of(rig).keys(AWAY[0]) == []
 
 
-async def test_a_segment_that_lies_in_the_mirror_is_copied_to_the_topics_own_place() -> None:
+async def test_a_segment_in_the_mirror_is_copied_to_the_topics_own_place() -> None:
     """As after the two places were exchanged."""
     rig = rig_of()
     rig.places = (AWAY, HOME)
