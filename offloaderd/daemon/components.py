@@ -78,8 +78,10 @@ class Components:
         self.keeper = keeper = GrantRevoker(metadata, objects, clock, metrics)
         self.retention = retention = Retention(context, ledgers.register, settings.retention, book)
         self.grants = Grants(context, ledgers.store, settings.grants, book, daemon_id=settings.daemon.id)
-        self.scrubber = scrubber = _scrubber(settings, context, keeper)
-        self.mirror = mirror = Mirror(context, settings.mirror)
+        self.scrubber, self.mirror = scrubber, mirror = (
+            _scrubber(settings, context, keeper),
+            Mirror(context, settings.mirror),
+        )
         self.engine = engine = Engine(
             context,
             book,
