@@ -78,10 +78,7 @@ class Components:
         self.keeper = keeper = GrantRevoker(metadata, objects, clock, metrics)
         self.retention = retention = Retention(context, ledgers.register, settings.retention, book)
         self.grants = Grants(context, ledgers.store, settings.grants, book, daemon_id=settings.daemon.id)
-        self.scrubber, self.mirror = scrubber, mirror = (
-            _scrubber(settings, context, keeper),
-            Mirror(context, settings.mirror),
-        )
+        self.scrubber, self.mirror = scrubber, mirror = _upkeep(settings, context, keeper)
         self.engine = engine = Engine(
             context,
             book,
@@ -190,10 +187,10 @@ def surroundings(settings: Settings) -> Surroundings:
     )
 
 
-def _scrubber(settings: Settings, context: TopicContext, keeper: GrantRevoker) -> Scrubber:
-    """Return the scrub; it uses the memory that uploads leave free."""
+def _upkeep(settings: Settings, context: TopicContext, keeper: GrantRevoker) -> tuple[Scrubber, Mirror]:
+    """Return the scrub and the mirror; both use the memory that uploads leave free."""
     upload_context = context.upload_context
-    return Scrubber(
+    scrubber = Scrubber(
         upload_context.objects,
         context.metadata,
         sites(settings),
@@ -203,6 +200,7 @@ def _scrubber(settings: Settings, context: TopicContext, keeper: GrantRevoker) -
         budget=upload_context.budget,
         damaged=keeper.keep,
     )
+    return scrubber, Mirror(context, settings.mirror)
 
 
 def inspection(
