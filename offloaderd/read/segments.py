@@ -15,6 +15,7 @@ Rules:
 - Ledgers that a broker has offloaded itself have no manifest: `broker_ledgers.py` reads them.
 - The cache has blocks as stored: passing them on needs no decoding of entries. Several readers of a block fetch and
   check it once.
+- What a segment's own place does not give is read from its mirror, if it has one (`places.py`).
 - What is fetched comes from the disk cache, if there is one and it has it (`disk/`), and is checked all the same.
 - Checking runs block by block and yields to the event loop in between; nothing awaits for a single entry.
 """
@@ -24,17 +25,17 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar, cast
+from typing import Generic, NamedTuple, Self, TypeVar, cast
 
 import structlog
 
 from offloaderd.core.aio import Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.entries import FramedEntries
-from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, OffloaderError, reported
+from offloaderd.core.errors import BucketMissing, Closed, CorruptData, NotFound, OffloaderError, reported
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, Position, TopicName
 from offloaderd.core.retry import RetryPolicy
@@ -51,6 +52,7 @@ from offloaderd.read.broker_ledgers import LedgerObjects, LedgerTable
 from offloaderd.read.cache import Cache, ReadAhead, Slot
 from offloaderd.read.disk.fetcher import Fetcher, Range
 from offloaderd.read.disk.files import Owner, owner_of
+from offloaderd.read.places import PASSED_ON, Places, graver
 
 V = TypeVar("V")
 
@@ -63,10 +65,19 @@ class SegmentTable:
     """A segment's checked manifest, with the first positions of its blocks; `owner` is whose it is on the disk."""
 
     owner: Owner
-    bucket: str
-    data_key: str
+    segment: CommittedSegment
     manifest: SegmentManifest
     starts: Sequence[tuple[int, int]]
+
+    @property
+    def data_key(self) -> str:
+        """Key of the data object in the segment's own place."""
+        return self.segment.keys.data
+
+    @property
+    def topic(self) -> TopicName:
+        """The segment's topic."""
+        return TopicName.from_managed_ledger(self.manifest.managed_ledger)
 
     def block_at(self, position: Position) -> int:
         """Return the number of the block that holds `position`, from 0; -1 before the first."""
@@ -86,12 +97,12 @@ class SegmentTable:
 
 def table_of(topic: TopicName, segment: CommittedSegment, index_data: bytes, manifest_data: bytes) -> SegmentTable:
     """Decode and compare a segment's index and manifest. Raises CorruptData with the object and the difference."""
-    data_key, index_key, manifest_key = segment.keys.all
+    _, index_key, manifest_key = segment.keys.all
     manifest = manifest_bytes.decode(manifest_data, key=manifest_key, data_bytes=segment.object_bytes)
     _check_identity(topic, segment, manifest, manifest_key)
     check_index(index_data, manifest, key=index_key)
     starts = [(block.ledger_id, block.first_entry_id) for block in manifest.blocks]
-    return SegmentTable(_owner(topic, segment), segment.bucket, data_key, manifest, starts)
+    return SegmentTable(_owner(topic, segment), segment, manifest, starts)
 
 
 def _owner(topic: TopicName, segment: CommittedSegment) -> Owner:
@@ -119,6 +130,7 @@ class Chunks:
     """Reads single chunks of blocks. `report` gets damage."""
 
     fetcher: Fetcher
+    places: Places
     pieces: Cache[bytes]
     report: Callable[[CorruptData], None]
 
@@ -173,7 +185,8 @@ class Chunks:
         ]
         ranges = [Range(*extent(block, size, one, one)) for one in numbers]
         extents = _Extents(ranges, Range(block.offset, block.length))
-        await _load_checked(self.fetcher, self.pieces, table, extents, slots, checks, SLOT_BYTES, self.report)
+        loading = _Loading(self.fetcher, self.places, self.pieces, SLOT_BYTES, self.report)
+        await loading.load(table, extents, slots, checks)
 
 
 class _Extents(NamedTuple):
@@ -183,30 +196,76 @@ class _Extents(NamedTuple):
     around: Range | None = None
 
 
-async def _load_checked(
-    fetcher: Fetcher,
-    cache: Cache[V],
-    table: SegmentTable,
-    extents: _Extents,
-    slots: Sequence[Slot[V]],
-    checks: Sequence[Callable[[bytes], V]],
-    slot_bytes: int,
-    report: Callable[[CorruptData], None],
-) -> None:
-    """Fetch neighbouring pieces of the data object with one request; check each."""
-    there = fetcher.at(table.bucket, table.owner)
-    async with AsyncExitStack() as stack:
-        with reported(report):
-            pieces = await stack.enter_async_context(there.ranges(table.data_key, extents.ranges, extents.around))
-        for (_, length), slot, piece, check in zip(extents.ranges, slots, pieces, checks, strict=True):
-            try:
-                sound = await there.sound(table.data_key, piece, check)
-            except CorruptData as error:
-                report(error)
-                cache.fail(slot, error)
-            else:
-                cache.fill(slot, sound, length + slot_bytes)
-            await asyncio.sleep(0)  # noqa: TID251 - yields to the loop between pieces, takes no time
+class _Piece(NamedTuple, Generic[V]):
+    """A range of a data object to load, and the error of the places that were read for it."""
+
+    extent: Range
+    slot: Slot[V]
+    check: Callable[..., V]
+    error: OffloaderError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Loading(Generic[V]):
+    """Loads pieces of data objects into a cache, from the mirror of a segment if its own place does not give them."""
+
+    fetcher: Fetcher
+    places: Places
+    cache: Cache[V]
+    slot_bytes: int
+    report: Callable[[CorruptData], None]
+
+    async def load(
+        self, table: SegmentTable, extents: _Extents, slots: Sequence[Slot[V]], checks: Sequence[Callable[..., V]]
+    ) -> None:
+        """Fetch neighbouring pieces of the data object with one request; check each."""
+        left = [_Piece(*piece) for piece in zip(extents.ranges, slots, checks, strict=True)]
+        places = self.places.of(table.segment)
+        for number, one in enumerate(places, start=1):
+            failed: list[_Piece[V]] = []
+            for run in _neighbours(left):
+                failed += await self._load_from(table, one, run, extents.around)
+            if failed and failed[0].error is not None and number < len(places):
+                self.places.passed_on(table.topic, one, failed[0].error)
+            left = failed
+        for piece in left:
+            self.cache.fail(piece.slot, piece.error or Closed("the value is gone"))
+
+    async def _load_from(
+        self, table: SegmentTable, one: CommittedSegment, run: Sequence[_Piece[V]], around: Range | None
+    ) -> list[_Piece[V]]:
+        """Load neighbouring pieces from one place; return those that it did not give, with the error."""
+        key, failed = one.keys.data, []
+        try:
+            there = self.fetcher.at(one.bucket, table.owner)
+            async with AsyncExitStack() as stack:
+                with reported(self.report):
+                    pieces = there.ranges(key, [piece.extent for piece in run], around)
+                    fetched = await stack.enter_async_context(pieces)
+                for piece, found in zip(run, fetched, strict=True):
+                    try:
+                        sound = await there.sound(key, found, partial(piece.check, key=key))
+                    except PASSED_ON as error:
+                        if isinstance(error, CorruptData):
+                            self.report(error)
+                        failed.append(piece._replace(error=graver(piece.error, error)))
+                    else:
+                        self.cache.fill(piece.slot, sound, piece.extent.length + self.slot_bytes)
+                    await asyncio.sleep(0)  # noqa: TID251 - yields to the loop between pieces, takes no time
+        except PASSED_ON as error:
+            return [piece._replace(error=graver(piece.error, error)) for piece in run]
+        return failed
+
+
+def _neighbours(pieces: Sequence[_Piece[V]]) -> list[list[_Piece[V]]]:
+    """Return the pieces in runs without a gap, one for each request."""
+    runs: list[list[_Piece[V]]] = []
+    for piece in pieces:
+        if runs and sum(runs[-1][-1].extent) == piece.extent.offset:
+            runs[-1].append(piece)
+        else:
+            runs.append([piece])
+    return runs
 
 
 def _chunk_key(table: SegmentTable, number: int, chunk: int) -> Hashable:
@@ -246,7 +305,8 @@ class SegmentReader:
         self._blocks.beside = lambda: self.fetcher.waiting_bytes
         self._tables: Cache[SegmentTable] = Cache("segments", options.tables_bytes, loader=self.loader, metrics=metrics)
         pieces = cast("Cache[bytes]", self._blocks)  # one budget for all: their keys tell them apart
-        self._chunks = Chunks(self.fetcher, pieces=pieces, report=self._report)
+        self._places = Places(clock, metrics, self._damaged)
+        self._chunks = Chunks(self.fetcher, self._places, pieces=pieces, report=self._report)
         self._ledgers = LedgerObjects(
             self.fetcher,
             pieces=pieces,
@@ -285,19 +345,30 @@ class SegmentReader:
                 self._tables.load(
                     [slot], lambda: self._load_table(topic, segment, slot), name=f"tables of {segment.segment_id}"
                 )
-            yield await slot.get()
+            yield replace(await slot.get(), segment=segment)  # its places may have changed since it was read
         except (CorruptData, NotFound) as error:
-            if self.damaged is not None and not isinstance(error, BucketMissing):
-                self.damaged(topic, segment, error)
+            if not isinstance(error, BucketMissing):
+                self._damaged(topic, segment, error)
             raise
         finally:
             self._tables.release(slot)
 
     async def _load_table(self, topic: TopicName, segment: CommittedSegment, slot: Slot[SegmentTable]) -> None:
-        there, (_, index_key, manifest_key) = self.fetcher.at(segment.bucket, _owner(topic, segment)), segment.keys.all
-        with reported(self._report):
-            table = await there.table(partial(table_of, topic, segment), index_key, manifest_key)
-        self._tables.fill(slot, table, table.cost_bytes)
+        places, failed = self._places.of(segment), None
+        for number, one in enumerate(places, start=1):
+            _, index_key, manifest_key = one.keys.all
+            try:
+                with reported(self._report):
+                    there = self.fetcher.at(one.bucket, _owner(topic, segment))
+                    table = await there.table(partial(table_of, topic, one), index_key, manifest_key)
+            except PASSED_ON as error:
+                failed = graver(failed, error)
+                if number == len(places):
+                    raise failed from None
+                self._places.passed_on(topic, one, error)
+            else:
+                self._tables.fill(slot, table, table.cost_bytes)
+                return
 
     async def read(
         self,
@@ -426,7 +497,12 @@ class SegmentReader:
     ) -> None:
         checks = [partial(framed_block, info=one, key=table.data_key, method=table.manifest.method) for one in blocks]
         extents = _Extents([Range(one.offset, one.length) for one in blocks])
-        await _load_checked(self.fetcher, self._blocks, table, extents, slots, checks, SLOT_BLOCK_BYTES, self._report)
+        loading = _Loading(self.fetcher, self._places, self._blocks, SLOT_BLOCK_BYTES, self._report)
+        await loading.load(table, extents, slots, checks)
+
+    def _damaged(self, topic: TopicName, segment: CommittedSegment, error: OffloaderError) -> None:
+        if self.damaged is not None:
+            self.damaged(topic, segment, error)
 
     def _report(self, error: CorruptData) -> None:
         self._metrics.checksum_failures.labels(where="read").inc()

@@ -210,6 +210,11 @@ class Metrics(ServiceMetrics, UpkeepMetrics):
         cache=CACHES,
         cause=("size", "stale", "gone", "purged"),
     )
+    read_fallbacks = counter(
+        "Reads of a segment's mirror instead of its own place, by what was wrong there. Look when it keeps rising: the "
+        "log's segment.read_elsewhere names the segments.",
+        reason=("missing", "damaged", "denied", "unreachable"),
+    )
     prefetch_bytes = counter("Bytes fetched in advance of the reader. Far above read_bytes: readers stop early.")
     checksum_failures = counter(
         "Times that stored bytes were not those that were written. Page on any; the data.corrupt events of the log "
