@@ -89,8 +89,9 @@ class ObjectsSettings(Section):
     """File with the web identity token for role_arn; read at each renewal."""
 
     credentials_file: OptionalText = Field(default=None, examples=[""])
-    """File with Google's credentials (kind = gcs): a workload identity federation, a service account's key, or a
-    user's. Not set: the application default credentials, in a pod those of its service account."""
+    """File with credentials. Google's (kind = gcs): a workload identity federation, a service account's key, or a
+    user's; not set: the application default credentials, in a pod those of its service account. Azure's (kind = azure):
+    a SAS, a key or a connection string. It is read again once the store has refused what was in it."""
 
     encryption: Literal["default", "sse-s3", "sse-kms"] = "default"
     """Server-side encryption of each new object. default: what the bucket is set to. sse-s3: keys of S3. sse-kms: a key

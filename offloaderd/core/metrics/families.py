@@ -56,10 +56,18 @@ S3_CODES = frozenset({
     "SignatureDoesNotMatch", "SlowDown", "error", "ok", "timeout", "unreachable",
     "AuthenticationFailed", "AuthorizationFailure", "AuthorizationPermissionMismatch", "BlobAlreadyExists",
     "BlobNotFound", "ConditionNotMet", "ContainerNotFound", "InvalidBlockList", "OperationTimedOut", "ServerBusy",
+    "BlobArchived", "InvalidObjectState", "SasOutOfTime",
+    "authError", "backendError", "changedMeanwhile", "conditionNotMet", "forbidden", "internalError", "noSuchBucket",
+    "notFound", "rateLimitExceeded", "required", "retentionPolicyNotMet",
 })  # fmt: skip
 """Codes that `s3_requests` counts by name. Any other is `other`, so that no server can grow the label."""
 
-S3_THROTTLES = frozenset({"429", "503", "SlowDown", "ServerBusy", "ServiceUnavailable"})
+S3_THROTTLES = frozenset({
+    "429", "503", "SlowDown", "ServerBusy", "ServiceUnavailable", "TooManyRequests",
+    "OperationNotAllowedDuringThrottling", "rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded",
+    "dailyLimitExceeded", "slowDown",
+})  # fmt: skip
+"""Codes of S3, Azure and Google that ask for fewer requests."""
 
 
 _TOTAL = "_total"

@@ -33,11 +33,11 @@ OF_KINDS: Mapping[str, Sequence[str]] = {
         *("signed_host", "region", "path_style", "access_key", "secret_key", "profile", "role_arn"),
         *("web_identity_token_file", "encryption", "kms_key_id"),
     ),
-    "gcs": ("credentials_file",),
+    "gcs azure": ("credentials_file",),
     "azure": ("azure_account", "azure_key", "azure_sas", "azure_connection_string", "azure_client_id"),
     "filesystem": ("directory",),
 }
-"""Settings of `objects` that one kind of store uses."""
+"""Settings of `objects` by the kinds of stores that use them."""
 TRACING_MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc")
 
 
@@ -106,14 +106,15 @@ def _together(section: str, first: str, second: str, otherwise: str = "") -> lis
     return [_needs(*given, says.format(*given), " ".join(keys)) for given in (keys, keys[::-1])]
 
 
-def _of_kind(kind: str, name: str) -> Rule:
-    """Return the rule that a setting of the object store is given for that kind alone: others would ignore it."""
-    default = ObjectsSettings.model_fields[name].default
+def _of_kinds(kinds: str, name: str) -> Rule:
+    """Return the rule that a setting of the object store is given for these kinds alone: others would ignore it."""
+    default, named = ObjectsSettings.model_fields[name].default, kinds.split()
     more = ", and set the encryption of the bucket or disk itself" if name == "encryption" else ""
+    allowed = " or ".join(f'"{kind}"' for kind in named)
     return Rule(
         f"objects.kind objects.{name}",
-        lambda given: given.objects.kind != kind and getattr(given.objects, name) != default,
-        f'objects.{name} is for objects.kind = "{kind}" alone, and it is "{{objects.kind}}": remove it{more}',
+        lambda given: given.objects.kind not in named and getattr(given.objects, name) != default,
+        f'objects.{name} is for objects.kind = {allowed} alone, and it is "{{objects.kind}}": remove it{more}',
     )
 
 
@@ -282,7 +283,7 @@ RULES: tuple[Rule, ...] = (
         lambda s: s.objects.kms_key_id is not None and s.objects.encryption != "sse-kms",
         "objects.kms_key_id is set, but objects.encryption = {objects.encryption}: set it to sse-kms",
     ),
-    *(_of_kind(kind, name) for kind, names in OF_KINDS.items() for name in names),
+    *(_of_kinds(kinds, name) for kinds, names in OF_KINDS.items() for name in names),
     Rule(
         "objects.kind objects.bucket",
         lambda s: KINDS[s.objects.kind].has_buckets and not s.objects.bucket,
@@ -317,6 +318,10 @@ RULES: tuple[Rule, ...] = (
     _alone("objects.azure_key", "objects.azure_sas", "keep one"),
     _alone("objects.azure_connection_string", "objects.azure_key", "keep one"),
     _alone("objects.azure_connection_string", "objects.azure_sas", "keep one"),
+    *(
+        _alone("objects.credentials_file", f"objects.azure_{name}", "keep one")
+        for name in ("key", "sas", "connection_string")
+    ),
     Rule(
         "objects.kind objects.bucket objects.places",
         lambda s: s.objects.kind == "azure" and any(re.search(r"\.|--", one) for one in s.objects.all_places.buckets),

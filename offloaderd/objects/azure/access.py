@@ -1,19 +1,23 @@
 """Access to one storage account: its address, credentials and connections, shared by all of its containers.
 
-Credentials, the first of them: a key of the account, a SAS, each from a connection string too; else an identity of
-Microsoft Entra, which is a federated one (workload identity) where the environment names a token file, as in a pod of
-AKS, else the managed one of this machine. Its library renews tokens before they end.
+Credentials, the first of them: a key of the account, a SAS, each from a connection string or a file too; else an
+identity of Microsoft Entra, which is a federated one (workload identity) where the environment names a token file, as
+in a pod of AKS, else the managed one of this machine. Its library renews tokens before they end. A file is read again
+after the store has refused what was in it, but not twice within RENEWAL_S: a SAS that rotates stops nobody.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 import aiohttp
+import structlog
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.core.pipeline.transport import AioHttpTransport
 from azure.storage.blob.aio import BlobServiceClient
@@ -25,14 +29,20 @@ if TYPE_CHECKING:
     from azure.core.credentials_async import AsyncTokenCredential
     from azure.storage.blob.aio import ContainerClient
 
+    from offloaderd.core.clock import Clock
     from offloaderd.objects.settings import ObjectsSettings
 
     Credential: TypeAlias = AzureNamedKeyCredential | AzureSasCredential | AsyncTokenCredential
 
 KEEPALIVE_S = 12.0
 """Idle connections are closed after this time, before servers and load balancers drop them."""
+RENEWAL_S = 5.0
+"""Least time between two readings of the file: many simultaneous refusals read it once."""
 GET_BYTES_MAX = 1 << 30
 """The library cuts a longer download into several; no range of ours is as long."""
+
+
+log = structlog.get_logger(__name__)
 
 
 class _Transport(AioHttpTransport):  # type: ignore[misc] # the module hands it out untyped
@@ -46,8 +56,13 @@ class _Transport(AioHttpTransport):  # type: ignore[misc] # the module hands it 
 class Access:
     """The connections to an account, open between `open` and `close`."""
 
-    def __init__(self, options: ObjectsSettings) -> None:
+    def __init__(self, options: ObjectsSettings, clock: Clock) -> None:
         self._options = options
+        self._clock = clock
+        self._session: aiohttp.ClientSession | None = None
+        self._given = ""
+        self._refused = False
+        self._read_s: float | None = None
         self._stack = AsyncExitStack()
         self._service: BlobServiceClient | None = None
 
@@ -61,16 +76,25 @@ class Access:
         """Make the client, without a request. Raises InvalidConfig."""
         if self._service is not None:
             return
-        options = self._options
-        session = await self._stack.enter_async_context(
+        self._session = await self._stack.enter_async_context(
             aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=options.connections_max, keepalive_timeout=KEEPALIVE_S),
+                connector=aiohttp.TCPConnector(limit=self._options.connections_max, keepalive_timeout=KEEPALIVE_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
                 read_bufsize=SLICE_BYTES,
                 trust_env=True,
             )
         )
+        try:
+            self._given = await self._in_file()
+            self._service = await self._made(self._session)
+        except InvalidConfig:
+            await self.close()
+            raise
+
+    async def _made(self, session: aiohttp.ClientSession) -> BlobServiceClient:
+        """Return a client over the open connections. Raises InvalidConfig."""
+        options = self._options
         more: dict[str, Any] = {
             "transport": _Transport(
                 session=session,
@@ -83,20 +107,54 @@ class Access:
             "max_single_get_size": GET_BYTES_MAX,
             "max_single_put_size": GET_BYTES_MAX,
         }
-        account = account_of(options)
+        account = account_of(options, self._given)
         try:
-            credential = await self._credential(account)
-            self._service = BlobServiceClient(account.url, credential=credential, **more)
+            return BlobServiceClient(account.url, credential=await self._credential(account), **more)
         except ValueError as error:
-            await self.close()
             raise InvalidConfig(
                 f"cannot make a client for {account.url}: {error}",
                 hint="check objects.azure_account, its credentials and objects.endpoint",
             ) from error
 
+    async def _in_file(self) -> str:
+        """Return what the file of the settings holds, "" without one. Raises InvalidConfig."""
+        if self._options.credentials_file is None:
+            return ""
+        path = Path(self._options.credentials_file)
+        try:
+            found = (await asyncio.to_thread(path.read_text, encoding="ascii")).strip()
+        except (OSError, ValueError) as error:
+            raise InvalidConfig(f"objects.credentials_file {path} cannot be read: {error}") from error
+        if not found:
+            raise InvalidConfig(f"objects.credentials_file {path} is empty")
+        return found
+
+    def refused(self) -> None:
+        """Have the next request read the credentials again."""
+        self._refused = True
+
+    async def renew(self) -> None:
+        """Make another client, if the credentials were refused and their file has others now."""
+        session, now_s = self._session, self._clock.monotonic()
+        if session is None or not self._refused or self._options.credentials_file is None:
+            return
+        if self._read_s is not None and now_s - self._read_s < RENEWAL_S:
+            return
+        self._refused, self._read_s, before = False, now_s, self._given
+        try:
+            self._given = await self._in_file()
+            made = await self._made(session) if self._given != before else None
+        except InvalidConfig as error:
+            self._given = before
+            log.warning("credentials.unreadable", where="the Azure store", error=error.message)
+            return
+        if made is not None and self._session is session:
+            self._service = made
+            log.info("credentials.reloaded", where="the Azure store")
+
     async def close(self) -> None:
         """Close the connections."""
-        self._service = None
+        self._service = self._session = None
         await self._stack.aclose()
 
     async def _credential(self, account: Account) -> Credential:
@@ -126,12 +184,20 @@ class Account(NamedTuple):
     sas: str
 
 
-def account_of(options: ObjectsSettings) -> Account:
+def account_of(options: ObjectsSettings, given: str = "") -> Account:
     """Return the account of the settings, in which a connection string counts before the others.
+
+    `given`: what their file holds, a connection string, a SAS or a key.
 
     An endpoint whose host does not begin with the account's name, as an emulator's, has the account in the path.
     """
     connection_string, key, sas = options.azure_secrets
+    if "AccountKey=" in given or "SharedAccessSignature=" in given:
+        connection_string = given
+    elif "&" in given:  # which no key has
+        sas = given.removeprefix("?")
+    elif given:
+        key = given
     fields = dict(one.split("=", 1) for one in connection_string.split(";") if "=" in one)
     name = fields.get("AccountName") or options.azure_account or ""
     url = fields.get("BlobEndpoint", "").rstrip("/")

@@ -34,7 +34,10 @@ HINT_RIGHTS = (
     "let this address through the account's firewall"
 )
 HINT_SAS = "make a SAS for the service Blob, containers and objects, this address and this protocol"
-HINT_EXPIRED = "set a SAS that is valid now in objects.azure_sas, and check this machine's clock"
+HINT_EXPIRED = (
+    "set a SAS that is valid now in objects.azure_sas, or in objects.credentials_file, which is read again; and check "
+    "this machine's clock"
+)
 HINT_CLOCK = "set this machine's clock: signatures hold for 15 minutes"
 HINT_IDENTITY = "give this machine or pod an identity, or set objects.azure_key, azure_sas or azure_connection_string"
 HINT_KEY_OFF = "the account takes no keys: remove objects.azure_key and use an identity"

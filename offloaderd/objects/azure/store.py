@@ -17,7 +17,16 @@ from azure.storage.blob import BlobBlock, ContentSettings
 
 from offloaderd.core.aio import Group
 from offloaderd.core.clock import Clock, SystemClock
-from offloaderd.core.errors import BucketMissing, Conflict, InvalidInput, NotFound, OffloaderError, Transient
+from offloaderd.core.errors import (
+    Archived,
+    BucketMissing,
+    Conflict,
+    Denied,
+    InvalidInput,
+    NotFound,
+    OffloaderError,
+    Transient,
+)
 from offloaderd.objects import checks
 from offloaderd.objects.azure.access import Access, account_of
 from offloaderd.objects.azure.blocks import (
@@ -93,7 +102,7 @@ class AzureStore(Buckets):
         self._metrics = metrics
         self._clock = clock or SystemClock()
         self._page_keys = page_keys
-        self._access = access or Access(options)
+        self._access = access or Access(options, self._clock)
         self._name = f"container {options.bucket} at {account_of(options).url}"
         self._known: set[tuple[str, str]] = set()
         self._open_others(
@@ -361,9 +370,16 @@ class AzureStore(Buckets):
         options = self._options
         deadline_s = options.connect_timeout_s + options.read_timeout_s + size_bytes / BYTES_PER_S_MIN
         request = Request(operation=operation, where=where, write=write)
+        await self._access.renew()
         container = self._access.container(options.bucket)
-        async with calling(request, deadline_s, self._clock, self._metrics, failure) as call:
-            yield call, container
+        try:
+            async with calling(request, deadline_s, self._clock, self._metrics, failure) as call:
+                yield call, container
+        except Archived:
+            raise  # which other credentials would not change
+        except Denied:
+            self._access.refused()
+            raise
 
 
 def _noting(call: Call) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pydantic import SecretStr
@@ -24,6 +24,7 @@ PAIR = {"cert_file": "c", "key_file": "k"}
 GRANTS = ("admin alice *",)
 SECRET = SecretStr("s")
 FILES = ObjectsSettings(kind="filesystem")
+AZURE: Any = {"kind": "azure", "bucket": "bucket", "azure_account": "a"}
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,10 @@ FILES = ObjectsSettings(kind="filesystem")
         ({"objects": ObjectsSettings(kind="gcs", bucket="bucket", region="eu-west-1")}, "objects.region is for"),
         ({"objects": ObjectsSettings(kind="gcs", bucket="bucket", profile="p")}, "objects.profile is for"),
         ({"objects": ObjectsSettings(bucket="bucket", azure_account="a")}, "objects.azure_account is for"),
+        (
+            {"objects": ObjectsSettings(**AZURE, credentials_file="f", azure_key=SECRET)},
+            "objects.credentials_file and objects.azure_key are both set",
+        ),
         ({"objects": ObjectsSettings(bucket="bucket", directory="/d")}, "objects.directory is for"),
         ({"objects": ObjectsSettings(kind="filesystem", storage_class="STANDARD")}, "it has no storage classes"),
         ({"objects": ObjectsSettings(kind="filesystem", tags="team=a")}, "a directory has no tags"),
@@ -107,6 +112,7 @@ def test_keys_of_s3_are_a_mistake_for_google() -> None:
         {"metadata": MetadataSettings(acl="creator", username="u", password=SECRET)},
         {"metadata": MetadataSettings(acl="creator", tls=True, tls_cert_file="c", tls_key_file="k")},
         {"objects": ObjectsSettings(bucket="bucket", encryption="sse-kms")},
+        {"objects": ObjectsSettings(**AZURE, credentials_file="f")},
     ],
 )
 def test_what_belongs_together_is_allowed(changes: dict[str, object]) -> None:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import ssl
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import aiohttp.connector
 import pytest
 from aiohttp import web
 
 from offloaderd.core.clock import SystemClock
-from offloaderd.core.errors import Denied, OffloaderError
+from offloaderd.core.errors import Denied, Expired, InvalidConfig, OffloaderError
+from offloaderd.objects.azure.access import account_of
 from offloaderd.objects.azure.store import AzureStore
+from offloaderd.objects.settings import ObjectsSettings
 from tests.authority import Authority
-from tests.azure.service import Service, options, serving
+from tests.azure.service import Refusal, Service, options, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from offloaderd.objects.settings import ObjectsSettings
 
 REAL_TIME = "the service in the process listens on a socket"
 
@@ -126,3 +126,84 @@ async def test_an_identity_that_gets_no_token_is_named(
         assert "identity" in caught.value.hint
         service.refused = False
         await store.create_bucket()
+
+
+class Signed(Service):
+    """A service that takes one SAS alone."""
+
+    signature = "first"
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Refuse any other."""
+        if request.query.get("sig") != self.signature:
+            return Refusal(403, "AuthenticationFailed", "no", "Signature not valid in the specified time frame").answer(
+                request
+            )
+        return await super().handle(request)
+
+
+def by_file(endpoint: str, path: Path) -> ObjectsSettings:
+    """Describe a container whose credentials are in a file."""
+    return options(endpoint, "segments").model_copy(update={"azure_key": None, "credentials_file": str(path)})
+
+
+async def test_a_sas_in_a_file_is_read_again_once_it_was_refused(tmp_path: Path) -> None:
+    """The next request has the new one; a file that cannot be read, or has the old one still, changes nothing."""
+    service, path = Signed(SystemClock()), tmp_path / "sas"
+    path.write_text("?sv=2026-01-01&sig=first\n")
+    async with serving(service) as endpoint, AzureStore(by_file(endpoint, path)) as store:
+        await store.create_bucket()
+        service.signature = "second"
+        path.unlink()
+        for _ in range(2):
+            with pytest.raises(Expired, match="time frame"):
+                await store.put("k", b"x")
+        path.write_text("sv=2026-01-01&sig=second")
+        store._access._read_s = None  # the pause is over
+        await store.put("k", b"x")
+        assert await store.get("k") == b"x"
+
+
+async def test_many_refusals_read_the_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the pause it is not read again, whoever asks."""
+    service, path, reads = Signed(SystemClock()), tmp_path / "sas", 0
+    path.write_text("sv=2026-01-01&sig=wrong")
+    read_text = Path.read_text
+
+    def counted(self: Path, **more: Any) -> str:  # noqa: ANN401
+        nonlocal reads
+        reads += self == path
+        return read_text(self, **more)
+
+    monkeypatch.setattr(Path, "read_text", counted)
+    async with serving(service) as endpoint, AzureStore(by_file(endpoint, path)) as store:
+        for _ in range(5):
+            with pytest.raises(Expired):
+                await store.put("k", b"x")
+    assert reads == 2
+
+
+@pytest.mark.parametrize("content", [None, "", "\u00e9"])
+async def test_a_file_that_holds_nothing_is_named(tmp_path: Path, content: str | None) -> None:
+    """At the start, as a mistake in the settings."""
+    path = tmp_path / "sas"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    with pytest.raises(InvalidConfig, match="credentials_file"):
+        async with AzureStore(by_file("http://127.0.0.1:1", path)):
+            raise AssertionError("opened")
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "sas"),
+    [
+        ("a2V5", "a2V5", ""),
+        ("?sv=1&sig=s%3D", "", "sv=1&sig=s%3D"),
+        ("AccountName=n;AccountKey=a2V5==", "a2V5==", ""),
+        ("BlobEndpoint=https://n.example/;SharedAccessSignature=sv=1&sig=s", "", "sv=1&sig=s"),
+    ],
+)
+def test_a_file_holds_a_key_a_sas_or_both_in_a_connection_string(given: str, key: str, sas: str) -> None:
+    """Whichever it is shows in its form."""
+    account = account_of(ObjectsSettings(kind="azure", bucket="segments", azure_account="n"), given)
+    assert (account.name, account.key, account.sas) == ("n", key, sas)
