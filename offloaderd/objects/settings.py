@@ -57,7 +57,7 @@ class ObjectsSettings(Section):
 
     tags: Tags = Field(default="", examples=["tenant={tenant}, namespace={namespace}"])
     """Tags of new objects, for the bill, unless a policy names others: NAME=VALUE, several with commas between them;
-    {tenant}, {namespace} and {cluster} stand for the topic's. Needs s3:PutObjectTagging."""
+    {tenant}, {namespace} and {cluster} stand for the topic's. Needs s3:PutObjectTagging, in Azure blobs/tags/write."""
 
     endpoint: Url = Field(default=None, examples=["http://127.0.0.1:9000"])
     """URL of an S3 service other than AWS, of Azure's Blob service where it is not

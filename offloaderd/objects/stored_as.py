@@ -48,7 +48,10 @@ class StoredAs:
 PLAIN = StoredAs()
 
 
-TAGS_HINT = "give these credentials the right to set tags (s3:PutObjectTagging), or have the policy set none"
+TAGS_HINT = (
+    "give these credentials the right to set tags (s3:PutObjectTagging; in Azure blobs/tags/write, t in a SAS), or "
+    "have the policy set none"
+)
 
 
 @runtime_checkable
@@ -87,7 +90,7 @@ https://cloud.google.com/storage/docs/storage-classes (its ARCHIVE is read at on
 """
 
 
-PLAIN_ONLY = frozenset({"azure", "gcs"})
+PLAIN_ONLY = frozenset({"gcs"})
 """Services of which this release sets neither class nor tags."""
 
 

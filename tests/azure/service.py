@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import parse_qsl
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
@@ -64,6 +65,8 @@ class Blob:
     etag: str = ""
     modified_s: float = 0.0
     metadata: dict[str, str] = field(default_factory=dict)
+    tier: str = ""
+    tags: dict[str, str] = field(default_factory=dict)
     blocks: list[tuple[str, bytes]] = field(default_factory=list)
     staged: dict[str, bytes] = field(default_factory=dict)
 
@@ -138,6 +141,8 @@ class Service:
             for key, value in request.headers.items()
             if key.lower().startswith("x-ms-meta-")
         }
+        blob.tier = request.headers.get("x-ms-access-tier", "")
+        blob.tags = dict(parse_qsl(request.headers.get("x-ms-tags", "")))
         return web.Response(status=201, headers={"ETag": blob.etag, "Last-Modified": self._date(blob.modified_s)})
 
     def _stage(self, request: web.Request, blobs: dict[str, Blob], name: str, body: bytes) -> web.Response | Refusal:

@@ -10,15 +10,19 @@ A block's id has 64 characters, as many as the service takes:
 | 32 | MD5 of the part, in hexadecimal digits; the service has compared it with the bytes |
 
 The upload itself is a small blob beside the object, `<key>.upload-<upload id>`, whose metadata are those of the object.
-It says that the upload is open; listings do not show it. Uncommitted blocks cannot be deleted: those of an upload that
-was given up end a week after the last one, or when the blob is written otherwise.
+Its content is empty, or says in JSON how the object is stored (`storage_class`, `tags`). It says that the upload is
+open; listings do not show it. Uncommitted blocks cannot be deleted: those of an upload that was given up end a week
+after the last one, or when the blob is written otherwise.
 """
 
+import json
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from offloaderd.core.errors import CorruptData
 from offloaderd.objects.port import PartInfo
+from offloaderd.objects.stored_as import PLAIN, StoredAs
 
 _UPLOAD_ID = re.compile(r"[0-9a-f]{16}")
 _BLOCK_ID = re.compile(r"([0-9a-f]{16})([0-9]{5})([0-9a-f]{11})([0-9a-f]{32})")
@@ -70,3 +74,21 @@ def parse_record(name: str) -> tuple[str, str] | None:
     """Return key and upload id of a record's name, None for any other blob."""
     fields = _RECORD.fullmatch(name)
     return (fields[1], fields[2]) if fields is not None else None
+
+
+def content_of(stored_as: StoredAs) -> bytes:
+    """Return what the record of an upload holds."""
+    if stored_as == PLAIN:
+        return b""
+    return json.dumps({"storage_class": stored_as.storage_class, "tags": dict(stored_as.tags)}).encode()
+
+
+def stored_as_of(content: bytes, *, key: str) -> StoredAs:
+    """Return how the object of an upload is stored. Raises CorruptData."""
+    if not content:
+        return PLAIN
+    try:
+        found = json.loads(content)
+        return StoredAs(str(found["storage_class"]), {str(name): str(value) for name, value in found["tags"].items()})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptData(key=key, offset=0, expected="class and tags of an upload", found=str(error)) from error

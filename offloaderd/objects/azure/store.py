@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from azure.core import MatchConditions
-from azure.storage.blob import BlobBlock, ContentSettings
+from azure.storage.blob import BlobBlock, ContentSettings, StandardBlobTier
 
 from offloaderd.core.aio import Group
 from offloaderd.core.clock import Clock, SystemClock
@@ -32,11 +33,13 @@ from offloaderd.objects.azure.access import Access, account_of
 from offloaderd.objects.azure.blocks import (
     Block,
     block_id,
+    content_of,
     digests,
     is_upload_id,
     newest,
     parse_record,
     record_key,
+    stored_as_of,
 )
 from offloaderd.objects.azure.errors import failure
 from offloaderd.objects.buckets import Buckets
@@ -53,6 +56,7 @@ from offloaderd.objects.request import (
 )
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.objects.stored_as import PLAIN, StoredAs
+from offloaderd.objects.tagging import Tagging
 
 if TYPE_CHECKING:
     from azure.core.pipeline import PipelineResponse
@@ -105,6 +109,7 @@ class AzureStore(Buckets):
         self._access = access or Access(options, self._clock)
         self._name = f"container {options.bucket} at {account_of(options).url}"
         self._known: set[tuple[str, str]] = set()
+        self._tagging = Tagging(options.bucket, self._clock)
         self._open_others(
             lambda there: AzureStore(there, metrics, self._clock, page_keys=page_keys, access=self._access)
         )
@@ -122,6 +127,11 @@ class AzureStore(Buckets):
 
     def __str__(self) -> str:
         return self._name
+
+    @property
+    def tags_refused(self) -> str:
+        """See TagsRefused."""
+        return self._tagging.refused
 
     async def check(self) -> None:
         """Request the first name of the container. Raises BucketMissing, Denied and Transient with a remedy."""
@@ -202,9 +212,14 @@ class AzureStore(Buckets):
         if_etag: str | None = None,
         stored_as: StoredAs = PLAIN,
     ) -> ObjectInfo:
-        """See ObjectStore. Blobs get the account's own tier, and no tags: settings and policies refuse others."""
+        """See ObjectStore."""
         checks.check_key(key)
-        named, body = checks.checked_metadata(metadata), bytes(data)
+        send = partial(self._put, key, bytes(data), checks.checked_metadata(metadata), if_etag)
+        return await self._tagging.send(stored_as, send)
+
+    async def _put(
+        self, key: str, body: bytes, named: dict[str, str], if_etag: str | None, stored_as: StoredAs
+    ) -> ObjectInfo:
         condition: dict[str, Any] = {"overwrite": True}
         if if_etag is not None:
             condition = {"etag": f'"{if_etag}"', "match_condition": MatchConditions.IfNotModified}
@@ -217,6 +232,7 @@ class AzureStore(Buckets):
                     metadata=named,
                     content_settings=_CONTENT,
                     validate_content=True,
+                    **_parameters(stored_as),
                     **condition,
                     **_noting(call),
                 )
@@ -261,7 +277,7 @@ class AzureStore(Buckets):
         """See MultipartStore."""
         checks.check_key(key)
         upload_id = self._clock.uuid().hex[:16]
-        await self.put(record_key(key, upload_id), b"", metadata=metadata)
+        await self.put(record_key(key, upload_id), content_of(stored_as), metadata=metadata)
         return upload_id
 
     async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
@@ -290,22 +306,30 @@ class AzureStore(Buckets):
     async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         """See MultipartStore."""
         checks.check_parts(parts)
-        metadata = (await self._record(key, upload_id)).metadata
+        record = await self._record(key, upload_id)
+        content = await self.get(record.key) if record.size_bytes else b""
+        stored_as = stored_as_of(content, key=record.key)
         try:
             found = await self._blocks(key, upload_id)
         except NotFound:
             await self.abort_upload(key, upload_id)  # only its record is left
             raise
         checks.chosen_parts(parts, {number: block.part for number, block in found.items()}, self.parts.bytes_min)
-        async with self._request("PutBlockList", key, write=True) as (call, container):
-            answer = await container.get_blob_client(key).commit_block_list(
-                [BlobBlock(found[part.part_number].block_id) for part in parts],
-                metadata=dict(metadata),
-                content_settings=_CONTENT,
-                **_noting(call),
-            )
+
+        async def commit(chosen: StoredAs) -> Mapping[str, Any]:
+            async with self._request("PutBlockList", key, write=True) as (call, container):
+                answer: Mapping[str, Any] = await container.get_blob_client(key).commit_block_list(
+                    [BlobBlock(found[part.part_number].block_id) for part in parts],
+                    metadata=dict(record.metadata),
+                    content_settings=_CONTENT,
+                    **_parameters(chosen),
+                    **_noting(call),
+                )
+            return answer
+
+        answer = await self._tagging.send(stored_as, commit)
         await self.abort_upload(key, upload_id)
-        return _stored(key, sum(part.size_bytes for part in parts), answer, metadata)
+        return _stored(key, sum(part.size_bytes for part in parts), answer, record.metadata)
 
     async def made_of(self, stored: ObjectInfo, parts: Sequence[PartInfo]) -> bool | None:
         """See MultipartStore: the service keeps the ids of the blocks that it joined."""
@@ -380,6 +404,14 @@ class AzureStore(Buckets):
         except Denied:
             self._access.refused()
             raise
+
+
+def _parameters(stored_as: StoredAs) -> dict[str, Any]:
+    """Return class and tags as parameters of the library."""
+    found: dict[str, Any] = {"tags": dict(stored_as.tags)} if stored_as.tags else {}
+    if stored_as.storage_class:
+        found["standard_blob_tier"] = StandardBlobTier(stored_as.storage_class)
+    return found
 
 
 def _noting(call: Call) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote, urlencode
 
 from botocore.exceptions import ClientError
 
@@ -42,7 +43,7 @@ from offloaderd.objects.request import (
 )
 from offloaderd.objects.s3.bucket_rules import NO_RULES, rules_of, versioning_of
 from offloaderd.objects.s3.client import Clients
-from offloaderd.objects.s3.errors import ANSWERS, failure
+from offloaderd.objects.s3.errors import ANSWERS, failure, is_not_implemented
 from offloaderd.objects.s3.request import (
     Conditions,
     bare,
@@ -53,9 +54,9 @@ from offloaderd.objects.s3.request import (
     parts_of,
     uploads_of,
 )
-from offloaderd.objects.s3.tagging import Tagging
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.objects.stored_as import PLAIN, StoredAs
+from offloaderd.objects.tagging import Tagging
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
@@ -94,7 +95,7 @@ class S3Store(Buckets):
         self._bucket_name = f"bucket {options.bucket} at {options.endpoint or f'S3 in {options.region}'}"
         self._clients = Clients(options, self._bucket_name, self._clock)
         self._conditions = Conditions(options.bucket)
-        self._tagging = Tagging(options.bucket, self._clock)
+        self._tagging = Tagging(options.bucket, self._clock, lambda error: is_not_implemented(error.__cause__))
         self._open_others(lambda there: S3Store(there, metrics, self._clock))
 
     async def __aenter__(self) -> Self:
@@ -216,8 +217,9 @@ class S3Store(Buckets):
     ) -> ObjectInfo:
         """See ObjectStore. After a 501, which means that the service does not support conditions, none are sent."""
 
-        async def put(more: dict[str, Any]) -> ObjectInfo:
-            return await self._conditions.put(key, if_etag, partial(self._put, key, data, metadata, more))
+        async def put(chosen: StoredAs) -> ObjectInfo:
+            send = partial(self._put, key, data, metadata, _parameters(chosen))
+            return await self._conditions.put(key, if_etag, send)
 
         return await self._tagging.send(stored_as, put)
 
@@ -287,7 +289,7 @@ class S3Store(Buckets):
         check_key(key)
         return await self._tagging.send(stored_as, partial(self._create_upload, key, metadata))
 
-    async def _create_upload(self, key: str, metadata: Mapping[str, str] | None, stored_as: Any) -> str:  # noqa: ANN401
+    async def _create_upload(self, key: str, metadata: Mapping[str, str] | None, stored_as: StoredAs) -> str:
         named = checked_metadata(metadata)
         async with self._request("CreateMultipartUpload", key, write=True) as (call, client):
             answer = noted(
@@ -298,7 +300,7 @@ class S3Store(Buckets):
                     Metadata=named,
                     ContentType=_CONTENT_TYPE,
                     **self._options.encrypting(),
-                    **stored_as,
+                    **_parameters(stored_as),
                 ),
             )
         return answer["UploadId"]
@@ -420,3 +422,9 @@ class S3Store(Buckets):
             calling(request, deadline_s, self._clock, self._metrics, failure) as call,
         ):
             yield call, client
+
+
+def _parameters(stored_as: StoredAs) -> Any:  # noqa: ANN401 - parameters of the library, which types each
+    """Return class and tags as parameters of S3's requests."""
+    found = {"StorageClass": stored_as.storage_class} if stored_as.storage_class else {}
+    return found | ({"Tagging": urlencode(stored_as.tags, quote_via=quote)} if stored_as.tags else {})

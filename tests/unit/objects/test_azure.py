@@ -14,6 +14,7 @@ from offloaderd.core.errors import (
     BucketMissing,
     Closed,
     Conflict,
+    CorruptData,
     Denied,
     Expired,
     InvalidConfig,
@@ -26,10 +27,11 @@ from offloaderd.core.errors import (
 )
 from offloaderd.objects import opening
 from offloaderd.objects.azure.access import account_of
-from offloaderd.objects.azure.blocks import block_id, newest
+from offloaderd.objects.azure.blocks import block_id, newest, record_key
 from offloaderd.objects.azure.store import AzureStore
 from offloaderd.objects.port import PartInfo
 from offloaderd.objects.settings import ObjectsSettings
+from offloaderd.objects.stored_as import StoredAs
 from tests.azure.service import ACCOUNT, KEY, Refusal, Service, options, serving
 
 if TYPE_CHECKING:
@@ -100,6 +102,45 @@ async def test_a_lost_answer_to_the_completion(store: AzureStore, successor: Azu
         await successor.complete_upload(KEY_OF_OBJECT, upload, parts)
     assert [found async for found in successor.list_uploads()] == []
     assert (await successor.head(KEY_OF_OBJECT)).etag == stored.etag
+
+
+COOL = StoredAs("Cool", {"team": "a b", "path": "x/y"})
+
+
+async def test_tier_and_tags_are_those_of_the_upload_whoever_ends_it(
+    store: AzureStore, successor: AzureStore, service: Service
+) -> None:
+    """They are recorded with it, so that the next owner stores the object alike; the record itself is plain."""
+    await store.put("small", b"x", stored_as=COOL)
+    upload_id = await store.create_upload(KEY_OF_OBJECT, stored_as=COOL)
+    record = service.containers["segments"][record_key(KEY_OF_OBJECT, upload_id)]
+    part = await store.upload_part(KEY_OF_OBJECT, upload_id, 1, [b"bytes"])
+    await successor.complete_upload(KEY_OF_OBJECT, upload_id, [part])
+    for key in ("small", KEY_OF_OBJECT):
+        blob = service.containers["segments"][key]
+        assert (blob.tier, blob.tags) == ("Cool", {"team": "a b", "path": "x/y"})
+    assert (record.tier, record.tags) == ("", {})
+
+
+async def test_where_tags_are_refused_objects_are_stored_without_them(store: AzureStore, service: Service) -> None:
+    """The tier stays, the doctor is told, and tags are left out for a while."""
+    service.refuse(Refusal(403, "AuthorizationPermissionMismatch"))
+    await store.put("k", b"x", stored_as=COOL)
+    assert "AuthorizationPermissionMismatch" in store.tags_refused
+    await store.put("other", b"x", stored_as=COOL)
+    for key in ("k", "other"):
+        blob = service.containers["segments"][key]
+        assert (blob.tier, blob.tags) == ("Cool", {})
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"storage_class": "Cool", "tags": []}', b"{}"])
+async def test_a_record_that_cannot_be_read_is_damage(store: AzureStore, service: Service, content: bytes) -> None:
+    """An upload does not end in another class than it was begun with."""
+    upload_id = await store.create_upload(KEY_OF_OBJECT, stored_as=COOL)
+    part = await store.upload_part(KEY_OF_OBJECT, upload_id, 1, [b"bytes"])
+    service.containers["segments"][record_key(KEY_OF_OBJECT, upload_id)].content = content
+    with pytest.raises(CorruptData, match="class and tags of an upload"):
+        await store.complete_upload(KEY_OF_OBJECT, upload_id, [part])
 
 
 async def test_an_object_of_one_request_does_not_say_what_it_was_made_of(store: AzureStore) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from offloaderd.core.errors import Archived, Denied, Expired, InvalidInput, Transient
 from offloaderd.objects.retrying import RetryingReader
-from offloaderd.objects.s3.tagging import TRY_AGAIN_S, Tagging
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.objects.stored_as import StoredAs, filled_tags
+from offloaderd.objects.tagging import TRY_AGAIN_S, Tagging
 from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
@@ -125,9 +125,10 @@ async def test_tags_are_tried_again_after_some_time() -> None:
     """A right that was given meanwhile is used without a restart; what is refused without tags too is raised."""
     clock, asked, right = FakeClock(), list[bool](), [False]
 
-    async def send(more: dict[str, str]) -> str:
-        asked.append("Tagging" in more)
-        if "Tagging" in more and not right[0]:
+    async def send(chosen: StoredAs) -> str:
+        asked.append(bool(chosen.tags))
+        assert chosen.storage_class == WHOLE.storage_class
+        if chosen.tags and not right[0]:
             raise Denied("PutObject: AccessDenied")
         return "stored"
 
@@ -144,7 +145,7 @@ async def test_tags_are_tried_again_after_some_time() -> None:
 
     for error in (Denied("no"), Expired("old"), Transient("lost"), InvalidInput("bad")):
 
-        async def refuse(more: dict[str, str], error: Exception = error) -> str:
+        async def refuse(chosen: StoredAs, error: Exception = error) -> str:
             raise error
 
         with pytest.raises(type(error)):

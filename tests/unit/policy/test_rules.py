@@ -127,6 +127,8 @@ def test_all_mistakes_are_told_at_once() -> None:
         ("HOT", "s3", ""),
         ("STANDARD", "filesystem", "it has no storage classes"),
         ("Archive", "azure", "is an archive"),
+        ("Cool", "azure", ""),
+        ("STANDARD_IA", "azure", "it has Hot, Cool, Cold"),
         ("NEARLINE", "gcs", "in the bucket's own class"),
         ("GLACIER", "", ""),
     ],
