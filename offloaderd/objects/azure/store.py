@@ -407,11 +407,12 @@ class AzureStore(Buckets):
 
 
 def _parameters(stored_as: StoredAs) -> dict[str, Any]:
-    """Return class and tags as parameters of the library."""
+    """Return class and tags as parameters of the library. Raises InvalidInput."""
     found: dict[str, Any] = {"tags": dict(stored_as.tags)} if stored_as.tags else {}
-    if stored_as.storage_class:
-        found["standard_blob_tier"] = StandardBlobTier(stored_as.storage_class)
-    return found
+    try:
+        return found | ({"standard_blob_tier": StandardBlobTier(name)} if (name := stored_as.storage_class) else {})
+    except ValueError as error:
+        raise InvalidInput(f"{error}", hint="set objects.storage_class or the policy to an access tier") from error
 
 
 def _noting(call: Call) -> dict[str, Any]:

@@ -122,6 +122,13 @@ async def test_tier_and_tags_are_those_of_the_upload_whoever_ends_it(
     assert (record.tier, record.tags) == ("", {})
 
 
+async def test_a_class_that_azure_does_not_have_is_named(store: AzureStore) -> None:
+    """As an error in the setting, before anything is stored."""
+    with pytest.raises(InvalidInput, match="STANDARD_IA") as refused:
+        await store.put("k", b"x", stored_as=StoredAs("STANDARD_IA"))
+    assert "objects.storage_class" in refused.value.hint
+
+
 async def test_where_tags_are_refused_objects_are_stored_without_them(store: AzureStore, service: Service) -> None:
     """The tier stays, the doctor is told, and tags are left out for a while."""
     service.refuse(Refusal(403, "AuthorizationPermissionMismatch"))
