@@ -14,7 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.daemon.reload import LIVE
-from offloaderd.daemon.settings.sections import all_settings, section_types
+from offloaderd.daemon.settings.sections import all_settings, environment_name, section_types
+from offloaderd.objects.settings import SERVICES
 from tools.alerts import alerts_page
 from tools.api import api_page
 from tools.dashboard import dashboard
@@ -47,6 +48,8 @@ def settings_file() -> str:
         allowed = f" Allowed: {setting.allowed}." if setting.allowed else ""
         allowed += " Followed by a reload." if setting.key in LIVE else ""
         lines += ["", *comment(setting.description + allowed), f"# {setting.name} = {setting.example}"]
+        if setting.key == last_of("objects"):
+            lines += ["", "", *comment(further("the one below")), "", *(f"#     {line}" for line in SERVICE)]
     return "\n".join(lines) + "\n"
 
 
@@ -70,6 +73,8 @@ def settings_page() -> str:
         lines.append(
             f"| `{setting.key}` | {default} | {cell(setting.allowed)} | {reload} | {cell(setting.description)} |"
         )
+        if setting.key == last_of("objects"):
+            lines += ["", f"## {SERVICES}.NAME", "", further("the one below"), "", "```toml", *SERVICE, "```"]
     return "\n".join(lines) + "\n"
 
 
@@ -109,9 +114,32 @@ GENERATED = {
 }
 
 
+SERVICE = (
+    "[objects.services.archive]",
+    'kind = "azure"',
+    'bucket = "pulsar-archive"',
+    'azure_account = "pulsaroffload"',
+)
+"""A further service."""
+
+
+def last_of(section: str) -> str:
+    """Return the key of the last setting of a section."""
+    return [setting.key for setting in all_settings() if setting.section == section][-1]
+
+
+def further(example: str) -> str:
+    """Describe the tables of further services."""
+    variable = environment_name(f"{SERVICES}.archive.azure_key")
+    return (
+        f"{about(f'{SERVICES}.NAME')} NAME has lower-case letters, digits and single underscores; {example} is named "
+        f"`archive`, and its key is given as {variable} in the environment. All of it needs a restart."
+    )
+
+
 def about(section: str) -> str:
     """Return the description of a section: the docstring of its type."""
-    return " ".join((section_types()[section].__doc__ or "").split())
+    return " ".join((section_types(["NAME"])[section].__doc__ or "").split())
 
 
 def comment(text: str) -> list[str]:

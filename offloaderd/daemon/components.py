@@ -183,7 +183,7 @@ def surroundings(settings: Settings) -> Surroundings:
         places=tuple((place.bucket, place.prefix) for place in settings.objects.all_places),
         has_source=kind != "none",
         has_brokers=kind == "bookkeeper",
-        service=settings.objects.service,
+        services={place.bucket: service.service for place, service in settings.objects.each_place()},
     )
 
 

@@ -36,7 +36,7 @@ from offloaderd.daemon.reload import Reloader
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.settings.rules import is_metadata_open
 from offloaderd.daemon.status_page.site import StatusSite
-from offloaderd.daemon.stores import Ledgers, Prober, metadata_store, open_ledgers
+from offloaderd.daemon.stores import ANSWERS_S, Ledgers, Prober, metadata_store, open_ledgers
 from offloaderd.daemon.topic_context import opened_context, topic_context
 from offloaderd.fleet.engine import Engine
 from offloaderd.fleet.registration import Registration
@@ -53,6 +53,8 @@ log = structlog.get_logger(__name__)
 
 TELL_S = 1.0
 """Longest wait until ZooKeeper has recorded that this daemon drains; without it the others notice later."""
+
+_OTHERS_GO_ON = "topics whose policy names its places wait until it answers; the others go on"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +215,16 @@ class Daemon:
             await check_places(settings.objects, store)
             return store
 
-        return await self._until_there("objects", str(store), probe)
+        if await self._until_there("objects", str(store), probe) is None:
+            return None
+        for service in settings.objects.services.values():
+            try:
+                async with asyncio.timeout(ANSWERS_S):
+                    await check_places(service, store)
+            except (OffloaderError, TimeoutError) as error:
+                told = str(error) or f"no answer within {ANSWERS_S:g} s"
+                log.error("service.unreachable", service=service.section, error=told, hint=_OTHERS_GO_ON)  # noqa: TRY400 - no bug of ours
+        return store
 
     async def _open_ledgers(self, stack: AsyncExitStack) -> Ledgers | None:
         settings = self._settings
@@ -276,12 +287,13 @@ class Daemon:
         if not await self._or_stopped(registration.open()):
             return
         bucket = partial(self._bucket_probed, registration, context.upload_context.reach)
+        further = {one.section: one.own_places[0].bucket for one in settings.objects.services.values()}
         prober = Prober(self.health, self._clock, bucket=bucket, refused=engine.store_refuses)
         collecting = components.gc.keep(lambda: self._settings.gc, lambda: engine.placement.leads("gc"))
         async with Group() as group:
             loops = [
                 group.create_task(watch_loop(self._clock, self.metrics), name="event-loop lag"),
-                group.create_task(prober.run(metadata, objects, ledgers), name="dependency probe"),
+                group.create_task(prober.run(metadata, objects, ledgers, further), name="dependency probe"),
                 group.create_task(registration.run(), name="registration"),
                 group.create_task(components.keeper.run(), name="damage"),
                 group.create_task(guard.keep(), name="certificates"),

@@ -17,7 +17,7 @@ from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.daemon.log import AUDIT, unknown_modules
 from offloaderd.daemon.settings.rules import RENAMED, broken_rules
-from offloaderd.daemon.settings.sections import Settings, all_settings, section_types, shown
+from offloaderd.daemon.settings.sections import Settings, all_settings, section_types, shown, value_of
 
 LIVE = frozenset({
     "access.audit_reads",
@@ -58,8 +58,8 @@ class Change:
 def changes(old: Settings, new: Settings) -> tuple[Change, ...]:
     """Return every setting whose value differs, in the order of the settings file."""
     found = []
-    for setting in all_settings():
-        before, after = (getattr(getattr(one, setting.section), setting.name) for one in (old, new))
+    for setting in all_settings({**old.objects.services, **new.objects.services}):
+        before, after = (value_of(one, setting.key) for one in (old, new))
         if before != after:
             found.append(Change(setting.key, shown(setting, before), shown(setting, after)))
     return tuple(found)

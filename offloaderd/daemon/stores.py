@@ -6,9 +6,11 @@ and the bookies are handed the reading half alone. Only the embedded store can b
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from types import MappingProxyType
 
 from offloaderd.bookkeeper.connections.bookies import BookiePool
 from offloaderd.bookkeeper.rate_limits import Limits
@@ -50,8 +52,15 @@ def metadata_store(settings: Settings, observer: SessionObserver = lambda _: Non
 def sites(settings: Settings) -> list[Site]:
     """Return the places of this deployment; the places in committed segments have to agree with them."""
     cluster, places = settings.daemon.cluster, settings.objects.all_places
-    theirs = broker_drivers(places.home.driver["driver"])[0]
-    return [Site(cluster=cluster, bucket=one.bucket, prefix=one.prefix, broker_driver=theirs) for one in places]
+    return [
+        Site(
+            cluster=cluster,
+            bucket=one.bucket,
+            prefix=one.prefix,
+            broker_driver=broker_drivers(one.driver["driver"])[0],
+        )
+        for one in places
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,14 +173,22 @@ class Prober:
     bucket: Callable[[OffloaderError | None], None]
     refused: Callable[[], str]
 
-    async def run(self, metadata: MetadataStore, objects: SegmentStore, ledgers: Ledgers) -> None:
-        """Probe until cancelled."""
+    async def run(
+        self,
+        metadata: MetadataStore,
+        objects: SegmentStore,
+        ledgers: Ledgers,
+        services: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Probe until cancelled; `services` are the further ones of `objects`, each with one of its buckets."""
         probes: dict[str, Callable[[], Awaitable[object]]] = {
             "metadata": lambda: metadata.children("/"),
             "objects": lambda: reach(objects),
         }
         if ledgers.probe is not None:
             probes["ledgers"] = ledgers.probe
+        for section, bucket in services.items():
+            probes[section] = partial(reach, objects.at(bucket))
         async with Group() as group:
             for name, probe in probes.items():
                 group.create_task(self._probe(name, probe), name=f"probe of {name}")

@@ -41,6 +41,7 @@ from offloaderd.metadata.records.ownership import DaemonNode, Owner
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import marker
+from offloaderd.objects.places import Place
 from offloaderd.policy import store as policies
 from offloaderd.policy.discovery import Discovery
 from offloaderd.policy.policies import Effective
@@ -352,15 +353,17 @@ class Engine:
 async def _keep_identity(offloader: TopicOffloader) -> None:
     """Read the topic's head as soon as the bucket answers. Raises IdentityRefused, Fenced."""
     if offloader.head is not None:
-        await offloader.head.check(offloader.map)
+        await offloader.head.check(offloader.map, in_background=True)
     with offloader.rest.until():
         await Event().wait()
 
 
 async def mark_places(context: OffloadContext, daemon_id: str) -> None:
     """Put a marker in every place without one, and log the places of other deployments."""
-    clock, others = context.upload_context.clock, 0
-    for place in context.places if context.deployment_id else ():
+    clock, gauge = context.upload_context.clock, context.upload_context.metrics.identity_places_refused
+    gauge.set(0)
+
+    async def mark(place: Place) -> None:
         ours = PlaceMarker(
             deployment_id=context.deployment_id, cluster=context.cluster, daemon_id=daemon_id, since_ms=clock.wall_ms()
         )
@@ -377,6 +380,9 @@ async def mark_places(context: OffloadContext, daemon_id: str) -> None:
                 continue
             break
         if whose:
-            others += 1
+            gauge.inc()
             log.error("place.foreign", place=str(place), found=whose, hint=marker.HINT)
-    context.upload_context.metrics.identity_places_refused.set(others)
+
+    async with Group() as group:  # a place that does not answer holds up no other
+        for place in context.places if context.deployment_id else ():
+            group.create_task(mark(place), name=f"marker of {place}")

@@ -291,14 +291,16 @@ async def located(
     `named`: `offload` is a caller's claim alone, so the objects have to name the topic. Raises what `verified` does.
     """
     places = context.places
-    drivers = broker_drivers(places.home.driver.get("driver", ""))
-    driver = offload.driver or drivers[0]
     bucket = offload.properties.get("bucket", "") if offload.driver else places.home.bucket
+    there = places.of_bucket(bucket) or places.home
+    drivers = broker_drivers(there.driver.get("driver", ""))
+    driver = offload.driver or drivers[0]
     if driver.lower() not in drivers or bucket not in places.buckets:
         raise InvalidConfig(
             f"ledger {ledger_id} of {topic} was offloaded by driver {driver!r} into bucket {bucket!r}, not into "
             f"{' or '.join(map(repr, sorted(places.buckets)))}",
-            hint="name that bucket in objects.places, copy its objects into ours, or let a broker serve it",
+            hint="name that bucket in objects.places or objects.services, copy its objects into ours, or let a broker "
+            "serve it",
         )
     where = keys.SegmentKeys("", offload.object_id, ledger_id)
     index, data_bytes = await verified_index(

@@ -13,7 +13,7 @@ segments and which a rebuild trusts, and the new object exchanged for the old on
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 from uuid import UUID
@@ -34,7 +34,6 @@ from offloaderd.metadata.topic_map.conversion import LedgerState
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.metadata.topic_map.merging import Goal, goal_of
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
-from offloaderd.objects.stored_as import StoredAs
 from offloaderd.objects.whole import read_apart
 from offloaderd.segment.builder import LedgerCut
 from offloaderd.segment.claim.attempt_log import AttemptLog
@@ -44,7 +43,7 @@ from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.feed import EntryHash, Gap, HashingFeed
 from offloaderd.segment.prefix_totals import past_within
-from offloaderd.segment.roll import ExactStop, SegmentProgress
+from offloaderd.segment.roll import ExactStop, RollPolicy, SegmentProgress
 from offloaderd.segment.states import SegmentState
 from offloaderd.segment.upload import SegmentFailed
 from offloaderd.segment.writer import SegmentWriter
@@ -239,12 +238,12 @@ class OldObjects:
             created_ms=known.created_ms,
         )
 
-    async def new_attempt(self, epoch: int, stored_as: StoredAs) -> Attempt:
+    async def new_attempt(self, epoch: int, policy: RollPolicy | None) -> Attempt:
         """Return a new attempt, not recorded; its objects are stored where the old ones are. Raises Unreadable."""
         context, old = self.context, self.volumes[0]
         layout = await self._whole_layout() if self.goal.whole else context.layout
         place = context.places.find(old.bucket, old.keys.prefix) or context.places.home
-        return context.attempt(self.goal.begin, layout, replace(place, stored_as=stored_as), epoch=epoch)
+        return context.attempt(self.goal.begin, layout, context.stored(place, policy, self.topic), epoch=epoch)
 
     async def _whole_layout(self) -> LedgerLayout:
         info = self.info(self.goal.begin.ledger_id)
@@ -497,8 +496,7 @@ class LedgerRewrite:
             if left is not None:
                 await self._attempts.give_up(left, str(error))
             raise
-        stored_as = self._context.stored_as(topic.policy, topic.topic)
-        attempt = left or await old.new_attempt(topic.claim.epoch, stored_as)
+        attempt = left or await old.new_attempt(topic.claim.epoch, topic.policy)
         feed = old.feed(attempt)
         proof = SameEntries(old, feed, attempt)
         committer = ExchangeCommitter(topic.record, self._attempts, proof, self._ready)

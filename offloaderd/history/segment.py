@@ -179,7 +179,7 @@ class MapCommitter:
 
     async def before_complete(self, attempt: Attempt) -> None:
         """See Committer."""
-        await self._attempts.check_head(self._record.map, attempt.segment_id)
+        await self._attempts.check_head(self._record.map, attempt)
 
     async def before_manifest(self, described: SegmentManifest) -> None:
         """Accept any manifest: the segment replaces nothing."""

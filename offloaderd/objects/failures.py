@@ -6,6 +6,7 @@ outcome is unknown until it is read back after a lost answer, and after 500, 502
 carried out.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -37,11 +38,15 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request for messages; `write` decides whether a lost answer leaves the outcome unknown."""
+    """A request for messages; `write` decides whether a lost answer leaves the outcome unknown.
+
+    `section` is the table of the settings that remedies name.
+    """
 
     operation: str
     where: str
     write: bool
+    section: str = "objects"
 
 
 class Failure(NamedTuple):
@@ -49,6 +54,14 @@ class Failure(NamedTuple):
 
     error: OffloaderError
     code: str
+
+
+_SETTING = re.compile(r"(?<![\w.])objects\.(?!services)(?=[a-z])")
+
+
+def in_section(text: str, section: str) -> str:
+    """Return a text with settings of `objects` named as those of another table."""
+    return _SETTING.sub(f"{section}.", text)
 
 
 def by_code(meanings: Iterable[tuple[Verdict, str]]) -> dict[str, Verdict]:

@@ -24,11 +24,12 @@ import threading
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Self
+from typing import BinaryIO, NamedTuple
 from urllib.parse import quote, unquote
 
 from offloaderd.core.clock import Clock, SystemClock
 from offloaderd.core.errors import BucketMissing, Denied, InvalidInput, NoSpace, NotFound, OffloaderError, Transient
+from offloaderd.objects.buckets import Buckets, BucketStore
 from offloaderd.objects.checks import (
     check_condition,
     check_key,
@@ -42,6 +43,7 @@ from offloaderd.objects.checks import (
     flat,
     made_of,
 )
+from offloaderd.objects.failures import in_section
 from offloaderd.objects.port import ANY_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo, md5
 from offloaderd.objects.stored_as import PLAIN, StoredAs
 
@@ -398,33 +400,39 @@ def _contents(files: Iterable[Path]) -> Iterator[bytes]:
                 yield piece
 
 
-class FilesystemStore:
-    """Implements SegmentStore."""
+class FilesystemStore(Buckets):
+    """Implements BucketStore."""
 
     parts: PartRules = ANY_PARTS
     has_clock = False
 
-    def __init__(self, root: Path, clock: Clock | None = None) -> None:
+    def __init__(self, root: Path, clock: Clock | None = None, *, bucket: str = "", section: str = "objects") -> None:
+        """Take the root, and the name of this directory among the buckets of other services."""
+        super().__init__(bucket, section)
         clock = clock or SystemClock()
         self._objects = ObjectDirectory(root, clock)
         self._uploads = UploadDirectory(self._objects, clock)
 
-    async def __aenter__(self) -> Self:
-        return self
+    async def open(self) -> None:
+        """See BucketStore: there is nothing to open."""
 
-    async def __aexit__(self, *_: object) -> None:
-        """Nothing to close."""
+    async def close(self) -> None:
+        """See BucketStore: there is nothing to close."""
 
     def __str__(self) -> str:
         return f"directory {self._objects.root}"
 
-    def at(self, bucket: str) -> Self:
-        """See SegmentStore."""
-        return self
+    def at(self, bucket: str) -> BucketStore:
+        """See SegmentStore; a directory that is alone has all buckets."""
+        return super().at(bucket) if self._others else self
 
     async def check(self) -> None:
         """Write and remove a draft. Raises BucketMissing, Denied and NoSpace with a remedy."""
-        await asyncio.to_thread(self._objects.check)
+        try:
+            await asyncio.to_thread(self._objects.check)
+        except OffloaderError as error:
+            error.hint = in_section(error.hint, self.section)
+            raise
 
     async def create_bucket(self) -> None:
         """Create the root directory; an existing one is no error."""

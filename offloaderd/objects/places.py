@@ -11,18 +11,26 @@ IDENTIFYING = ("driver", "bucket", "directory", "prefix")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One bucket's prefix; a store without buckets has one named "". `driver` locates it without the settings.
+    """One bucket's prefix; the bucket of a directory may be named "". `driver` locates it without the settings.
 
-    `stored_as` is how a topic's new segments are stored there.
+    `stored_as` is how a topic's new segments are stored there; `storage_class` and `tags` say so for topics whose
+    policy does not.
     """
 
     driver: Mapping[str, str]
     stored_as: StoredAs = PLAIN
+    storage_class: str = ""
+    tags: str = ""
 
     @property
     def bucket(self) -> str:
         """The bucket's name in committed segments."""
         return self.driver.get("bucket", "")
+
+    @property
+    def service(self) -> Mapping[str, str]:
+        """What places of one service have in common."""
+        return {name: value for name, value in self.driver.items() if name not in {"bucket", "prefix"}}
 
     @property
     def prefix(self) -> str:
@@ -61,5 +69,6 @@ class Places:
         for place in self._all:
             if all(driver.get(name) == place.driver.get(name) for name in IDENTIFYING):
                 return ""
-        name = next(one for one in IDENTIFYING if driver.get(one) != self.home.driver.get(one))
-        return f"it was begun with {name} {driver.get(name)!r}, this daemon works with {self.home.driver.get(name)!r}"
+        near = self.of_bucket(driver.get("bucket", "")) or self.home
+        name = next(one for one in IDENTIFYING if driver.get(one) != near.driver.get(one))
+        return f"it was begun with {name} {driver.get(name)!r}, this daemon works with {near.driver.get(name)!r}"

@@ -14,7 +14,7 @@ from aiohttp.payload import Payload
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import OffloaderError, Transient
 from offloaderd.objects.checks import flat
-from offloaderd.objects.failures import Failure, Request
+from offloaderd.objects.failures import Failure, Request, in_section
 from offloaderd.objects.port import Pieces
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ async def calling(
         if failed is None:
             raise
         code = failed.code
+        failed.error.hint = in_section(failed.error.hint, request.section)
         raise failed.error from error
     finally:
         if metrics is not None:

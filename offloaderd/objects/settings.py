@@ -1,9 +1,10 @@
 """Settings of the object store."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from offloaderd.core.section import OptionalSecret, OptionalText, Seconds, Section, Shape, Url, is_private
 from offloaderd.objects.kinds import KINDS
@@ -31,8 +32,24 @@ PlaceList = Annotated[
 ]
 
 
-class ObjectsSettings(Section):
-    """Where segments are stored."""
+SERVICES = "objects.services"
+"""The table of further services in the settings."""
+ServiceName = Annotated[
+    str,
+    Field(max_length=40, pattern=r"^[a-z][a-z0-9]*(_[a-z0-9]+)*$"),
+    Shape("up to 40 lower-case letters, digits and single underscores, a letter first"),
+]
+"""Name of a further service; an environment variable can have it as a part."""
+
+
+class ServiceSettings(Section):
+    """A further service where segments are stored, under a name of yours. It has all settings of `objects`: another
+    kind, another endpoint, other credentials. Policies name its places as they name all others, by bucket and prefix,
+    so no two services have a bucket of the same name; a directory is named by its `bucket`. A service that cannot be
+    reached stops the topics that need it, and no others.
+    """
+
+    _section: str = PrivateAttr("objects")
 
     kind: Literal["s3", "azure", "gcs", "filesystem"] = "s3"
     """Kind of object store: an S3 service, Azure Blob Storage (extra `azure`), Google Cloud Storage (extra `gcs`), or a
@@ -48,8 +65,8 @@ class ObjectsSettings(Section):
 
     places: PlaceList = Field(default="", examples=["pulsar-offload-eu/topics/, pulsar-archive"])
     """Further places that policies may name: buckets of the same service, with the same keys, each with a prefix if it
-    needs one. Segments there are read, collected, verified and rebuilt as well; keep a place here for as long as
-    segments lie in it."""
+    needs one; those of other services are in objects.services. Segments there are read, collected, verified and rebuilt
+    as well; keep a place here for as long as segments lie in it."""
 
     storage_class: StorageClass = Field(default="", examples=["STANDARD_IA"])
     """Storage class of new data objects, unless a policy names another. Empty: the bucket's own. Archives are refused,
@@ -133,14 +150,55 @@ class ObjectsSettings(Section):
     """Root of the filesystem store (kind = filesystem)."""
 
     @property
-    def all_places(self) -> Places:
-        """The daemon's own place, and those that policies may name."""
-        named = {(self.bucket, self.prefix): None} | dict.fromkeys(named_places(self.places))
+    def section(self) -> str:
+        """Its table in the settings, with which the names of its settings begin."""
+        return self._section
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the daemon's own service, for topics whose policy names no place."""
+        return self._section == "objects"
+
+    @property
+    def every_service(self) -> tuple["ServiceSettings", ...]:
+        """This service, and the further ones."""
+        return (self,)
+
+    @property
+    def own_places(self) -> tuple[Place, ...]:
+        """The places of this service alone, the one of `bucket` and `prefix` first."""
         kind = KINDS[self.kind]
         fixed = {"driver": kind.driver} | {name: getattr(self, name) or "" for name in kind.located}
-        if kind.has_buckets:
-            return Places(*(Place(driver={**fixed, "bucket": bucket, "prefix": prefix}) for bucket, prefix in named))
-        return Places(*(Place(driver={**fixed, "prefix": prefix}) for _, prefix in named))
+        named = {(self.bucket, self.prefix): None} | dict.fromkeys(named_places(self.places))
+        unnamed = not kind.has_buckets and (self.is_first or not self.bucket)
+        return tuple(
+            Place(
+                driver=fixed | ({} if unnamed else {"bucket": bucket}) | {"prefix": prefix},
+                storage_class=self.storage_class,
+                tags=self.tags,
+            )
+            for bucket, prefix in named
+        )
+
+    @property
+    def all_places(self) -> Places:
+        """The daemon's own place, and those that policies may name."""
+        return Places(*(place for service in self.every_service for place in service.own_places))
+
+    def service_at(self, bucket: str) -> "ServiceSettings":
+        """Return the service with a bucket; the first one for a bucket that no service names."""
+        return next((one for one in self.every_service if any(bucket == at.bucket for at in one.own_places)), self)
+
+    def each_place(self) -> Iterator[tuple[Place, "ServiceSettings"]]:
+        """Yield every place, and its service with that place alone."""
+        for service in self.every_service:
+            for place in service.own_places:
+                bucket = place.bucket or service.bucket
+                yield place, service.alone(bucket, place.prefix)
+
+    def alone(self, bucket: str, prefix: str) -> Self:
+        """Return the settings of this service with one place."""
+        return self.model_copy(update={"bucket": bucket, "prefix": prefix, "places": ""})
 
     @property
     def service(self) -> str:
@@ -167,6 +225,37 @@ class ObjectsSettings(Section):
         algorithm = {"default": None, "sse-s3": "AES256", "sse-kms": "aws:kms"}[self.encryption]
         said = {"ServerSideEncryption": algorithm, "SSEKMSKeyId": self.kms_key_id}
         return {name: value for name, value in said.items() if value is not None}
+
+
+class ObjectsSettings(ServiceSettings):
+    """Where segments are stored."""
+
+    services: Mapping[ServiceName, ServiceSettings] = Field(default_factory=dict)
+    """Further services by name, see objects.services.NAME."""
+
+    def model_post_init(self, context: object, /) -> None:
+        """Tell each further service its name."""
+        super().model_post_init(context)
+        self._name_services()
+
+    def with_services(self, services: Mapping[str, ServiceSettings]) -> Self:
+        """Return these settings with further services by name."""
+        found = self.model_copy(update={"services": services})
+        found._name_services()  # noqa: SLF001 - of the same type
+        return found
+
+    def _name_services(self) -> None:
+        for name, service in self.services.items():
+            service._section = f"{SERVICES}.{name}"  # noqa: SLF001 - of the same module
+
+    @property
+    def every_service(self) -> tuple[ServiceSettings, ...]:
+        """See ServiceSettings."""
+        return (self, *self.services.values())
+
+    def alone(self, bucket: str, prefix: str) -> Self:
+        """See ServiceSettings."""
+        return self.model_copy(update={"bucket": bucket, "prefix": prefix, "places": "", "services": {}})
 
 
 def named_places(text: str) -> list[tuple[str, str]]:

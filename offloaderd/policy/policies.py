@@ -302,6 +302,11 @@ class Effective:
     levels: Mapping[str, Level]
     known: bool = True
 
+    def given(self, name: str) -> Any:  # noqa: ANN401 - of any field
+        """Return a value that a policy gives; None for one of the daemon's settings or of the defaults."""
+        inherited = self.levels[name].origin in {Origin.SETTINGS, Origin.DEFAULT}
+        return None if inherited else getattr(self.values, name)
+
 
 def effective(levels: Iterable[Level], *, known: bool = True) -> Effective:
     """Merge levels, the narrowest first; the built-in defaults come last."""

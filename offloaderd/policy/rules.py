@@ -1,7 +1,7 @@
 """Checks of policies: values out of range, and contradictions between values. All mistakes at once. Pure."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from offloaderd.core.errors import InvalidInput
@@ -23,8 +23,8 @@ class Surroundings:
     has_brokers: bool = True
     retention_s: float | None = None
     retention_bytes: int | None = None
-    service: str = ""
-    """Kind of the object store, as in `stored_as.CLASSES`; empty: unknown."""
+    services: Mapping[str, str] = field(default_factory=dict)
+    """Kind of the service of each bucket, as in `stored_as.CLASSES`; none: unknown."""
 
 
 ANYWHERE = Surroundings()
@@ -54,7 +54,7 @@ def contradictions(own: OffloadPolicies, merged: Effective, around: Surroundings
         *_retention(own),
         *_location(own, merged, around),
         *_mirror(own, merged, around),
-        *_stored_as(own, around),
+        *_stored_as(own, merged, around),
     ]
 
 
@@ -154,7 +154,7 @@ def _location(own: OffloadPolicies, merged: Effective, around: Surroundings) -> 
     known = "; ".join(f"bucket {bucket!r}, prefix {prefix!r}" for bucket, prefix in around.places)
     yield (
         f"{labels}: {meant} is not where this daemon stores; it stores in {known}, by its settings objects.bucket, "
-        "objects.prefix and objects.places"
+        "objects.prefix, objects.places and objects.services"
     )
 
 
@@ -172,10 +172,16 @@ def _mirror(own: OffloadPolicies, merged: Effective, around: Surroundings) -> It
         yield f"{_at('mirror', merged.values.mirror, merged)} is the place of the segments themselves; it has {known}"
 
 
-def _stored_as(own: OffloadPolicies, around: Surroundings) -> Iterator[str]:
-    """A class has to be one that can be read at once, and a tag has one value."""
-    flaws = {
-        "storage_class": class_flaw(own.storage_class or "", around.service),
-        "tags": tags_flaw(own.tags or "", around.service),
-    }
-    yield from (f"{FIELDS[name].label}: {flaw}" for name, flaw in flaws.items() if flaw)
+def _stored_as(own: OffloadPolicies, merged: Effective, around: Surroundings) -> Iterator[str]:
+    """A class has to be one that the service has and that can be read at once, and a tag has one value.
+
+    With another bucket this holds for inherited values as well, but not for those of the settings, each of which is for
+    its own service.
+    """
+    home = around.places[0][0] if around.places else ""
+    service = around.services.get(home if merged.values.bucket is None else merged.values.bucket, "")
+    for name, flaw_of in (("storage_class", class_flaw), ("tags", tags_flaw)):
+        value = merged.given(name) if own.bucket is not None else getattr(own, name)
+        if flaw := flaw_of(value or "", service):
+            told = FIELDS[name].label if getattr(own, name) is not None else _at(name, value, merged)
+            yield f"{told}: {flaw}"

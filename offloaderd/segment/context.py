@@ -64,33 +64,40 @@ class OffloadContext:
     def place_for(self, policy: RollPolicy, topic: TopicName) -> Place:
         """Return the place of a topic's next segment. Raises Transient if its policy names none of this daemon."""
         if policy.place is None:
-            return replace(self.places.home, stored_as=self.stored_as(policy, topic))
+            return self.stored(self.places.home, policy, topic)
         place = self.places.find(*policy.place)
         if place is None:
             bucket, prefix = policy.place
             raise Transient(
                 f"the policy says bucket {bucket!r}, prefix {prefix!r}, which is no place of this daemon's",
-                hint="name it in objects.places, or have the policy name another; until then nothing is offloaded",
+                hint="name it in objects.places or objects.services, or have the policy name another; until then "
+                "nothing is offloaded",
             )
-        return replace(place, stored_as=self.stored_as(policy, topic))
+        return self.stored(place, policy, topic)
 
     def mirror_for(self, policy: RollPolicy, topic: TopicName) -> tuple[Place, Place] | None:
         """Return the topic's own place and its mirror, None without one. Raises Transient as `place_for`.
 
-        The mirror has its own class; the tags are those of the policy in both.
+        The mirror has its own class; the tags are those of the policy in both, if they are of one service.
         """
         if policy.mirror is None:
             return None
         own = self.place_for(policy, topic)
-        mirror = self.place_for(replace(policy, place=policy.mirror), topic)
-        there = self.places.find(*policy.mirror)
-        of_place = there.stored_as.storage_class if there is not None else ""
-        return own, replace(mirror, stored_as=replace(mirror.stored_as, storage_class=of_place))
+        mirror = self.stored(self.place_for(replace(policy, place=policy.mirror), topic), policy, topic)
+        return own, replace(mirror, stored_as=replace(mirror.stored_as, storage_class=mirror.storage_class))
 
-    def stored_as(self, policy: RollPolicy, topic: TopicName) -> StoredAs:
-        """Return class and tags of a topic's next segment."""
+    def stored(self, place: Place, policy: RollPolicy | None, topic: TopicName) -> Place:
+        """Return a place with class and tags of a topic's new segments there.
+
+        They are those of its policy where it stores in the same service, else those of the settings.
+        """
+        said = self.places.find(*policy.place) if policy is not None and policy.place is not None else self.places.home
+        storage_class, tags = place.storage_class, place.tags
+        if policy is not None and said is not None and said.service == place.service:
+            storage_class = storage_class if policy.storage_class is None else policy.storage_class
+            tags = tags if policy.tags is None else policy.tags
         names = {"tenant": topic.tenant, "namespace": topic.namespace, "cluster": self.cluster}
-        return StoredAs(policy.storage_class, filled_tags(policy.tags, **names))
+        return replace(place, stored_as=StoredAs(storage_class, filled_tags(tags, **names)))
 
     def attempt(
         self,

@@ -39,10 +39,10 @@ class RollPolicy:
     history_order: HistoryOrder = HistoryOrder.HISTORY_FIRST
     place: tuple[str, str] | None = None
     """Bucket and prefix of new segments; None is the daemon's own place."""
-    storage_class: str = ""
-    """Class of new data objects; empty is the bucket's own."""
-    tags: str = ""
-    """Tags of new objects, as the policy has them."""
+    storage_class: str | None = None
+    """Class of new data objects; empty is the bucket's own, None that of the place in the settings."""
+    tags: str | None = None
+    """Tags of new objects, as the policy has them; None are those of the place in the settings."""
     mirror: tuple[str, str] | None = None
     """Bucket and prefix of the second copy of each segment; None for none."""
     paused: Paused | None = None
@@ -61,8 +61,8 @@ class RollPolicy:
             threshold_s=_limit(values.threshold_s),
             history_order=cast("HistoryOrder", values.history_order),
             place=(cast("str", values.bucket), cast("str", values.prefix)),
-            storage_class=cast("str", values.storage_class),
-            tags=cast("str", values.tags),
+            storage_class=effective.given("storage_class"),
+            tags=effective.given("tags"),
             mirror=place_named(cast("str", values.mirror)),
         )
 

@@ -39,7 +39,6 @@ from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.conversion import Standing
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.metadata.topic_map.merging import Goal, goal_of
-from offloaderd.objects.stored_as import PLAIN, StoredAs
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.segment.builder import LEDGERS_MAX
 from offloaderd.segment.claim.attempt_log import attempt_log
@@ -85,8 +84,8 @@ class Wish:
     target: Target
     segment_bytes: int
     small_bytes: int
-    stored_as: StoredAs = PLAIN
-    """How new objects are stored, by the topic's policy."""
+    policy: RollPolicy | None = None
+    """The topic's, for class and tags of new objects; None: as the settings have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +244,7 @@ class TopicConversion(TopicJob[_Object, RewriteTask, Progress]):
         failure_tracker = FailureTracker(self._topic, self._clock, lambda: None)
         try:
             old = await look_up(self._context, self._topic, item.goal, failure_tracker=failure_tracker)
-            attempt = await old.new_attempt(self._claim.epoch, self._wish.stored_as)
+            attempt = await old.new_attempt(self._claim.epoch, self._wish.policy)
         except Unreadable as error:
             item.error = str(error)
             return
@@ -355,7 +354,7 @@ async def wish_of(context: OffloadContext, book: PolicyResolver, topic: TopicNam
         target=options.target,
         segment_bytes=size,
         small_bytes=options.small_bytes or -(-size // 2),
-        stored_as=context.stored_as(policy, topic),
+        policy=policy,
     )
 
 

@@ -177,7 +177,7 @@ class LiveAttempts:
             return None
         record, tracker = self._record, self._failure_tracker
         # First, since old metadata should not cause a whole read of a finished segment.
-        await self._attempts.check_head(record.map, self.left.segment_id)
+        await self._attempts.check_head(record.map, self.left)
         self.left = await as_finished(self._context, self.left, failure_tracker=tracker, identity=self._identity)
         for loss in unrecorded(record.map, self.left):
             await record.lost(loss)

@@ -18,7 +18,8 @@ from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects import keys
-from offloaderd.objects.opening import BucketStore, bucket_store
+from offloaderd.objects.buckets import BucketStore
+from offloaderd.objects.opening import bucket_store
 from offloaderd.objects.settings import ObjectsSettings
 from tests.integration.processes import CLOCK
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 from offloaderd.core.errors import CorruptData, Denied, InvalidInput, OffloaderError, Transient
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Reading, fail, ok, skipped, unknown, warn
 from offloaderd.objects import marker
+from offloaderd.objects.buckets import BucketStore
 from offloaderd.objects.life_cycle import DAY_S, LifeCycle, covers, harms, keeps_versions
-from offloaderd.objects.opening import BucketStore, bucket_store
+from offloaderd.objects.opening import bucket_store
 from offloaderd.objects.port import ObjectReader
-from offloaderd.objects.settings import named_places
 from offloaderd.objects.stored_as import TAGS_HINT, StoredAs, TagsRefused, filled_tags, tag_pairs
 from offloaderd.upkeep.gc import lost_metadata
 from offloaderd.upkeep.stored import Site
@@ -24,13 +24,10 @@ HTTP_DATE_GRAIN_MS = 1000
 
 async def bucket_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
     """Check the object store in each place of the settings."""
-    cases, settings = {"": case}, case.settings
-    for bucket, prefix in named_places(settings.objects.places):
-        objects = settings.objects.model_copy(update={"bucket": bucket, "prefix": prefix, "places": ""})
-        there = replace(case, settings=settings.model_copy(update={"objects": objects}))
-        cases[f" of {bucket}/{prefix}"] = there
-    for where, one in cases.items():
-        async with aclosing(_place_checks(one, where)) as results:
+    for number, (place, alone) in enumerate(case.settings.objects.each_place()):
+        where = f" of {place.bucket or alone.directory}/{place.prefix}" if number else ""
+        there = replace(case, settings=case.settings.model_copy(update={"objects": alone}))
+        async with aclosing(_place_checks(there, where)) as results:
             async for result in results:
                 yield result
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.renamed import SETTINGS
-from offloaderd.core.section import Section
+from offloaderd.core.section import Section, Shape
 from offloaderd.daemon.settings.rules import broken_rules
 from offloaderd.daemon.settings.sections import (
     ENVIRONMENT_PREFIX,
@@ -28,10 +28,13 @@ from offloaderd.daemon.settings.sections import (
     Settings,
     all_settings,
     environment_name,
+    fields_of,
     literal,
     section_types,
     shown,
+    value_of,
 )
+from offloaderd.objects.settings import SERVICES, ServiceName, ServiceSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,11 @@ class ParsedSettings:
     def add(self, name: str, value: object, source: str, place: str) -> None:
         """Take a value under its setting's name, or the one of the release before; not both."""
         key, environment = SETTINGS.get(name, name), source == "environment"
-        if key not in self.known:
+        service = service_of(key)
+        if service and (flaw := service_flaw(service)):
+            self.mistakes.append(f"{readable(place)}: {flaw}")
+            return
+        if (f"objects.{key.rpartition('.')[2]}" if service else key) not in self.known:
             self.unknown(place, name, environment=environment)
             return
         shown = environment_name(key) if environment else key
@@ -69,14 +76,38 @@ class ParsedSettings:
 
     def unknown(self, place: str, key: str, *, environment: bool) -> None:
         """Note a name that does not exist; a quoted TOML key may hold line breaks, which must not make more lines."""
-        place = place if place.isprintable() else ascii(place)
+        place = readable(place)
         nearest = nearest_key(key)
         if nearest is None:
             self.mistakes.append(f"{place}: no such setting")
             return
-        self.meant.update(setting.key for setting in all_settings() if setting.key.startswith(nearest))
+        self.meant.update(key for key in (*self.known, nearest) if key.startswith(nearest))
         name = environment_name(nearest) if environment else nearest
         self.mistakes.append(f"{place}: no such setting; did you mean {name}?")
+
+
+def service_of(key: str) -> str:
+    """Return the name of the further service whose setting this is, if it is one; else empty."""
+    table, _, name = key.rpartition(".")[0].rpartition(".")
+    return name if table == SERVICES else ""
+
+
+def service_flaw(name: str) -> str:
+    """Return why a further service cannot have this name; empty if it can."""
+    try:
+        _NAME.validate_python(name)
+    except ValidationError:
+        return f"not the name of a service; allowed: {_NAME_FORM}"
+    return ""
+
+
+_NAME: TypeAdapter[str] = TypeAdapter(ServiceName)
+_NAME_FORM = next(mark.text for mark in get_args(ServiceName) if isinstance(mark, Shape))
+
+
+def readable(place: str) -> str:
+    """Return a place in one line."""
+    return place if place.isprintable() else ascii(place)
 
 
 def nearest_key(key: str) -> str | None:
@@ -84,6 +115,9 @@ def nearest_key(key: str) -> str | None:
 
     A name that is right in another section is the likeliest, then one that is spelt nearly so.
     """
+    if service := service_of(key):
+        close = get_close_matches(key.rpartition(".")[2], fields_of(ServiceSettings), 1)
+        return f"{SERVICES}.{service}.{close[0]}" if close else None
     names = {setting.key: setting.name for setting in all_settings()}
     if "." not in key and (close := get_close_matches(key, section_types(), 1)):
         return close[0]
@@ -112,8 +146,30 @@ def from_file(path: Path) -> ParsedSettings:
         else:
             for name, value in table.items():
                 key = f"{section}.{name}"
-                parsed.add(key, value, "file", f"{path}: {key}")
+                if key == SERVICES:
+                    _services_from_file(parsed, path, value)
+                else:
+                    parsed.add(key, value, "file", f"{path}: {key}")
     return parsed
+
+
+def _services_from_file(parsed: ParsedSettings, path: Path, tables: object) -> None:
+    """Read the tables of further services."""
+    place = f"{path}: {SERVICES}"
+    if not isinstance(tables, dict):
+        parsed.mistakes.append(f"{place} is a table of services: write [{SERVICES}.NAME] and its settings below")
+        return
+    for name, table in tables.items():
+        if flaw := service_flaw(name):
+            parsed.mistakes.append(f"{readable(f'{place}.{name}')}: {flaw}")
+        elif not isinstance(table, dict):
+            parsed.mistakes.append(f"{place}.{name} is a section, not a value: write [{SERVICES}.{name}]")
+        elif not table:
+            parsed.mistakes.append(f"{place}.{name} is empty: set its kind and its bucket")
+        else:
+            for field, value in table.items():
+                key = f"{SERVICES}.{name}.{field}"
+                parsed.add(key, value, "file", f"{path}: {key}")
 
 
 def from_environment(environ: Mapping[str, str]) -> ParsedSettings:
@@ -124,8 +180,10 @@ def from_environment(environ: Mapping[str, str]) -> ParsedSettings:
             continue
         key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
         place = f"environment {variable}"
-        if key in section_types():
-            first = next(setting.environment for setting in all_settings() if setting.section == key)
+        service = key.rpartition(".")[2] if key.rpartition(".")[0] == SERVICES else ""
+        if key in section_types([service]) or key == SERVICES:
+            named = [service or "name"] if key.startswith(SERVICES) else []
+            first = next(one.environment for one in all_settings(named) if one.section.startswith(key))
             parsed.mistakes.append(f"{place} names a section: add __ and the setting, as in {first}")
         else:
             parsed.add(key, environ[variable], "environment", place)
@@ -223,11 +281,18 @@ def _read(
     mistakes = [mistake for parsed in parsed_all for mistake in parsed.mistakes]
     doubtful = {key for parsed in parsed_all for key in parsed.meant if key not in values}
     sections: dict[str, Any] = {}
-    for name, kind in section_types().items():
-        own = {key.partition(".")[2]: given for key, given in values.items() if key.startswith(f"{name}.")}
-        sections[name], wrong = _section(name, kind, own)
+    services: dict[str, ServiceSettings] = {}
+    for name, kind in section_types(filter(None, dict.fromkeys(map(service_of, values)))).items():
+        own = {key.rpartition(".")[2]: given for key, given in values.items() if key.rpartition(".")[0] == name}
+        section, wrong = _section(name, kind, own)
         mistakes.extend(wrong.values())
         doubtful.update(wrong)
+        if type(section) is ServiceSettings:
+            services[name.rpartition(".")[2]] = section
+        else:
+            sections[name] = section
+    if services:
+        sections["objects"] = sections["objects"].with_services(services)
     renamed = tuple(line for parsed in parsed_all for line in parsed.renamed.values())
     return Settings(**sections, renamed=renamed), values, mistakes, doubtful
 
@@ -235,8 +300,8 @@ def _read(
 def describe(settings: Settings, sources: Mapping[str, str] | None = None) -> tuple[Row, ...]:
     """Return a row for every setting; `sources` has the sources of values that are no defaults, by key."""
     rows = []
-    for setting in all_settings():
-        value = getattr(getattr(settings, setting.section), setting.name)
+    for setting in all_settings(settings.objects.services):
+        value = value_of(settings, setting.key)
         rows.append(Row(setting.key, shown(setting, value), (sources or {}).get(setting.key, "default")))
     return tuple(rows)
 
@@ -246,7 +311,7 @@ def _section(name: str, kind: type[Section], own: Mapping[str, Given]) -> tuple[
     try:
         return kind.model_validate({field: given.value for field, given in own.items()}), {}
     except ValidationError as error:
-        known = {setting.key: setting for setting in all_settings()}
+        known = {one.key: one for one in all_settings([name.rpartition(".")[2]] if kind is ServiceSettings else ())}
         wrong: dict[str, str] = {}
         for details in error.errors(include_url=False):
             field = str(details["loc"][0])

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
 from offloaderd.access.roles import BARE, Grant
@@ -16,6 +17,7 @@ from offloaderd.core.section import Section, SizeMark, is_loopback, is_private
 from offloaderd.core.units import format_bytes
 from offloaderd.daemon.log import unknown_modules
 from offloaderd.daemon.settings.sections import Settings, header_pairs
+from offloaderd.objects.failures import in_section
 from offloaderd.objects.kinds import KINDS
 from offloaderd.objects.port import PartRules
 from offloaderd.objects.settings import ObjectsSettings
@@ -47,6 +49,10 @@ class Broken(NamedTuple):
     keys: tuple[str, ...]
     text: str
 
+    def of_service(self, section: str) -> "Broken":
+        """Return the same about a further service, from a rule about `objects`."""
+        return Broken(tuple(in_section(key, section) for key in self.keys), in_section(self.text, section))
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -65,7 +71,41 @@ class Rule:
 def broken_rules(settings: Settings) -> list[Broken]:
     """Return every broken rule."""
     broken = [Broken(tuple(rule.keys.split()), rule.says(settings)) for rule in RULES if rule.is_broken(settings)]
-    return [*broken, *_credentials(settings)]
+    broken += _credentials(settings)
+    for service in settings.objects.services.values():
+        there = settings.model_copy(update={"objects": service})
+        concerned = [rule for rule in RULES if "objects." in rule.keys and rule.is_broken(there)]
+        found = [Broken(tuple(rule.keys.split()), rule.says(there)) for rule in concerned]
+        broken += [one.of_service(service.section) for one in (*found, *_credentials(there))]
+    return [*broken, *_apart_services(settings)]
+
+
+def _apart_services(settings: Settings) -> Iterator[Broken]:
+    """Yield what two services share: a segment names its bucket alone, and all below a directory is its own."""
+    services = settings.objects.every_service
+    for number, one in enumerate(services):
+        for other in services[:number]:
+            sections = f"{other.section} and {one.section}"
+            shared = {place.bucket for place in one.own_places} & {place.bucket for place in other.own_places}
+            if shared - {""}:
+                keys = [f"{given.section}.{name}" for given in (one, other) for name in ("kind", "bucket", "places")]
+                yield Broken(
+                    tuple(keys),
+                    f"{sections} both have {' and '.join(map(repr, sorted(shared - {''})))}, and a segment names its "
+                    "bucket alone: give each bucket of the daemon another name",
+                )
+            elif "" in shared and not (KINDS[one.kind].has_buckets or KINDS[other.kind].has_buckets):
+                keys = [f"{given.section}.{name}" for given in (one, other) for name in ("kind", "bucket")]
+                yield Broken(
+                    tuple(keys),
+                    f"{sections} are both directories without a name: set {one.section}.bucket, the name of that "
+                    "directory in policies and segments",
+                )
+            if one.kind == other.kind == "filesystem" and _overlap(*(str(Path(at.directory)) for at in (one, other))):
+                yield Broken(
+                    (f"{one.section}.directory", f"{other.section}.directory"),
+                    f"{sections} store in {other.directory} and {one.directory}: one must not be inside the other",
+                )
 
 
 class _Shown:
@@ -324,7 +364,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "objects.kind objects.bucket objects.places",
-        lambda s: s.objects.kind == "azure" and any(re.search(r"\.|--", one) for one in s.objects.all_places.buckets),
+        lambda s: s.objects.kind == "azure" and any(re.search(r"\.|--", one.bucket) for one in s.objects.own_places),
         "objects.bucket or objects.places has the name of no container: dots and double dashes are not for Azure",
     ),
     Rule(
@@ -439,18 +479,19 @@ def doubtful(settings: Settings) -> Iterator[tuple[str, str]]:
             "a token that was made for any other service with this key is good here as well",
             "set access.token_audience, and make tokens for it",
         )
-    endpoint = settings.objects.endpoint
     if is_metadata_open(settings):
         yield (
             "whoever reaches ZooKeeper may write the daemon's nodes, policies and retention among them, and so have "
             "what is stored deleted",
             'set metadata.acl = "creator" with metadata.username or metadata.tls_cert_file, and let few reach it',
         )
-    if KINDS[settings.objects.kind].has_buckets and endpoint is not None and not is_private(endpoint):
-        yield (
-            f"entries go in the clear to {endpoint}, for anybody on the way to read and, in answers, to change",
-            "use https:// in objects.endpoint",
-        )
+    for service in settings.objects.every_service:
+        endpoint = service.endpoint
+        if KINDS[service.kind].has_buckets and endpoint is not None and not is_private(endpoint):
+            yield (
+                f"entries go in the clear to {endpoint}, for anybody on the way to read and, in answers, to change",
+                f"use https:// in {service.section}.endpoint",
+            )
 
 
 def is_metadata_open(settings: Settings) -> bool:

@@ -12,7 +12,7 @@ configs/offloaderd.toml and docs/settings.md, which are generated with them, alw
 import json
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Literal, get_args, get_origin
@@ -42,7 +42,7 @@ from offloaderd.fleet.settings import PlacementSettings
 from offloaderd.history.settings import HistorySettings
 from offloaderd.ledgers.settings import LedgersSettings, PulsarSettings
 from offloaderd.metadata.settings import MetadataSettings
-from offloaderd.objects.settings import ObjectsSettings
+from offloaderd.objects.settings import SERVICES, ObjectsSettings, ServiceSettings
 from offloaderd.policy.settings import Prices
 from offloaderd.read.settings import CacheSettings, ReadSettings
 from offloaderd.segment.settings import LedgerBasedSettings, OffloadSettings, UploadSettings
@@ -230,7 +230,10 @@ ENVIRONMENT_PREFIX = "OFFLOADERD__"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting: `key` is `section.field`; `default` and `example` are written as in the settings file."""
+    """One setting: `key` is `section.field`, a section may be `objects.services.NAME`.
+
+    `default` and `example` are written as in the settings file.
+    """
 
     section: str
     name: str
@@ -258,17 +261,41 @@ def environment_name(key: str) -> str:
     return ENVIRONMENT_PREFIX + key.replace(".", "__").upper()
 
 
-def section_types() -> dict[str, type[Section]]:
-    """Sections by name, in the order of the settings file."""
-    kinds = ((name, info.annotation) for name, info in Settings.model_fields.items())
-    return {name: kind for name, kind in kinds if isinstance(kind, type) and issubclass(kind, Section)}
+def section_types(services: Iterable[str] = ()) -> dict[str, type[Section]]:
+    """Sections by name, in the order of the settings file, with those of the further `services` behind `objects`."""
+    found: dict[str, type[Section]] = {}
+    for name, info in Settings.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            found[name] = kind
+        if kind is ObjectsSettings:
+            found |= {f"{SERVICES}.{one}": ServiceSettings for one in services}
+    return found
 
 
-def all_settings() -> Iterator[Setting]:
-    """Yield every setting, section by section."""
-    for section, kind in section_types().items():
-        for name, info in kind.model_fields.items():
+def section_of(settings: Settings, name: str) -> Section:
+    """Return a section by its name; a further service that the settings do not have is one of defaults alone."""
+    if name.startswith(f"{SERVICES}."):
+        return settings.objects.services.get(name.rpartition(".")[2], ServiceSettings())
+    return getattr(settings, name)  # type: ignore[no-any-return] # a section, by its name
+
+
+def value_of(settings: Settings, key: str) -> object:
+    """Return the value of `section.field`."""
+    section, _, name = key.rpartition(".")
+    return getattr(section_of(settings, section), name)
+
+
+def all_settings(services: Iterable[str] = ()) -> Iterator[Setting]:
+    """Yield every setting, section by section, with those of the further `services`."""
+    for section, kind in section_types(services).items():
+        for name, info in fields_of(kind).items():
             yield _setting(section, name, info)
+
+
+def fields_of(kind: type[Section]) -> dict[str, FieldInfo]:
+    """Return the fields of a section that are settings: all but tables."""
+    return {name: info for name, info in kind.model_fields.items() if get_origin(info.annotation) is not Mapping}
 
 
 def literal(value: object, *, is_size: bool = False) -> str:
@@ -345,11 +372,11 @@ def _allowed(info: FieldInfo, words: tuple[str, ...], *, is_size: bool) -> str:
 def as_toml(settings: Settings) -> str:
     """Return a settings file with the values that are no defaults; secrets are not masked."""
     lines: list[str] = []
-    for section, kind in section_types().items():
+    for section, kind in section_types(settings.objects.services).items():
         found = [
             f"{name} = {_written(value)}"
-            for name, info in kind.model_fields.items()
-            if (value := getattr(getattr(settings, section), name)) != info.get_default(call_default_factory=True)
+            for name, info in fields_of(kind).items()
+            if (value := value_of(settings, f"{section}.{name}")) != info.get_default(call_default_factory=True)
         ]
         lines += [f"[{section}]", *found, ""] if found else []
     return "\n".join(lines)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from azure.storage.blob.aio import ContainerClient
 
     from offloaderd.core.clock import Clock
-    from offloaderd.objects.settings import ObjectsSettings
+    from offloaderd.objects.settings import ServiceSettings
 
     Credential: TypeAlias = AzureNamedKeyCredential | AzureSasCredential | AsyncTokenCredential
 
@@ -56,7 +56,7 @@ class _Transport(AioHttpTransport):  # type: ignore[misc] # the module hands it 
 class Access:
     """The connections to an account, open between `open` and `close`."""
 
-    def __init__(self, options: ObjectsSettings, clock: Clock) -> None:
+    def __init__(self, options: ServiceSettings, clock: Clock) -> None:
         self._options = options
         self._clock = clock
         self._session: aiohttp.ClientSession | None = None
@@ -124,9 +124,9 @@ class Access:
         try:
             found = (await asyncio.to_thread(path.read_text, encoding="ascii")).strip()
         except (OSError, ValueError) as error:
-            raise InvalidConfig(f"objects.credentials_file {path} cannot be read: {error}") from error
+            raise InvalidConfig(f"{self._options.section}.credentials_file {path} cannot be read: {error}") from error
         if not found:
-            raise InvalidConfig(f"objects.credentials_file {path} is empty")
+            raise InvalidConfig(f"{self._options.section}.credentials_file {path} is empty")
         return found
 
     def refused(self) -> None:
@@ -184,7 +184,7 @@ class Account(NamedTuple):
     sas: str
 
 
-def account_of(options: ObjectsSettings, given: str = "") -> Account:
+def account_of(options: ServiceSettings, given: str = "") -> Account:
     """Return the account of the settings, in which a connection string counts before the others.
 
     `given`: what their file holds, a connection string, a SAS or a key.

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from azure.core import MatchConditions
@@ -54,7 +53,7 @@ from offloaderd.objects.request import (
     calling,
     check_answered_range,
 )
-from offloaderd.objects.settings import ObjectsSettings
+from offloaderd.objects.settings import ServiceSettings
 from offloaderd.objects.stored_as import PLAIN, StoredAs
 from offloaderd.objects.tagging import Tagging
 
@@ -94,7 +93,7 @@ class AzureStore(Buckets):
 
     def __init__(
         self,
-        options: ObjectsSettings,
+        options: ServiceSettings,
         metrics: RequestMetrics | None = None,
         clock: Clock | None = None,
         *,
@@ -102,6 +101,7 @@ class AzureStore(Buckets):
         access: Access | None = None,
     ) -> None:
         """Take the container and the access to its account; other places share the account and `access`."""
+        super().__init__(options.bucket, options.section)
         self._options = options
         self._metrics = metrics
         self._clock = clock or SystemClock()
@@ -110,19 +110,16 @@ class AzureStore(Buckets):
         self._name = f"container {options.bucket} at {account_of(options).url}"
         self._known: set[tuple[str, str]] = set()
         self._tagging = Tagging(options.bucket, self._clock)
-        self._open_others(
-            lambda there: AzureStore(there, metrics, self._clock, page_keys=page_keys, access=self._access)
+        self._add_places(
+            options, lambda there: AzureStore(there, metrics, self._clock, page_keys=page_keys, access=self._access)
         )
 
-    async def __aenter__(self) -> Self:
-        """Make the client, without a request. Raises InvalidConfig."""
+    async def open(self) -> None:
+        """See BucketStore; the containers of an account share what the first one opens."""
         await self._access.open()
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the connections; later calls raise Closed."""
+    async def close(self) -> None:
+        """See BucketStore."""
         await self._access.close()
 
     def __str__(self) -> str:
@@ -393,7 +390,7 @@ class AzureStore(Buckets):
         where = f"{key} in {self._name}" if key else self._name
         options = self._options
         deadline_s = options.connect_timeout_s + options.read_timeout_s + size_bytes / BYTES_PER_S_MIN
-        request = Request(operation=operation, where=where, write=write)
+        request = Request(operation=operation, where=where, write=write, section=options.section)
         await self._access.renew()
         container = self._access.container(options.bucket)
         try:

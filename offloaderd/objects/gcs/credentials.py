@@ -28,7 +28,7 @@ from google.oauth2 import service_account
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.objects.gcs.errors import WORDS_MAX, NoCredentials
-from offloaderd.objects.settings import ObjectsSettings
+from offloaderd.objects.settings import ServiceSettings
 
 log = structlog.get_logger(__name__)
 
@@ -129,7 +129,7 @@ class Tokens:
         return credentials, credentials.token or "", left_s
 
 
-def found(options: ObjectsSettings) -> Callable[[], Credentials] | None:
+def found(options: ServiceSettings) -> Callable[[], Credentials] | None:
     """Return how to find the credentials; None for an endpoint that gets no token.
 
     An emulator on loopback without TLS gets one from a file alone. Raises InvalidConfig for a way that others can read.

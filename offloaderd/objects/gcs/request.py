@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from offloaderd.core.clock import Clock
-    from offloaderd.objects.settings import ObjectsSettings
+    from offloaderd.objects.settings import ServiceSettings
 
 GOOGLE = "https://storage.googleapis.com"
 KEEPALIVE_S = 12.0
@@ -50,7 +50,7 @@ class Connection:
     """Connections to the service of one bucket, and the token of their requests; an async context manager."""
 
     def __init__(
-        self, options: ObjectsSettings, clock: Clock, metrics: RequestMetrics | None, bytes_per_s_min: int
+        self, options: ServiceSettings, clock: Clock, metrics: RequestMetrics | None, bytes_per_s_min: int
     ) -> None:
         self.base = (options.endpoint or GOOGLE).rstrip("/")
         self.where = f"bucket {options.bucket} at {options.endpoint or 'Google Cloud Storage'}"
@@ -114,7 +114,8 @@ class Connection:
             raise Closed("the store is closed")
         size_bytes = len(body) if body is not None else 0
         deadline_s = options.connect_timeout_s + options.read_timeout_s + size_bytes / self.bytes_per_s_min
-        what = Request(operation=operation, where=f"{key} in {self.where}" if key else self.where, write=write)
+        where = f"{key} in {self.where}" if key else self.where
+        what = Request(operation=operation, where=where, write=write, section=options.section)
         token = ""
         try:
             async with calling(what, deadline_s, self._clock, self._metrics, failure) as call:

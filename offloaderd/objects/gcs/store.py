@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from offloaderd.core.aio import Group
@@ -46,9 +46,7 @@ from offloaderd.objects.request import BYTES_PER_S_MIN, RequestMetrics, check_an
 from offloaderd.objects.stored_as import PLAIN, StoredAs
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
-    from offloaderd.objects.settings import ObjectsSettings
+    from offloaderd.objects.settings import ServiceSettings
 
 T = TypeVar("T")
 
@@ -68,7 +66,7 @@ class GcsStore(Buckets):
 
     def __init__(
         self,
-        options: ObjectsSettings,
+        options: ServiceSettings,
         metrics: RequestMetrics | None = None,
         clock: Clock | None = None,
         *,
@@ -79,27 +77,21 @@ class GcsStore(Buckets):
 
         A transfer slower than `bytes_per_s_min`, after the time that every request has, fails.
         """
+        super().__init__(options.bucket, options.section)
         self._options = options
         self._clock = clock or SystemClock()
         self._page_keys = page_keys
         self._http = Connection(options, self._clock, metrics, bytes_per_s_min)
         self._bucket = f"/storage/v1/b/{options.bucket}"
-        self._open_others(lambda there: GcsStore(there, metrics, self._clock))
+        self._add_places(options, lambda there: GcsStore(there, metrics, self._clock))
 
-    async def __aenter__(self) -> Self:
-        """Make the clients, without a request. Raises InvalidConfig."""
+    async def open(self) -> None:
+        """See BucketStore."""
         await self._http.__aenter__()
-        for other in self._others.values():
-            await other.__aenter__()
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the connections; later calls raise Closed."""
-        for other in self._others.values():
-            await other.__aexit__(kind, error, trace)
-        await self._http.__aexit__(kind, error, trace)
+    async def close(self) -> None:
+        """See BucketStore."""
+        await self._http.__aexit__(None, None, None)
 
     def __str__(self) -> str:
         return self._http.where

@@ -24,7 +24,7 @@ from botocore.loaders import Loader
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Archived, Closed, Denied, InvalidConfig
 from offloaderd.objects.s3.errors import invalid_options
-from offloaderd.objects.settings import ObjectsSettings
+from offloaderd.objects.settings import ServiceSettings
 
 if TYPE_CHECKING:
     from botocore.awsrequest import AWSRequest
@@ -57,7 +57,7 @@ class _Opened:
 class Clients:
     """Lends the client to one request at a time, between `open` and `close`."""
 
-    def __init__(self, options: ObjectsSettings, where: str, clock: Clock) -> None:
+    def __init__(self, options: ServiceSettings, where: str, clock: Clock) -> None:
         self._options = options
         self._where = where
         self._clock = clock
@@ -158,7 +158,7 @@ def _name_host(host: str, *, request: AWSRequest, **_: object) -> None:
     request.headers["Host"] = host
 
 
-def _assume(session: AioSession, options: ObjectsSettings) -> None:
+def _assume(session: AioSession, options: ServiceSettings) -> None:
     """Let the session first take a role with a web identity; botocore renews it in time."""
     profile = {
         "role_arn": options.role_arn,
@@ -180,7 +180,7 @@ def _loader() -> Loader:
     return Loader(include_default_search_paths=True)
 
 
-def _client_config(options: ObjectsSettings) -> AioConfig:
+def _client_config(options: ServiceSettings) -> AioConfig:
     """Return botocore's settings: no retries, no hashes of bodies that TLS protects, no validation of arguments."""
     return AioConfig(
         s3={

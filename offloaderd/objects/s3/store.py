@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from botocore.exceptions import ClientError
@@ -54,7 +53,7 @@ from offloaderd.objects.s3.request import (
     parts_of,
     uploads_of,
 )
-from offloaderd.objects.settings import ObjectsSettings
+from offloaderd.objects.settings import ServiceSettings
 from offloaderd.objects.stored_as import PLAIN, StoredAs
 from offloaderd.objects.tagging import Tagging
 
@@ -76,7 +75,7 @@ class S3Store(Buckets):
 
     def __init__(
         self,
-        options: ObjectsSettings,
+        options: ServiceSettings,
         metrics: RequestMetrics | None = None,
         clock: Clock | None = None,
         *,
@@ -87,6 +86,7 @@ class S3Store(Buckets):
 
         A transfer slower than `bytes_per_s_min`, after the time that every request has, fails.
         """
+        super().__init__(options.bucket, options.section)
         self._options = options
         self._page_keys = page_keys
         self._bytes_per_s_min = bytes_per_s_min
@@ -96,21 +96,14 @@ class S3Store(Buckets):
         self._clients = Clients(options, self._bucket_name, self._clock)
         self._conditions = Conditions(options.bucket)
         self._tagging = Tagging(options.bucket, self._clock, lambda error: is_not_implemented(error.__cause__))
-        self._open_others(lambda there: S3Store(there, metrics, self._clock))
+        self._add_places(options, lambda there: S3Store(there, metrics, self._clock))
 
-    async def __aenter__(self) -> Self:
-        """Make the clients, without a request. Raises InvalidConfig."""
+    async def open(self) -> None:
+        """See BucketStore."""
         await self._clients.open()
-        for other in self._others.values():
-            await other.__aenter__()
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the connections; later calls raise Closed."""
-        for other in self._others.values():
-            await other.__aexit__(kind, error, trace)
+    async def close(self) -> None:
+        """See BucketStore."""
         await self._clients.close()
 
     def __str__(self) -> str:
@@ -416,7 +409,7 @@ class S3Store(Buckets):
         where = f"{key} in {self._bucket_name}" if key else self._bucket_name
         options = self._options
         deadline_s = options.connect_timeout_s + options.read_timeout_s + size_bytes / self._bytes_per_s_min
-        request = Request(operation=operation, where=where, write=write)
+        request = Request(operation=operation, where=where, write=write, section=options.section)
         async with (
             self._clients.one_request() as client,
             calling(request, deadline_s, self._clock, self._metrics, failure) as call,

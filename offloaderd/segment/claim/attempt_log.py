@@ -144,13 +144,15 @@ class AttemptLog:
         await self._enter(topic_map, after, made, [*steps, *along])
         return after
 
-    async def check_head(self, topic_map: TopicMap, segment_id: UUID | None = None) -> None:
-        """Check that the bucket is not ahead of the map, before a manifest is put or a loss recorded.
+    async def check_head(self, topic_map: TopicMap, attempt: Attempt | None = None) -> None:
+        """Check that no bucket is ahead of the map, before the manifest of an attempt is put, or a loss recorded.
 
         Raises IdentityRefused, Fenced.
         """
-        if self.head is not None:
-            await self.head.check(topic_map, segment_id)
+        if self.head is not None and attempt is not None:
+            await self.head.check(topic_map, attempt.segment_id, storing=attempt.bucket)
+        elif self.head is not None:
+            await self.head.check(topic_map)
 
     async def _enter(self, before: TopicMap, after: TopicMap, segment: CommittedSegment, steps: Sequence[Step]) -> None:
         """Carry out the steps of a commit, and delete the attempt in the same transaction.

@@ -12,7 +12,7 @@ up: then it is on the trash list, or its manifest is deleted.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -45,6 +45,10 @@ from offloaderd.segment.failures import METADATA, error_class
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
+AGAIN_S = 60.0
+"""Time for which nothing is asked for the head of a topic that does not use the service, after that did not answer."""
+_RETRIED = (Transient, Denied, NoSpace, BucketMissing)
+
 
 class HeadKeeper:
     """Reads and puts one topic's head under one claim. `epoch` is the owner's, None for the driver of a job."""
@@ -55,8 +59,14 @@ class HeadKeeper:
         self._topic = identity.topic
         self._epoch = epoch
         self._clock = context.upload_context.clock
-        self._lock = asyncio.Lock()
+        self._locks = {(place.bucket, place.prefix): asyncio.Lock() for place in context.places}
         self._checked = False
+        self._compared: set[tuple[str, str]] = set()
+        """Places whose head was compared with the map; all of them once it is checked."""
+        self._failed_s: dict[tuple[str, str], float] = {}
+        """When the heads of other places could not be read."""
+        self._counting: set[tuple[str, str]] = set()
+        """Places whose head the topic waits for."""
         self._seen: Position | None = None
         """The offloaded position of the last map."""
         self._known_epoch = 0
@@ -69,28 +79,83 @@ class HeadKeeper:
         if self._seen is not None and (topic_map.offloaded is None or topic_map.offloaded < self._seen):
             self._checked = False
             self._identity.checked.clear()
+            self._compared.clear()
         self._seen = topic_map.offloaded
 
-    async def check(self, topic_map: TopicMap, committing: UUID | None = None) -> None:
+    async def check(
+        self,
+        topic_map: TopicMap,
+        committing: UUID | None = None,
+        *,
+        storing: str | None = None,
+        in_background: bool = False,
+    ) -> None:
         """Compare the heads with the map, once under a claim; `committing` is the segment that is committed next.
 
-        Raises IdentityRefused, Fenced.
+        With `storing`, the bucket of that segment, a service that the topic does not use may not answer: its heads are
+        left out, and nothing of the topic is deleted or granted before they too were compared. `in_background`: nothing
+        waits for this check, so such a service does not count as a failure of the topic. Raises IdentityRefused,
+        Fenced.
         """
-        async with self._lock:
-            if self._checked:
-                return
-            for place in self._context.places:
-                found = await self._read(place)
-                if found is not None:
-                    await self._compare(found, topic_map, committing)
-            self._checked = True
+        if self._checked:
+            return
+        used, missing = self._services_of(topic_map, storing), False
+        for place in self._context.places:
+            needed = place.service in used
+            patient, counts = needed or storing is None, needed or not in_background
+            done = await self._compared_with(place, topic_map, committing, patient=patient, counts=counts)
+            missing = missing or not done
+        if missing:
+            return
+        self._checked = True
         for kind in (RefusalKind.METADATA_WENT_BACK, RefusalKind.OTHER_DEPLOYMENT, RefusalKind.HEAD_UNREADABLE):
             await self._identity.clear(kind, about="head ")
         self._identity.checked.set()
 
+    def _services_of(self, topic_map: TopicMap, storing: str | None) -> list[Mapping[str, str]]:
+        """Return the services with segments of the topic, or else the first, by what their places have in common."""
+        places = self._context.places
+        buckets = {segment.bucket for segment in topic_map.segments} | ({storing} if storing is not None else set())
+        known = [place for place in map(places.of_bucket, sorted(buckets)) if place is not None]
+        return [place.service for place in known or [places.home]]
+
+    async def _compared_with(
+        self, place: Place, topic_map: TopicMap, committing: UUID | None, *, patient: bool, counts: bool
+    ) -> bool:
+        """Compare the head of a place, once under a claim; returns whether that was done.
+
+        If it cannot be read, a `patient` caller tries until it can, any other does without for a while.
+        """
+        where = place.bucket, place.prefix
+        if where in self._compared:
+            return True
+        if not patient:
+            failed_s = self._failed_s.get(where)
+            if failed_s is not None and self._clock.monotonic() - failed_s < AGAIN_S:
+                return False
+            try:
+                found = await self._read_once(place)
+            except _RETRIED as error:
+                self._failed_s[where] = self._clock.monotonic()
+                kind = error_class(error)
+                log.warning("head.retried", topic=str(self._topic), error_class=kind, error=str(error))
+                return False
+            await self._compare(found, topic_map, committing)
+            self._compared.add(where)
+            return True
+        if counts:
+            self._counting.add(where)  # also for a caller that does not count, and is already trying
+        async with self._locks[where]:
+            if where not in self._compared:
+                ask = partial(self._read_once, place)
+                found = await self._persist(ask, counts=lambda: where in self._counting)
+                await self._compare(found, topic_map, committing)
+                self._compared.add(where)
+        return True
+
     async def before_commit(self, before: TopicMap, after: TopicMap, segment: CommittedSegment) -> None:
         """Put the head for the map after a commit. Raises IdentityRefused, Fenced."""
-        await self.check(before, segment.segment_id)
+        await self.check(before, segment.segment_id, storing=segment.bucket)
         newest, self._seen = after.segments[-1], after.offloaded
         history = after.history_end  # also of finished history: metadata from before its end lack it
         value = TopicHead(
@@ -132,12 +197,13 @@ class HeadKeeper:
             except Conflict:
                 known = etag
             info = await self._persist(lambda: find(store, key))
-            found, etag = await self._read(place), info.etag if info is not None else ""
+            found = await self._persist(lambda: self._read_once(place))
+            etag = info.etag if info is not None else ""
             if found == value:  # an earlier try
                 self._etags[place.bucket, key] = etag
                 return
+            await self._compare(found, before, committing)
             if found is not None:
-                await self._compare(found, before, committing)
                 value = replace(
                     value,
                     newest=await self._newer(value.newest, found.newest),
@@ -162,10 +228,10 @@ class HeadKeeper:
     def _key(self, place: Place) -> str:
         return keys.head(place.prefix, self._context.cluster, self._topic.managed_ledger)
 
-    async def _read(self, place: Place) -> TopicHead | None:
+    async def _read_once(self, place: Place) -> TopicHead | None:
         """Return the head in a place; None without one, or if an operator accepted that it is damaged.
 
-        Raises IdentityRefused for one that stays unreadable.
+        Raises IdentityRefused for one that stays unreadable, and the errors of _RETRIED.
         """
         key = self._key(place)
         get, damaged = partial(self._context.upload_context.objects.at(place.bucket).get, key, 0), b""
@@ -176,7 +242,7 @@ class HeadKeeper:
             return head_format.decode_head(damaged, key=key)
 
         try:
-            found = await self._persist(lambda: read_sure(take, get))
+            found = await read_sure(take, get)
         except BucketMissing:
             raise
         except NotFound:
@@ -193,8 +259,10 @@ class HeadKeeper:
         self._etags[place.bucket, key] = md5(damaged)  # another kind of ETag fails the first put, which corrects it
         return found if found.managed_ledger == self._topic.managed_ledger else None
 
-    async def _compare(self, found: TopicHead, topic_map: TopicMap, committing: UUID | None) -> None:
+    async def _compare(self, found: TopicHead | None, topic_map: TopicMap, committing: UUID | None) -> None:
         """Raise IdentityRefused for a head that does not fit the map."""
+        if found is None:
+            return
         ours = self._context.deployment_id
         if ours and found.deployment_id and found.deployment_id != ours:
             await self._identity.stop(
@@ -251,18 +319,23 @@ class HeadKeeper:
                 return True
         return False
 
-    async def _persist(self, request: Callable[[], Awaitable[T]], what: str = "") -> T:
-        """Retry a request until it is answered; without `what` it goes to the store."""
+    async def _persist(
+        self, request: Callable[[], Awaitable[T]], what: str = "", *, counts: Callable[[], bool] = lambda: True
+    ) -> T:
+        """Retry a request until it is answered; without `what` it goes to the store.
+
+        It `counts` as a failure of the topic as long as it is not answered.
+        """
         backoff, failure_tracker, failure = Backoff(self._clock), self._identity.failure_tracker, what or object()
         try:
             while True:
                 try:
                     return await request()
-                except (Transient, Denied, NoSpace, BucketMissing) as error:
+                except _RETRIED as error:
                     kind = error_class(error)
                     self._context.upload_context.metrics.upload_retries.labels(**{"class": kind}).inc()
                     log.warning("head.retried", topic=str(self._topic), error_class=kind, error=str(error))
-                    if failure_tracker is not None:
+                    if failure_tracker is not None and counts():
                         failure_tracker.record(error, failure)
                     await backoff.wait(error)
         finally:

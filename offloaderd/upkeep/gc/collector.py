@@ -19,13 +19,23 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from uuid import UUID
 
 import structlog
 
 from offloaderd.core.aio import each
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import BucketMissing, Conflict, IdentityRefused, NotFound, OffloaderError
+from offloaderd.core.errors import (
+    BucketMissing,
+    Conflict,
+    Denied,
+    IdentityRefused,
+    NoSpace,
+    NotFound,
+    OffloaderError,
+    Transient,
+)
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
 from offloaderd.ledgers.port import LedgerSource
@@ -107,11 +117,13 @@ class Collector:
         alarms: Counter[tuple[str, str]] = Counter()
         outcome = "failed"
         try:
+            clocks = await self._clocks()
             rules = Rules(
-                sites=self._sites,
+                sites=list(clocks),
                 grace_s=grace_s,
                 apply=apply,
-                now_ms=await self._now_ms(),
+                now_ms=clocks[self._sites[0]],
+                clocks={site.bucket: now_ms for site, now_ms in clocks.items()},
                 also=also,
                 source=self._source,
                 reader_grace_s=self._reader_grace_s,
@@ -164,13 +176,25 @@ class Collector:
             except OffloaderError as error:
                 log.warning("gc.failed", error=str(error), error_class=type(error).__name__)
 
-    async def _now_ms(self) -> int:
-        """Return the time of the store's clock: ages are differences of its times, whatever clock this machine has."""
-        home = self._sites[0]
-        now_ms = await stored.store_now_ms(self._objects.at(home.bucket), f"{home.prefix}{keys.GC_CLOCK}")
-        for site in self._sites:
-            await self._objects.at(site.bucket).delete([f"{site.prefix}{keys.RETENTION_CLOCK}"])  # a crash may leave it
-        return now_ms
+    async def _clocks(self) -> dict[Site, int]:
+        """Return the sites that can be written, with the time of each store's clock.
+
+        Ages are differences of the store's times, whatever clock this machine has. A site other than the first that
+        does not answer, or may not be written, is left out.
+        """
+        found: dict[Site, int] = {}
+        for number, site in enumerate(self._sites):
+            store = self._objects.at(site.bucket)
+            try:
+                now_ms = await stored.store_now_ms(store, f"{site.prefix}{keys.GC_CLOCK}")
+                await store.delete([f"{site.prefix}{keys.RETENTION_CLOCK}"])  # a crash may leave it
+            except (Transient, Denied, NoSpace, BucketMissing) as error:
+                if not number:
+                    raise
+                log.warning("gc.place_skipped", bucket=site.bucket, prefix=site.prefix, error=str(error))
+            else:
+                found[site] = now_ms
+        return found
 
 
 def _log(find: Finding, alarms: Counter[tuple[str, str]]) -> None:
@@ -270,7 +294,7 @@ class Collection:
         for site in self._rules.sites:
             found = await marker.read(self._objects.at(site.bucket), site.prefix, site.cluster)
             if found is None:
-                self._marked_ms[site.bucket, site.prefix] = self._rules.now_ms
+                self._marked_ms[site.bucket, site.prefix] = self._rules.clocks[site.bucket]
                 continue
             if whose := found.other_than(self._deployment_id):
                 raise IdentityRefused(
@@ -331,7 +355,7 @@ class Collection:
         return finds if known is not None and place in {known.place, known.mirror} else []
 
     def _is_young(self, one: StoredSegment) -> bool:
-        return self._rules.age_s(one.newest_ms) < self._rules.grace_s
+        return self._rules.age_s(one.newest_ms, one.bucket) < self._rules.grace_s
 
     async def _classified(
         self, classifier: OrphanClassifier, one: StoredSegment
@@ -453,7 +477,7 @@ class Collection:
 
     def _finds_of(self, one: StoredSegment, result: Classification, verdict: Verdict) -> list[Finding]:
         about = Finding(key="", kind=result.kind, verdict=verdict, reason=result.reason, topic=result.topic)
-        age_s, infos = self._rules.age_s, one.objects.values()
+        age_s, infos = partial(self._rules.age_s, bucket=one.bucket), one.objects.values()
         finds = [replace(about, key=it.key, size_bytes=it.size_bytes, age_s=age_s(it.modified_ms)) for it in infos]
         uploads = [(it.key, it.upload_id, age_s(it.initiated_ms)) for it in one.uploads]
         return finds + [replace(about, key=key, upload_id=number, age_s=age) for key, number, age in uploads]

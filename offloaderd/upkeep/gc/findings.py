@@ -7,7 +7,7 @@ segment back.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -35,7 +35,9 @@ from offloaderd.upkeep.stored import KINDS, Site, StoredSegment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Rules of one collection. `now_ms` is the store's time; `also` names segments to delete despite an alarm.
+    """Rules of one collection. `now_ms` is the first store's time, `clocks` has that of each bucket.
+
+    `also` names segments to delete despite an alarm.
 
     Segments that have left a topic stay for `reader_grace_s` too, if that is longer than the grace age. Entries that
     are not offloaded yet can be read again from `source`.
@@ -45,13 +47,15 @@ class Rules:
     grace_s: float
     apply: bool
     now_ms: int
+    clocks: Mapping[str, int] = field(default_factory=dict)
     also: AbstractSet[UUID] = frozenset()
     source: LedgerSource | None = None
     reader_grace_s: float = 0.0
 
-    def age_s(self, stored_ms: int) -> float:
-        """Return the age of something by the store's clock."""
-        return max(0, self.now_ms - stored_ms) / 1000
+    def age_s(self, stored_ms: int, bucket: str | None = None) -> float:
+        """Return the age of something by the clock of the store that has it, by default of the first one."""
+        now_ms = self.now_ms if bucket is None else self.clocks.get(bucket, self.now_ms)
+        return max(0, now_ms - stored_ms) / 1000
 
 
 class Kind(StrEnum):

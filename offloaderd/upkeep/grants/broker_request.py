@@ -87,7 +87,8 @@ class Copies:
         self, key: tuple[TopicName, int, str, UUID], driver: str = "", *, named: bool = True
     ) -> CommittedSegment:
         topic, ledger_id, bucket, object_id = key
-        driver = driver or broker_drivers(self._context.places.home.driver.get("driver", ""))[0]
+        there = self._context.places.of_bucket(bucket) or self._context.places.home
+        driver = driver or broker_drivers(there.driver.get("driver", ""))[0]
         offload = LedgerOffload(
             object_id=object_id, driver=driver, properties={"bucket": bucket}, offloaded_ms=0, source_deleted=True
         )

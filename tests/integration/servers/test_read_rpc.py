@@ -60,7 +60,7 @@ async def topic(
     """Store and commit all entries as one segment, and serve them."""
     clock, metrics = SystemClock(), Metrics()
     segment = await put_segment(store, [Piece(ledger_id, 0, ENTRIES, len(ENTRIES))], segment_id=ID, block_entries=100)
-    segment = replace(segment, bucket=store.buckets[0])
+    segment = replace(segment, bucket=store.bucket)
     async with AsyncExitStack() as stack:
         metadata = await stack.enter_async_context(MemoryTree().connect())
         await metadata.create(paths.policy(TOPIC), encode_policy(TopicPolicy()))

@@ -112,7 +112,9 @@ def test_a_policy_has_to_go_with_the_daemon() -> None:
         ("bookkeeper", True, True),
     ):
         settings = Settings(objects=objects, ledgers=LedgersSettings(kind=kind))
-        expected = Surroundings(places=(("b-1", "p/"),), has_source=has_source, has_brokers=has_brokers, service="aws")
+        expected = Surroundings(
+            places=(("b-1", "p/"),), has_source=has_source, has_brokers=has_brokers, services={"b-1": "aws"}
+        )
         assert serving.surroundings(settings) == expected
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from offloaderd.core.errors import OffloaderError
+from offloaderd.core.errors import Denied, OffloaderError
 from offloaderd.core.health import Dependency, Health
 from offloaderd.daemon import stores as probes
 from offloaderd.daemon.stores import PROBE_S, Ledgers, Prober
 from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.testing.memory.objects import MemoryStore
+from tests.unit.objects.buckets import Buckets
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -63,4 +64,38 @@ async def test_what_hangs_is_told_within_ten_seconds(monkeypatch: pytest.MonkeyP
         assert [(one.name, one.message) for one in health.view.dependencies if not one.up] == [
             ("objects", "no answer within 0.01 s")
         ]
+        running.cancel()
+
+
+class Away(MemoryStore):
+    """The bucket of a further service, which refuses while it is `away`."""
+
+    away = True
+
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
+        """Refuse, or list nothing."""
+        if self.away:
+            raise Denied("no right to archive")
+        async for info in super().list(prefix):
+            yield info
+
+
+async def test_a_further_service_is_told_apart_from_the_bucket() -> None:
+    """It is shown under its table's name; the bucket is up, so that no topic moves to another daemon."""
+    clock, reached = FakeClock(), list[OffloaderError | None]()
+    health, archive = Health(clock.wall_ms), Away(clock)
+    prober = Prober(health, clock, bucket=reached.append, refused=str)
+    services = {"objects.services.archive": "archive"}
+    home = Buckets(clock, "home")
+    home.add("archive", archive)
+    async with MemoryTree().connect() as tree, asyncio.TaskGroup() as group:
+        running = group.create_task(prober.run(tree, home, Ledgers(), services))
+        await clock.advance(1)
+        assert [(one.name, one.message) for one in health.view.dependencies if not one.up] == [
+            ("objects.services.archive", "no right to archive")
+        ]
+        archive.away = False
+        await clock.advance(PROBE_S)
+        assert all(one.up for one in health.view.dependencies)
+        assert set(reached) == {None}
         running.cancel()

@@ -20,6 +20,10 @@ class Buckets(MemoryStore):
         self._all: dict[str, MemoryStore] = {name: self}
         self._all |= {other: MemoryStore(clock, part_bytes_min=part_bytes_min) for other in others}
 
+    def add(self, name: str, store: MemoryStore) -> None:
+        """Have another bucket, under this name."""
+        self._all[name] = store
+
     def at(self, bucket: str) -> MemoryStore:  # type: ignore[override]  # of another kind than itself
         """See SegmentStore."""
         try:

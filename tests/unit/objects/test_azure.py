@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
+    from offloaderd.objects.buckets import BucketStore
+
 REAL_TIME = "the service in the process listens on a socket"
 
 KEY_OF_OBJECT = "topics/0c1f4bd1-6e4f-4a0e-8c7d-2f8f2a1b3c4d"
@@ -293,6 +295,7 @@ async def test_other_containers_are_reached_by_the_same_access(endpoint: str) ->
     home = options(endpoint, "segments").model_copy(update={"places": "far-away/topics/"})
     async with AzureStore(home) as store:
         there = store.at("far-away")
+        assert isinstance(there, AzureStore)
         await there.create_bucket()
         await there.put("topics/a", b"there")
         assert await there.get("topics/a") == b"there"
@@ -380,7 +383,7 @@ async def test_a_key_that_is_none_is_named(endpoint: str) -> None:
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the daemon, commands and jobs say it."""
 
-    def absent(*_: object) -> opening.BucketStore:
+    def absent(*_: object) -> BucketStore:
         raise ModuleNotFoundError("No module named 'azure'", name="azure")
 
     monkeypatch.setattr(opening, "_OPEN", {"azure": absent})

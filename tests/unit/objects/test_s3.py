@@ -492,10 +492,10 @@ async def test_other_buckets_are_opened_and_closed_together() -> None:
     """Each by its name, the home by its own; one that was not named is refused with what to do."""
     server = FaultyServer(hang_up)
     async with store_at(server, places="other") as store:
-        assert store.buckets == ("bucket", "other")
+        assert list(store.stores) == ["bucket", "other"]
         assert store.at("bucket") is store
         other = store.at("other")
-        assert other.buckets == ("other",)
+        assert list(other.stores) == ["other"]
         with pytest.raises(BucketMissing, match=r"'third'.*bucket, other") as caught:
             store.at("third")
         assert "objects.places" in caught.value.hint

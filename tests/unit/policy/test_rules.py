@@ -135,13 +135,13 @@ def test_all_mistakes_are_told_at_once() -> None:
 )
 def test_a_storage_class_has_to_be_readable_at_once(storage_class: str, service: str, words: str) -> None:
     """Archives are refused, and words that a service with a closed list does not have; an unknown service takes all."""
-    found = wrong(OffloadPolicies(storage_class=storage_class), place=Surroundings(service=service))
+    found = wrong(OffloadPolicies(storage_class=storage_class), place=Surroundings(services={"": service}))
     assert [words in one for one in found] == [True] * bool(words)
 
 
 def test_a_tag_has_one_value_and_a_store_that_keeps_it() -> None:
     """A name that is given twice is a mistake, and any tag in a directory."""
     assert "team" in wrong(OffloadPolicies(tags="team=a, team=b"))[0]
-    assert wrong(OffloadPolicies(tags="team=a, Team=b"), place=Surroundings(service="aws")) == []
+    assert wrong(OffloadPolicies(tags="team=a, Team=b"), place=Surroundings(services={"": "aws"})) == []
     for service in ("filesystem", "gcs"):
-        assert "no tags" in wrong(OffloadPolicies(tags="team=a"), place=Surroundings(service=service))[0]
+        assert "no tags" in wrong(OffloadPolicies(tags="team=a"), place=Surroundings(services={"": service}))[0]

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.objects.places import Places
 from offloaderd.objects.stored_as import StoredAs
 from tests.unit.rigs.rig import TOPIC
 from tests.unit.segment.test_continue import finish, left_behind, made_rig
+
+if TYPE_CHECKING:
+    from offloaderd.topic.outage import TopicContext
 
 
 async def test_all_owners_of_a_segment_store_it_in_the_same_class_with_the_same_tags() -> None:
     """What the policy said at its begin is recorded; index and manifest have the tags, and the bucket's class."""
     rig, store = await made_rig()
+    made = rig.context
+
+    def context(*given: Any, **named: Any) -> TopicContext:  # noqa: ANN401 - those of the rig
+        """Have the places say what the settings of the rig do, as a daemon's places do."""
+        found, said = made(*given, **named), rig.said
+        places = [replace(one, storage_class=said.storage_class or "", tags=said.tags or "") for one in found.places]
+        return replace(found, places=Places(*places))
+
+    rig.context = context  # type: ignore[method-assign]
     rig.said = replace(rig.said, storage_class="STANDARD_IA", tags="who={tenant}/{namespace}-{cluster}, team=a")
     await left_behind(rig)
     rig.said = replace(rig.said, storage_class="ONEZONE_IA", tags="")
