@@ -45,6 +45,7 @@ CHANGES = (
     "Gc",
     "Examine",
     "Warm",
+    "Purge",
 )
 """What the names of calls begin with that change what holds, or act on what everybody shares."""
 
