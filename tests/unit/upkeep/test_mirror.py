@@ -28,7 +28,7 @@ from tests.unit.rigs.owned import Owned, offload_more
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, until, until_offloaded
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.objects.port import ObjectReader
@@ -334,6 +334,28 @@ async def test_a_copy_that_reads_back_differently_begins_anew() -> None:
         return done
 
     there.complete_upload = other  # type: ignore[method-assign,assignment]
+    async with mirroring(rig) as owned:
+        await until(lambda: not lag(owned))
+    assert spoilt
+    await check_copies(rig)
+
+
+async def test_a_copy_is_read_back_where_segments_are() -> None:
+    """By offload.verify: a part that a store took with other bytes than were sent is found before the copy counts."""
+    spoilt: list[str] = []
+    rig = await offloaded(rig_of(), 200)
+    rig.readback = True
+    there = super(FaultyBuckets, buckets_of(rig)).at(AWAY[0])
+    upload_part = there.upload_part
+
+    async def garbled(key: str, upload_id: str, number: int, pieces: Sequence[bytes]) -> object:
+        data = bytearray(b"".join(pieces))
+        if not spoilt:
+            spoilt.append(key)
+            data[-1] ^= 1
+        return await upload_part(key, upload_id, number, [bytes(data)])
+
+    there.upload_part = garbled  # type: ignore[method-assign,assignment]
     async with mirroring(rig) as owned:
         await until(lambda: not lag(owned))
     assert spoilt
