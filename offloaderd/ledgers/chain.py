@@ -83,7 +83,8 @@ class LedgerChain:
         self._unseen -= self.ledgers.keys()
         if ledgers:
             if self._deleted_with is not None and self._deleted_with < ledgers[0].ledger_id:
-                self._next[self._deleted_with] = ledgers[0].ledger_id
+                # A recorded successor that no list had was there too, and may have had entries.
+                self._next.setdefault(self._deleted_with, ledgers[0].ledger_id)
             self._deleted_with = None
             self._next.setdefault(START.ledger_id, ledgers[0].ledger_id)
         before: int | None = None

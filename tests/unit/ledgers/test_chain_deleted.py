@@ -47,6 +47,15 @@ def test_a_topic_that_was_offloaded_and_deleted_lost_nothing(seen_gone: bool) ->
     assert seen.next_after(Position(4, 9)) == Run(7, 0, 1)
 
 
+def test_a_recorded_successor_that_no_list_had_is_a_doubt_when_its_topic_is_deleted() -> None:
+    """An earlier owner saw ledger 5 behind ledger 4, and did not say what was in it: the record of that stands."""
+    seen = LedgerChain(Position(4, 9), end=LedgerEnd(10, next_ledger_id=5))
+    seen.deleted()
+    seen.update(look((7, 2), made_ms=MADE_MS + 50))
+    assert seen.next_after(Position(4, 9)) == Loss(Position(4, 9), Position(7, 0), 0)
+    assert seen.end_of(4) == LedgerEnd(10, next_ledger_id=5)
+
+
 def test_a_topic_that_was_deleted_before_all_was_offloaded_lost_the_rest() -> None:
     """What was known to be confirmed, that of the open ledger as well, is counted."""
     seen = chain(Position(3, 1), look((3, 5), (4, 10)))
