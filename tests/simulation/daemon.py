@@ -35,8 +35,9 @@ from offloaderd.topic.outage import TopicContext
 from offloaderd.upkeep.gc.collector import Collector
 from offloaderd.upkeep.gc.findings import Finding, Kind, Summary
 from offloaderd.upkeep.grants.grants import Grants
+from offloaderd.upkeep.mirror import Mirror
 from offloaderd.upkeep.retention import Retention
-from offloaderd.upkeep.settings import GcSettings, GrantSettings, RetentionSettings, ScrubSettings
+from offloaderd.upkeep.settings import GcSettings, GrantSettings, MirrorSettings, RetentionSettings, ScrubSettings
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.scrub import Scrubber
 from tests.simulation.bookies import Source
@@ -224,7 +225,9 @@ class SimDaemon:
             clock=self.clock,
             metrics=self._world.metrics,
         )
-        return {"retention": self.retention.run, "grants": grants.run, "scrub": scrubber.run}
+        mirror = Mirror(context, MirrorSettings())
+        beside = {"mirror": mirror.run} if options.mirror and not self.old else {}
+        return {"retention": self.retention.run, "grants": grants.run, "scrub": scrubber.run, **beside}
 
     def crash(self) -> None:
         """Kill the process."""

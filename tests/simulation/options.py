@@ -54,6 +54,9 @@ class Options:
     again_s: float
     """How often a sleeping topic is looked at whatever happens: soon, or not in the time of a run, as in production."""
 
+    mirror: bool = False
+    """Whether each segment is to have a second copy behind the last prefix."""
+
     @property
     def policies(self) -> OffloadPolicies:
         """What the daemons' settings say of topics."""
@@ -69,6 +72,7 @@ class Options:
             retention=self.tier.kind,
             retention_age_s=self.tier.age_s,
             retention_bytes=self.tier.size_bytes,
+            mirror=f"{BUCKET}/{PREFIXES[-1]}" if self.mirror else "",
         )
 
     @classmethod
@@ -107,4 +111,5 @@ class Options:
             late_s=rng.choice([0.0, 0.0, 3.0, 8.0]),
             sleep_s=rng.choice([0.0, 0.1, 0.3, 1.0]),
             again_s=rng.choice([5.0, 3600.0]),
+            mirror=rng.random() < 0.25,
         )

@@ -18,6 +18,7 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.pieces import StoredContext
 from offloaderd.metadata.port import Versioned
 from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.metadata.records import copy as copy_record
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records import loss as loss_record
 from offloaderd.metadata.topic_map import map as catalog
@@ -71,6 +72,8 @@ class Oracle:
         """Every other segment that ever was in a map, whatever the metadata say today."""
         self._held: dict[UUID, TopicName] = {}
         self._checked: set[UUID] = set()
+        self._copied: set[tuple[UUID, tuple[str, str]]] = set()
+        self.copies = 0
 
     def fail(self, promise: str, what: str) -> None:
         """Note that a promise was broken; the first one counts."""
@@ -159,6 +162,31 @@ class Oracle:
                 self.commits += 1
                 self.history += found.history is not None and segment.begin < found.history.live_begin
                 self._check_segment(topic, segment)
+            if segment.mirror is not None and (segment.segment_id, segment.mirror) not in self._copied:
+                self._copied.add((segment.segment_id, segment.mirror))
+                self.copies += 1
+                self._check_copy(topic, segment)
+
+    def _check_copy(self, topic: TopicName, segment: CommittedSegment) -> None:
+        """P1: a copy that the map names is there, with the bytes of the segment."""
+        assert segment.copy is not None
+        for ours, theirs in zip(segment.keys.all, segment.copy.keys.all, strict=True):
+            if self._world.bucket.data(theirs) is None or self._world.bucket.data(theirs) != self._world.bucket.data(
+                ours
+            ):
+                self.fail("P1", f"{segment.range} of {topic} is recorded as copied, and {theirs} is not {ours}")
+
+    def _names(self, segment_id: UUID) -> set[str]:
+        """Return the objects that the map names of a segment in it, and those of the copy that is on record."""
+        topic = self._held[segment_id]
+        segment = next(one for one in self.maps[topic].segments if one.segment_id == segment_id)
+        names = {name for one in segment.each_place for name in one.keys.all}
+        node = self._world.tree.nodes.get(path := paths.mirror(topic))
+        if node is not None:
+            copy = copy_record.decode(node.value, path=path)
+            if copy.segment_id == segment_id and not copy.removing:
+                names |= set(replace(segment, prefix=copy.prefix).keys.all)
+        return names
 
     def _check_removed(self, topic: TopicName, before: TopicMap, found: TopicMap, nodes: Nodes) -> None:
         """Segments leave from the front, as their retention says, with a trash record, never before the source."""
@@ -263,12 +291,24 @@ class Oracle:
         """P5: nothing that is referenced is deleted."""
         for name in names:
             found = parsed(name)
-            if found is not None and found.object_id in self._held and self._world.bucket.data(name) is not None:
+            held = found is not None and found.object_id in self._held
+            if held and found is not None and name not in self._names(found.object_id):
+                continue
+            if found is not None and held and self._world.bucket.data(name) is not None:
                 self.fail("P5", f"{name} is deleted, and part of {self._held[found.object_id]}")
-            elif found is not None and found.object_id in self._once and self._world.bucket.data(name) is not None:
+            elif (
+                found is not None and self._is_once(found.object_id, name) and self._world.bucket.data(name) is not None
+            ):
                 topic, segment = self._once[found.object_id]
                 if hole := self._uncovered(topic, segment):
                     self.fail("P5", f"{name} is deleted, was committed, and holds {hole}, which nothing else does")
+
+    def _is_once(self, segment_id: UUID, name: str) -> bool:
+        """Say whether an object was that of a segment, or of its copy, when a map named it last."""
+        known = self._once.get(segment_id)
+        if known is None or self._world.bucket.data(name) is None:
+            return False
+        return name in {key for one in known[1].each_place for key in one.keys.all}
 
     def aborting(self, name: str, upload_id: str) -> None:
         """P5: nobody aborts what a deployment has begun that said before that it works in the place as well.
@@ -292,6 +332,8 @@ class Oracle:
             topic = self._held[found.object_id]
             segment = next(one for one in self.maps[topic].segments if one.segment_id == found.object_id)
             self._check_segment(topic, segment)
+            if segment.copy is not None and name in segment.copy.keys.all:
+                self._check_copy(topic, segment)
 
     # Metadata that went back.
 

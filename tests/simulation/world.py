@@ -367,10 +367,15 @@ class World:
 
     async def _until_offloaded(self) -> None:
         deadline = self.loop.time() + HEALED_S
-        while not all(self.done(topic) for topic in self.topics) or self._unfinished() or self._unmarked():
+        while (
+            not all(self.done(topic) for topic in self.topics)
+            or self._unfinished()
+            or self._unmarked()
+            or self._uncopied()
+        ):
             if self.loop.time() > deadline:
                 behind = [f"{one.local} to {self.ledgers.newest(one)}" for one in self.topics if not self.done(one)]
-                behind += [*self._unfinished(), *self._unmarked()]
+                behind += [*self._unfinished(), *self._unmarked(), *self._uncopied()]
                 self.oracle.fail("P8", f"not everything is done {HEALED_S:g} s after all healed: {behind}")
                 return
             for topic in self.topics:  # also of one that is done: what is refused of it keeps its trash
@@ -394,8 +399,19 @@ class World:
 
     def _unfinished(self) -> list[str]:
         """Return the nodes that a topic at rest does not have."""
-        left = [path for path in self.tree.nodes if path.endswith("/attempt") or "/trash/" in path]
+        left = [path for path in self.tree.nodes if path.endswith(("/attempt", "/mirror")) or "/trash/" in path]
         return [path for path in left if path not in self._waiting()]
+
+    def _uncopied(self) -> list[str]:
+        """Return the segments without the copy that their topic's owner wants, where owners make copies."""
+        found = []
+        for daemon in self.daemons:
+            engine = daemon.engine if self.options.mirror and daemon.up and not daemon.old else None
+            for topic in self.topics if engine is not None else ():
+                owned = engine.find(topic) if engine is not None else None
+                due = owned.mirror.due(owned.map.segments, owned.policy) if owned is not None else ()
+                found += [f"copy of {one.range}" for one in due]
+        return found
 
     def _unmarked(self) -> list[str]:
         """Return the markers that nobody has put yet: after a bucket was missing, pauses are up to a minute."""
@@ -537,7 +553,7 @@ class World:
         """P5: what is in the bucket is referenced, and what is referenced is there."""
         self.oracle.check_kept()
         segments = [segment for found in self.oracle.maps.values() for segment in found.segments]
-        held = {key for segment in segments for key in segment.keys.all}
+        held = {key for segment in segments for one in segment.each_place for key in one.keys.all}
         doomed = {path.rpartition("/")[2] for path in self.tree.nodes if "/trash/" in path}  # by a limited retention
         begun = (attempt.decode(self.tree.nodes[path].value, path=path) for path in self._waiting())
         doomed |= {str(one.segment_id) for one in begun}
