@@ -39,7 +39,6 @@ EVENTS = {
     "conversion.taken_up": "conversion.resumed",
     "credentials.read_again": "credentials.reloaded",
     "bookie.answers_again": "bookie.recovered",
-    "upload.put_again": "upload.put_retried",
     "rollback.ledger_gone": "rollback.ledger_dropped",
     "rebuild.broker_object_left_out": "rebuild.broker_object_skipped",
     "log.level_fell_back": "log.level_reset",

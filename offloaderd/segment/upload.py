@@ -42,9 +42,6 @@ from offloaderd.segment.feed import Reservation
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
-PUTS_MAX = 3
-"""Tries to put an index or a manifest that does not read back as it was sent."""
-
 
 class SegmentFailed(OffloaderError):
     """This attempt cannot become a segment: give it up and begin again at the same position under a new id."""
@@ -311,22 +308,21 @@ class SegmentUpload:
                 await self._objects.abort_upload(self._key, upload.upload_id)
 
     async def put(self, kind: ObjectKind, data: bytes, check: Callable[[bytes], None]) -> None:
-        """Put the index or the manifest and read it back; again if it differs from what was sent.
+        """Put the index or the manifest and read it back, until `check` raises no CorruptData.
 
-        One PUT may be damaged, which is no reason to give up a finished segment. Raises SegmentFailed if `check` raises
-        CorruptData in the last of `PUTS_MAX` tries.
+        The data are complete and may be the last copy: a store that damages these objects stalls the topic, and is no
+        reason to give up the segment.
         """
         key, labels, stored_as = self._where.of(kind), self._labels(kind), self._stored_as.tags_alone
-        for tries in range(1, PUTS_MAX + 1):
-            await self._persist(lambda: self._objects.put(key, data, metadata=labels, stored_as=stored_as))
+
+        async def once() -> None:
+            await self._objects.put(key, data, metadata=labels, stored_as=stored_as)
             try:
                 await self.checked(check, key)
             except CorruptData as error:
-                if tries == PUTS_MAX:
-                    raise SegmentFailed(f"what was stored reads back differently: {error}") from error
-                log.warning("upload.put_retried", key=key, error=str(error), tries=tries)
-            else:
-                break
+                raise Transient(f"what was stored reads back differently: {error}") from error
+
+        await self._persist(once)
         self._up.metrics.verified_bytes.inc(len(data))
 
     async def verify(self, key: str, data_bytes: int) -> None:

@@ -10,14 +10,14 @@
 - Live segments come first. A part of a copy takes memory only while half of it stays free for them, holds it for one
   try of each request, and takes none of their slots. An error of the mirror stalls no topic; the lag shows it, and
   copying continues by itself.
-- The oldest segment is copied first: then the lag is one position, the source is released in order, and a mirror alone
-  has a history without a hole. A segment that cannot be read does not hold up those behind it.
+- The oldest segment is copied first: then the lag is one position, and a mirror alone has a history without a hole.
+  A segment that cannot be read does not hold up those behind it.
 - Every block is checked on its way by its checksum in the manifest, so damaged data are never copied.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -80,9 +80,10 @@ class Unreadable(OffloaderError):
 class Mirror:
     """Copies the segments of this daemon's topics."""
 
-    def __init__(self, context: OffloadContext, options: MirrorSettings) -> None:
+    def __init__(self, context: OffloadContext, options: MirrorSettings, *, again_s: float = AGAIN_S) -> None:
         up = context.upload_context
         self.context = context
+        self.again_s = again_s
         self.turns = asyncio.Semaphore(AT_ONCE)
         self._throttle = TokenBucket(options.bytes_per_s, up.clock, burst_s=0)
         # Its requests do not slow down those of live segments, are not counted among them, and stall no topic.
@@ -147,28 +148,30 @@ class Mirror:
             check_index(index, described, key=segment.keys.index)
             return described, index, manifest
 
-        try:
-            reader = self._reader.at(segment.bucket)
-            return await reader.table(decode, segment.keys.index, segment.keys.manifest)
-        except BucketMissing:
-            raise
-        except (CorruptData, NotFound) as error:
-            raise Unreadable(f"segment {segment.segment_id} cannot be read: {error}") from error
+        with _reading(segment):
+            return await self._reader.at(segment.bucket).table(decode, segment.keys.index, segment.keys.manifest)
 
     async def blocks(self, segment: CommittedSegment, blocks: Sequence[BlockInfo]) -> list[bytes]:
         """Read neighbouring blocks with one request, and check them. Raises Unreadable."""
         key, sound = segment.keys.data, []
-        try:
+        with _reading(segment):
             reader = self._reader.at(segment.bucket)
             found = await reader.pieces(key, blocks[0].offset, [block.length for block in blocks])
             for data, block in zip(found, blocks, strict=True):
                 sound.append(await reader.sound(key, block.offset, data, partial(_checked, block=block, key=key)))
                 await asyncio.sleep(0)  # noqa: TID251 - yields to the loop between blocks, takes no time
-        except BucketMissing:
-            raise
-        except (CorruptData, NotFound) as error:
-            raise Unreadable(f"segment {segment.segment_id} cannot be read: {error}") from error
         return sound
+
+
+@contextmanager
+def _reading(segment: CommittedSegment) -> Iterator[None]:
+    """Raise Unreadable for an object that is damaged or missing; a bucket that is missing may come back."""
+    try:
+        yield
+    except BucketMissing:
+        raise
+    except (CorruptData, NotFound) as error:
+        raise Unreadable(f"segment {segment.segment_id} cannot be read: {error}") from error
 
 
 @dataclass(slots=True)
@@ -357,7 +360,7 @@ class TopicMirror:
 
     def _skip(self, segment: CommittedSegment, error: Unreadable) -> None:
         """Leave a segment that cannot be read for some time."""
-        self._unreadable[segment.segment_id] = self._clock.monotonic() + AGAIN_S
+        self._unreadable[segment.segment_id] = self._clock.monotonic() + self._mirror.again_s
         self._metrics.mirror_copies.labels(outcome="failed").inc()
         self._owned.mirror.failed(error)
         log.error(

@@ -27,9 +27,6 @@ from offloaderd.objects.port import Bytes, ObjectInfo
 from offloaderd.objects.request import SLICE_BYTES, Body, Call, RequestMetrics, calling
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
     from offloaderd.core.clock import Clock
     from offloaderd.objects.settings import ServiceSettings
 
@@ -47,7 +44,7 @@ FIELDS = "name,size,md5Hash,crc32c,etag,generation,updated,timeCreated,metadata"
 
 
 class Connection:
-    """Connections to the service of one bucket, and the token of their requests; an async context manager."""
+    """Connections to the service of one bucket, and the token of their requests."""
 
     def __init__(
         self, options: ServiceSettings, clock: Clock, metrics: RequestMetrics | None, bytes_per_s_min: int
@@ -61,7 +58,7 @@ class Connection:
         self._tokens: Tokens | None = None
         self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> None:
         """Make the client, without a request. Raises InvalidConfig."""
         options = self._options
         self._tokens = Tokens(
@@ -82,11 +79,8 @@ class Connection:
             )
         except ValueError as error:
             raise InvalidConfig(f"cannot make a client for {self.where}: {error}") from error
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def close(self) -> None:
         """Close the connections; later calls raise Closed."""
         session, self._session = self._session, None
         if session is not None:

@@ -87,11 +87,11 @@ class GcsStore(Buckets):
 
     async def open(self) -> None:
         """See BucketStore."""
-        await self._http.__aenter__()
+        await self._http.open()
 
     async def close(self) -> None:
         """See BucketStore."""
-        await self._http.__aexit__(None, None, None)
+        await self._http.close()
 
     def __str__(self) -> str:
         return self._http.where

@@ -34,6 +34,7 @@ DISABLED = "the topic is disabled, so its open segment will not be resumed"
 class _Left(NamedTuple):
     """What is left of a segment in a place: the key of its data, sizes by key, and open uploads."""
 
+    site: Site
     key: str
     sizes: Mapping[str, int]
     uploads: Sequence[str]
@@ -81,10 +82,11 @@ class Unowned:
         """Return a finding for each remaining object and upload of a segment, or one for the record if none remains."""
         if await nodes.node(self._metadata, paths.owner(topic)) is not None:
             return []
-        left = [await self._left(site, record) for site in self._sites(record)]
+        sites = self._sites(record)
+        left = [await self._left(site, record, first=site is sites[0]) for site in sites]
         current = await catalog.load(self._metadata, topic)
         refused = await deletion_refused(self._metadata, topic)
-        holes = [await self._hole(site, record, current) for site in self._sites(record)]
+        holes = [await self._hole(site, record, current) for site in sites]
         hole = next(filter(None, holes), "")
         reason = f"decided ({record.reason}), and nobody works on the topic"
         kind, verdict = Kind.TRASH, Verdict.DELETE
@@ -95,7 +97,7 @@ class Unowned:
         elif self._rules.apply:
             verdict = Verdict.DELETED
             try:
-                if not await self._empty(topic, record, [one.uploads for one in left]):
+                if not await self._empty(topic, record, left):
                     return []
             except BucketMissing:
                 raise
@@ -107,33 +109,33 @@ class Unowned:
         uploads = [replace(about, key=one.key, upload_id=upload_id) for one in left for upload_id in one.uploads]
         return finds + uploads or [about]
 
-    async def _left(self, site: Site, record: deletion.Trash) -> "_Left":
+    async def _left(self, site: Site, record: deletion.Trash, *, first: bool) -> _Left:
         """Return what is left of a segment in a place; the upload of the record is of the first one."""
         keys, store = record.keys(site.prefix).every, self._objects.at(site.bucket)
-        uploads = [record.upload_id] if record.upload_id and site == self._sites(record)[0] else []
+        uploads = [record.upload_id] if record.upload_id and first else []
         async with aclosing(store.list_uploads(keys[0])) as found:
             uploads += [one.upload_id async for one in found if one.key == keys[0] and one.upload_id not in uploads]
         sizes = {key: info.size_bytes for key in keys if (info := await find(store, key)) is not None}
-        return _Left(keys[0], sizes, uploads)
+        return _Left(site, keys[0], sizes, uploads)
 
     async def _hole(self, site: Site, record: deletion.Trash, current: TopicMap) -> str:
         return await last_copy(self._objects, current, site.bucket, record.keys(site.prefix))
 
-    async def _empty(self, topic: TopicName, record: deletion.Trash, uploads: Sequence[Sequence[str]]) -> bool:
+    async def _empty(self, topic: TopicName, record: deletion.Trash, left: Sequence[_Left]) -> bool:
         """Delete uploads and objects of all places, then the record. False if they must stay after all."""
         current = await catalog.load(self._metadata, topic)
         if any(one.segment_id == record.segment_id for one in current.segments):
             return False
         if await deletion_refused(self._metadata, topic):
             return False
-        for site in self._sites(record):
-            if await self._hole(site, record, current):
+        for one in left:
+            if await self._hole(one.site, record, current):
                 return False
-        for site, upload_ids in zip(self._sites(record), uploads, strict=True):
-            store, keys = self._objects.at(site.bucket), record.keys(site.prefix).every
-            for upload_id in upload_ids:
-                await store.abort_upload(keys[0], upload_id)
-            await store.delete(keys)
+        for one in left:
+            store = self._objects.at(one.site.bucket)
+            for upload_id in one.uploads:
+                await store.abort_upload(one.key, upload_id)
+            await store.delete(record.keys(one.site.prefix).every)
         try:
             await self._metadata.delete(paths.trash_record(topic, record.segment_id))
         except NotFound:

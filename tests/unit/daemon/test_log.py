@@ -224,12 +224,12 @@ def test_inside_of_another_program_warnings_alone_are_written(capsys: pytest.Cap
     log.quieted()
     structlog.get_logger("a").info("metadata.session_started")
     structlog.get_logger("a").warning("metadata.session_lost")
-    structlog.get_logger("a").warning("upload.put_retried")
+    structlog.get_logger("a").warning("data.read_retried")
     said = capsys.readouterr()
     assert said.out == ""
     assert "session_lost" in said.err
     assert "session_started" not in said.err
-    assert "upload.put_again" in said.err
+    assert "data.read_again" in said.err
     structlog.reset_defaults()
     log.configure("info")
     before = structlog.get_config()
