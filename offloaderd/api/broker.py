@@ -47,10 +47,12 @@ from offloaderd.ledgers.port import LedgerRegister, ShadowTopics
 from offloaderd.metadata import paths
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.identity import deletion_refused
+from offloaderd.metadata.topic_map.conversion import holders_of
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
 from offloaderd.objects.port import present
 from offloaderd.policy import store as policies
+from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.protocol.conversion import encoded_read_response, to_position
 from offloaderd.protocol.errors import reason_of
@@ -68,6 +70,7 @@ from offloaderd.upkeep.grants.broker_request import (
     needs_push,
     request_commit,
 )
+from offloaderd.upkeep.grants.copy_check import awaited_copy
 from offloaderd.upkeep.retention import Retention
 
 log = structlog.get_logger(__name__)
@@ -113,6 +116,8 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
     async def EnsureLedger(self, request: pb.EnsureLedgerRequest, context: Context) -> AsyncIterator[Report]:
         """Report until the ledger is covered, or the broker has to do something.
 
+        With a policy that demands the mirror, a ledger is covered once all its segments have their copy there.
+
         Raises InvalidInput, TopicUnknown (Pulsar's list has no such topic or ledger), Conflict (the topic was disabled,
         is one too many for its namespace, or its method takes nothing), Unsound (what the tier has
         is another ledger than BookKeeper's), CorruptData, Transient.
@@ -121,14 +126,17 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         pause_s, left_s = CHANGES_S, request.wait_ms / 1000 if request.wait_ms else inf
         while True:
             stored = await self.engine.topic_map(topic)
-            if is_whole(stored, wanted.ledger_id):
-                count = await self._sound(stored, wanted)
+            policy, awaits = (await self.engine.book.of(topic)).values, ""
+            if whole := is_whole(stored, wanted.ledger_id):
+                awaits = awaited_copy(holders_of(stored, wanted.ledger_id), policy)
+            if whole and not awaits:
+                count = await self._sound(stored, wanted, policy)
                 yield Report(state=STATES.ENSURE_STATE_COVERED, offloaded=to_position(stored.offloaded), segments=count)
                 return
-            report = Report(state=STATES.ENSURE_STATE_WAITING, offloaded=to_position(stored.offloaded))
-            offloader, changed = await self._owned(topic, wanted, report), self.engine.changed
-            if offloader is not None:
-                changed = offloader.changed
+            report = Report(state=STATES.ENSURE_STATE_WAITING, offloaded=to_position(stored.offloaded), message=awaits)
+            offloader = await self._owned(topic, wanted, report)
+            changed = self.engine.changed if offloader is None else offloader.changed
+            if offloader is not None and not awaits:
                 if needs_push(offloader, wanted):
                     report.state = STATES.ENSURE_STATE_PUSH
                 else:
@@ -157,10 +165,10 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             self._requested[offloader] = wanted.last, self._clock.monotonic()
         return hindrance
 
-    async def _sound(self, stored: TopicMap, wanted: ClosedLedger) -> int:
+    async def _sound(self, stored: TopicMap, wanted: ClosedLedger, policy: OffloadPolicies) -> int:
         """Return how many segments hold a ledger; an unsound copy loses its grant. Raises as `verified`."""
         try:
-            return await self._copies.verified(stored, wanted)
+            return await self._copies.verified(stored, wanted, policy)
         except (CorruptData, Unsound) as error:
             if self.keep is not None:
                 reason = f"its copy was found damaged when a broker asked: {error.message}"

@@ -364,6 +364,13 @@ class OutagePolicy(PolicyValue):
     """A topic without a source writes them to a local disk; a topic with a source leaves them there."""
 
 
+class MirrorRequired(PolicyValue):
+    """Whether the source may delete a ledger before every segment of it has its copy in the mirror."""
+
+    NO = "no"
+    YES = "yes"
+
+
 class OffloadMethod(PolicyValue):
     """How entries are offloaded: as they arrive (PIP-76), by closed ledgers (PIP-17), or not at all."""
 

@@ -215,7 +215,7 @@ def inspection(
     """Return the service that explains entries and verifies segments."""
     found, budget = sites(settings), ByteBudget(CALLS_BYTES)
     retrying_reader = partial(RetryingReader, objects, clock=clock, budget=budget)
-    explainer = Explainer(engine, partial(held, reader), metadata, retrying_reader(), found)
+    explainer = Explainer(engine, partial(held, reader), metadata, retrying_reader(), found, engine.book.of)
     verifier = TopicVerifier(engine, retrying_reader, found, keeper.found)
     return InspectService(explainer, verifier, engine, metadata, keeper.found, reader.priority)
 

@@ -29,7 +29,7 @@ LIVE = frozenset({
     "bookkeeper.bytes_per_s", "bookkeeper.requests_per_s", "bookkeeper.topic_bytes_per_s",
     "bookkeeper.topic_requests_per_s", "gc.grace_s", "gc.interval_s", "gc.mode", "grants.deletion_lag_s",
     "grants.interval_s", "grants.readback", "grpc.call_s_max", "grpc.calls_max", "grpc.send_s_max", "log.level",
-    "log.levels", "memory.buffer_bytes", "memory.upload_bytes", "mirror.bytes_per_s", "mirror.place",
+    "log.levels", "memory.buffer_bytes", "memory.upload_bytes", "mirror.bytes_per_s", "mirror.place", "mirror.required",
     "offload.parts_in_flight_max", "offload.segment_age_max_s", "offload.segment_age_min_s",
     "offload.segment_bytes_max", "offload.suspend_after_s",
     "offload.verify", "outage.policy", "placement.grace_s", "placement.handover_s", "placement.handovers_max",

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from offloaderd.core.clock import Clock
 from offloaderd.core.limits import ByteBudget, Pace
 from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import MirrorRequired
 from offloaderd.core.retry import until_answered
 from offloaderd.core.traces import NO_TRACES, Traces
 from offloaderd.daemon.settings import Settings
@@ -163,10 +164,12 @@ def policy_levels(settings: Settings) -> list[Level]:
         "storage_class": (settings.objects, "storage_class"),
         "tags": (settings.objects, "tags"),
         "mirror": (settings.mirror, "place"),
+        "mirror_required": (settings.mirror, "required"),
         "outage": (settings.outage, "policy"),
         "retention": (settings.retention, "kind"),
     }
     values: dict[str, Any] = {name: getattr(section, key) for name, (section, key) in where.items()}
+    values["mirror_required"] = MirrorRequired.YES if settings.mirror.required else MirrorRequired.NO
     values["bucket"] = settings.objects.all_places.home.bucket  # a directory has none
     given = {name for name, (section, key) in where.items() if key in section.model_fields_set}
     limits = {"retention_age_s": settings.retention.age_s, "retention_bytes": settings.retention.size_bytes}

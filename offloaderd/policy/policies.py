@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from offloaderd.core.errors import InvalidInput
-from offloaderd.core.model import HistoryOrder, OffloadMethod, OutagePolicy, TierRetention
+from offloaderd.core.model import HistoryOrder, MirrorRequired, OffloadMethod, OutagePolicy, TierRetention
 from offloaderd.core.read_options import ReadPriority
 from offloaderd.core.units import parse_bytes, parse_seconds
 from offloaderd.objects.stored_as import STORAGE_CLASS, STORAGE_CLASS_FORM, TAGS, TAGS_FORM
@@ -182,6 +182,7 @@ class OffloadPolicies:
     storage_class: str | None = _text("storage-class", shape=STORAGE_CLASS, form=STORAGE_CLASS_FORM)
     tags: str | None = _text("tags", shape=TAGS, form=TAGS_FORM)
     mirror: str | None = _text("mirror", shape=_MIRROR[0], form=_MIRROR[1])
+    mirror_required: MirrorRequired | None = _word("mirror-required", words=MirrorRequired)
     history_order: HistoryOrder | None = _word("history-order", words=HistoryOrder)
     outage: OutagePolicy | None = _word("outage", words=OutagePolicy)
     retention: TierRetention | None = _word("retention", words=TierRetention)
@@ -217,6 +218,7 @@ DEFAULTS = OffloadPolicies(
     storage_class="",
     tags="",
     mirror="",
+    mirror_required=MirrorRequired.NO,
     history_order=HistoryOrder.HISTORY_FIRST,
     outage=OutagePolicy.SOURCE,
     retention=TierRetention.KEEP,

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from offloaderd.core.errors import InvalidInput
-from offloaderd.core.model import HistoryOrder, OffloadMethod, OutagePolicy, TierRetention
+from offloaderd.core.model import HistoryOrder, MirrorRequired, OffloadMethod, OutagePolicy, TierRetention
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.core.read_options import ReadPriority
 from offloaderd.format.parsing import filled
@@ -102,6 +102,7 @@ def from_record(record: records_pb2.TopicPolicyRecord, *, path: str) -> TopicPol
         read_priority=_priority(path, record),
         history_order=_word(path, HistoryOrder, record.history_order),
         outage=_word(path, OutagePolicy, record.outage),
+        mirror_required=_word(path, MirrorRequired, record.mirror_required),
         retention=_word(path, TierRetention, record.retention),
     )
 

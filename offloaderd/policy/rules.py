@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from offloaderd.core.errors import InvalidInput
-from offloaderd.core.model import OffloadMethod, TierRetention
+from offloaderd.core.model import MirrorRequired, OffloadMethod, TierRetention
 from offloaderd.objects.stored_as import class_flaw, tags_flaw
 from offloaderd.policy.policies import FIELDS, NAMES, Effective, Level, OffloadPolicies, Origin, place_named, shown
 
@@ -159,17 +159,25 @@ def _location(own: OffloadPolicies, merged: Effective, around: Surroundings) -> 
 
 
 def _mirror(own: OffloadPolicies, merged: Effective, around: Surroundings) -> Iterator[str]:
-    """A mirror is one of the daemon's places, and another one than the topic's own."""
-    mirror = place_named(merged.values.mirror or "")
-    if mirror is None or not around.places or (own.mirror is None and own.bucket is None and own.prefix is None):
+    """A mirror is one of the daemon's places, another one than the topic's own, and there if it is demanded."""
+    values, changed = merged.values, own.mirror is not None or own.bucket is not None or own.prefix is not None
+    mirror = place_named(values.mirror or "")
+    demanded = values.mirror_required is MirrorRequired.YES
+    if demanded and values.mirror == "" and (own.mirror is not None or own.mirror_required is not None):
+        demand = _at("mirror_required", values.mirror_required, merged)
+        yield (
+            f"{demand} needs a mirror, and the {merged.levels['mirror']} names none: nothing could ever be granted. "
+            "Give a mirror (BUCKET/PREFIX) as well, or mirror_required = no"
+        )
+    if mirror is None or not around.places or not changed:
         return
     known = "; ".join(f"{bucket}/{prefix}" for bucket, prefix in around.places)
     if mirror not in around.places:
-        yield f"{_at('mirror', merged.values.mirror, merged)} is no place of this daemon's; objects.places has {known}"
+        yield f"{_at('mirror', values.mirror, merged)} is no place of this daemon's; objects.places has {known}"
     home = around.places[0]
-    values = (merged.values.bucket, merged.values.prefix)
-    if mirror == tuple(here if one is None else one for one, here in zip(values, home, strict=True)):
-        yield f"{_at('mirror', merged.values.mirror, merged)} is the place of the segments themselves; it has {known}"
+    place = (values.bucket, values.prefix)
+    if mirror == tuple(here if one is None else one for one, here in zip(place, home, strict=True)):
+        yield f"{_at('mirror', values.mirror, merged)} is the place of the segments themselves; it has {known}"
 
 
 def _stored_as(own: OffloadPolicies, merged: Effective, around: Surroundings) -> Iterator[str]:

@@ -80,12 +80,23 @@ def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
     }
 
 
-MIRROR = ("bucket", "prefix", "lag_segments", "lag_entries", "lag_bytes", "lag_seconds", "segments", "failure")
+MIRROR = (
+    "bucket",
+    "prefix",
+    "lag_segments",
+    "lag_entries",
+    "lag_bytes",
+    "lag_seconds",
+    "segments",
+    "failure",
+    "required",
+)
 
 
 def _mirror_json(one: admin_pb2.MirrorSummary) -> dict[str, object]:
     """Return the copies of a topic as JSON."""
-    return {**{name: getattr(one, name) for name in MIRROR}, "failing_since_ms": one.failing_since_ms}
+    kept = {name: getattr(one, name) for name in (*MIRROR, "required")}
+    return {**kept, "failing_since_ms": one.failing_since_ms, "waiting_ledgers": list(one.waiting_ledgers)}
 
 
 def rated_json(one: admin_pb2.TopicStatus, rate: Rate | None) -> dict[str, object]:
@@ -170,14 +181,18 @@ def _lag_text(one: admin_pb2.TopicStatus) -> str:
 
 def mirror_text(one: admin_pb2.MirrorSummary) -> str:
     """Return the place of a topic's copies, their lag, and the present error as text."""
+    waiting = ", ".join(map(str, one.waiting_ledgers))
+    waits = f"; the SOURCE KEEPS ledgers {waiting} until their copies are there (mirror_required)" if waiting else ""
+    if not one.bucket:
+        return f"none, and the policy demands one (mirror_required): no ledger is granted{waits}"
     text = f"{one.bucket}/{one.prefix}, {words.plural(one.segments, 'copy', 'copies')}, "
     if not one.lag_segments:
-        return f"{text}all there"
+        return f"{text}all there{waits}"
     behind = f"{words.plural(one.lag_segments, 'segment', 'segments')} behind ("
     behind += f"{words.plural(one.lag_entries, 'entry', 'entries')}, {words.size(one.lag_bytes)}, "
     behind += f"oldest {words.age(one.lag_seconds)} ago)"
     failure = f"; FAILS since {words.moment(one.failing_since_ms)} UTC: {one.failure}" if one.failure else ""
-    return f"{text}{behind}{failure}"
+    return f"{text}{behind}{failure}{waits}"
 
 
 def lag_cells(one: admin_pb2.TopicStatus) -> tuple[str, str, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple, TypeVar, cast
 
-from offloaderd.core.model import START, HistoryOrder, LedgerInfo, OffloadMethod, Position, RollReason
+from offloaderd.core.model import START, HistoryOrder, LedgerInfo, MirrorRequired, OffloadMethod, Position, RollReason
 from offloaderd.ledgers.chain import LedgerChain, Run
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.policy.policies import Effective, place_named
@@ -45,6 +45,8 @@ class RollPolicy:
     """Tags of new objects, as the policy has them; None are those of the place in the settings."""
     mirror: tuple[str, str] | None = None
     """Bucket and prefix of the second copy of each segment; None for none."""
+    mirror_required: bool = False
+    """Whether grants wait for the second copies."""
     paused: Paused | None = None
     """Since when the topic is paused, and by which operator; None if it is not."""
 
@@ -64,6 +66,7 @@ class RollPolicy:
             storage_class=effective.given("storage_class"),
             tags=effective.given("tags"),
             mirror=place_named(cast("str", values.mirror)),
+            mirror_required=values.mirror_required is MirrorRequired.YES,
         )
 
     def held(self, paused: Paused | None, *, push_only: bool) -> "RollPolicy":

@@ -11,13 +11,17 @@ from offloaderd.objects.places import Places
 from offloaderd.segment.failures import Failure
 from offloaderd.segment.roll import RollPolicy
 
+WAITING_MAX = 100
+"""Ledgers in a status that wait for copies."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorStatus:
     """The mirror of a topic, and its lag: the segments without a copy that can have one.
 
     `lag_bytes` are of data objects, `lag_seconds` since the oldest of them was offloaded; `segments` have a copy.
-    `failure` is the present error, empty while it works.
+    `failure` is the present error, empty while it works. `required`: grants wait for the copies, at present those of
+    `waiting_ledgers`. `bucket` is empty if the policy demands a mirror and names none.
     """
 
     bucket: str
@@ -29,6 +33,8 @@ class MirrorStatus:
     segments: int
     failure: str
     failing_since_ms: int
+    required: bool
+    waiting_ledgers: tuple[int, ...]
 
 
 class MirrorProgress:
@@ -37,6 +43,8 @@ class MirrorProgress:
     def __init__(self, places: Places, clock: Clock) -> None:
         self._home = (places.home.bucket, places.home.prefix)
         self._clock = clock
+        self.waiting: tuple[int, ...] = ()
+        """Ledgers that wait for copies to be granted, as the grants last found them."""
         self._failure: Failure | None = None
         self._seen: tuple[Sequence[CommittedSegment], Place, Place] | None = None
         self._due: tuple[CommittedSegment, ...] = ()
@@ -70,11 +78,11 @@ class MirrorProgress:
         return ended
 
     def status(self, segments: Sequence[CommittedSegment], policy: RollPolicy, *, wall_ms: int) -> MirrorStatus | None:
-        """Return the status at a wall time; None while the policy names no mirror."""
-        if policy.mirror is None:
+        """Return the status at a wall time; None while the policy names no mirror and demands none."""
+        if policy.mirror is None and not policy.mirror_required:
             return None
         due, failure = self.due(segments, policy), self._failure
-        bucket, prefix = policy.mirror
+        bucket, prefix = policy.mirror or ("", "")
         return MirrorStatus(
             bucket=bucket,
             prefix=prefix,
@@ -85,4 +93,6 @@ class MirrorProgress:
             segments=sum(one.mirror is not None for one in segments),
             failure=str(failure.error) if failure is not None else "",
             failing_since_ms=failure.since_ms if failure is not None else 0,
+            required=policy.mirror_required,
+            waiting_ledgers=self.waiting[:WAITING_MAX] if policy.mirror_required else (),
         )

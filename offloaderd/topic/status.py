@@ -370,6 +370,7 @@ class Reporter:
             (metrics.mirror_lag_entries, mirror.lag_entries if mirror is not None else None),
             (metrics.mirror_lag_bytes, mirror.lag_bytes if mirror is not None else None),
             (metrics.mirror_lag_seconds, mirror.lag_seconds if mirror is not None else None),
+            (metrics.mirror_waiting_ledgers, len(mirror.waiting_ledgers) if mirror is not None else None),
         ):
             if value is None:
                 gauge.remove(topic)

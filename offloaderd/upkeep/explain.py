@@ -24,10 +24,13 @@ from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records import verified as verified_record
 from offloaderd.metadata.records.grant import Grant
 from offloaderd.metadata.records.verified import SegmentVerified
+from offloaderd.metadata.topic_map.conversion import holders_of
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.retrying import RetryingReader
+from offloaderd.policy.policies import Effective
 from offloaderd.read.reader import Maps
 from offloaderd.upkeep.flaws import RESTORE, Flaw, Kind, corrupt, noted
+from offloaderd.upkeep.grants.copy_check import awaited_copy
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.segment import (
     Tables,
@@ -105,6 +108,8 @@ class Explanation:
     ledger_end: LedgerEnd | None = None
     ledger_deleted_ms: int | None = None
     grant: Grant | None = None
+    grant_waits: str = ""
+    """Why the source may not delete the ledger yet: its policy demands copies in the mirror; empty if not for that."""
 
 
 class Explainer:
@@ -117,12 +122,17 @@ class Explainer:
         metadata: MetadataStore,
         reader: RetryingReader,
         sites: Sequence[Site],
+        policies: Callable[[TopicName], Awaitable[Effective]] | None = None,
     ) -> None:
-        """`held` returns the other tiers with an entry. It raises Transient, and NotFound if no tier has the topic."""
+        """`held` returns the other tiers with an entry. It raises Transient, and NotFound if no tier has the topic.
+
+        `policies` returns a topic's policy.
+        """
         self._maps = maps
         self._held = held
         self._metadata = metadata
         self._reader = reader
+        self._policies = policies
         self._cluster = sites[0].cluster
         self._buckets = {site.bucket for site in sites}
 
@@ -153,7 +163,16 @@ class Explainer:
             text, advice = f"offloaded, and not readable from the bucket now: {place.flaw}", place.flaw.what_to_do
         else:
             text, advice = "offloaded; its block was read and is as it was written", ""
-        return replace(known, text=text, what_to_do=advice, place=place, verified=verified)
+        waits = await self._awaited(known, topic_map)
+        return replace(known, text=text, what_to_do=advice, place=place, verified=verified, grant_waits=waits)
+
+    async def _awaited(self, known: Explanation, topic_map: TopicMap) -> str:
+        """Return why the ledger of a position waits for the mirror to be granted; empty if it does not."""
+        granted = known.grant is not None and known.grant.in_force
+        if self._policies is None or granted or known.ledger_end is None:
+            return ""
+        policy = (await self._policies(known.topic)).values
+        return awaited_copy(holders_of(topic_map, known.position.ledger_id), policy)
 
     async def _within_reach(self, topic: TopicName, position: Position, segment: CommittedSegment) -> Place:
         """Read the object; without an answer from the bucket return what the map has of it."""

@@ -110,6 +110,10 @@ class MirrorSettings(Section):
     place: MirrorPlace = Field(default="", examples=["pulsar-offload-eu/topics/"])
     """Mirror of topics whose policy names none: one of objects.places, as BUCKET/PREFIX. Empty: no second copy."""
 
+    required: bool = False
+    """Let the source delete a ledger only once every segment of it has its copy in the mirror, for topics whose policy
+    does not say. While the mirror is away, ledgers stay at the source. Needs mirror.place."""
+
     bytes_per_s: Bytes = Field(default=0, ge=0)
     """The most that a daemon copies; 0: as much as the mirror takes. Copies use half of the memory for uploads at most,
     and only what live segments leave of it."""

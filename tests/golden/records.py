@@ -15,6 +15,7 @@ from offloaderd.core.model import (
     HistoryOrder,
     LedgerEnd,
     Loss,
+    MirrorRequired,
     OffloadMethod,
     OutagePolicy,
     Position,
@@ -348,6 +349,11 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
         encode_policy,
         decode_policy,
         TopicPolicy(enabled=True, mirror="eu/topics/"),
+    ),
+    "policy-mirror-required": (
+        encode_policy,
+        decode_policy,
+        TopicPolicy(enabled=True, mirror="eu/topics/", mirror_required=MirrorRequired.YES),
     ),
     "rollback-order": (
         orders.encode_rollback,

@@ -50,6 +50,7 @@ HELP = (
     | dict.fromkeys(("bucket", "prefix"), "Refuse a daemon that stores elsewhere.")
     | STORED_AS
     | {"mirror": "Keep a second copy of each segment in this place, as BUCKET/PREFIX; empty: none."}
+    | {"mirror_required": "Whether the source keeps a ledger until all its segments have their copy in the mirror."}
 )
 METAVARS = {Kind.BYTES: "SIZE", Kind.SECONDS: "TIME", Kind.TEXT: "TEXT"}
 PULSAR_UNIT = re.compile("Mbytes|Minutes|Bytes|Seconds|Millis")

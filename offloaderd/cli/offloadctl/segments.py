@@ -169,7 +169,8 @@ def _verified(place: inspect_pb2.ExplainResponse.Place) -> str:
 def _grant(found: inspect_pb2.ExplainResponse) -> str:
     """Return the state of the permission to delete the ledger from its source."""
     if not found.HasField("grant"):
-        return "none: the source may not delete the ledger"
+        waits = f": {found.grant_waits}" if found.grant_waits else ""
+        return f"none: the source may not delete the ledger{waits}"
     one = found.grant
     if one.source_deleted_ms:
         return f"deleted from the source {show.moment(one.source_deleted_ms)}"
@@ -189,6 +190,7 @@ def _explained(found: inspect_pb2.ExplainResponse) -> dict[str, object]:
         "owner": owner if found.owner else None,
         "ledger": picked(found, "entries=ledger_entries", "deleted_ms=ledger_deleted_ms"),
         "grant": as_json(found.grant) if found.HasField("grant") else None,
+        "grant_waits": found.grant_waits or None,
     }
 
 

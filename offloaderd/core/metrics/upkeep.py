@@ -60,6 +60,10 @@ class UpkeepMetrics(Families):
         "Seconds since the oldest of the same segments was offloaded; 0 when all have a copy. Look when it keeps "
         "growing: offloadctl status TOPIC has the error."
     )
+    mirror_waiting_ledgers = topic_gauge(
+        "Closed ledgers that stay at their source because the policy demands the mirror (mirror_required) and a "
+        "segment of them has no copy there yet; up to 100 are counted. 0 where it is not demanded."
+    )
     mirror_copies = counter(
         "Copies of segments in mirrors by outcome. ok: verified and recorded. failed: an error; it is tried again.",
         outcome=("ok", "failed"),
@@ -81,7 +85,8 @@ class UpkeepMetrics(Families):
     grant_checked_bytes = counter("Bytes read from the bucket to verify copies before the source may delete.")
     source_delete_denied = counter(
         "Complete ledgers that may not be deleted from the source, by what is wrong with their copy. Page when "
-        "missing_object, size, corrupt or gap rise: an object of a committed segment is damaged.",
+        "missing_object, size, corrupt or gap rise: an object of a committed segment is damaged. mirror: the "
+        "policy demands a copy in the mirror that is not there yet.",
         reason=(
             "not_offloaded",
             "missing_object",
@@ -89,6 +94,7 @@ class UpkeepMetrics(Families):
             "corrupt",
             "gap",
             "bucket",
+            "mirror",
             "revoked",
             "unreachable",
             "no_space",

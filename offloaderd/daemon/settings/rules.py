@@ -349,6 +349,12 @@ RULES: tuple[Rule, ...] = (
         lambda s: (place := place_named(s.mirror.place)) is not None and s.objects.all_places.find(*place) is None,
         "mirror.place = {mirror.place} is none of objects.places: name it there",
     ),
+    Rule(
+        "mirror.required mirror.place",
+        lambda s: s.mirror.required and not s.mirror.place,
+        "mirror.required = true needs a mirror: set mirror.place, or demand it by the policies that name a mirror "
+        "(mirror_required)",
+    ),
     *_together("objects", "access_key", "secret_key", " for the AWS chain"),
     Rule(
         "objects.kind objects.azure_account objects.azure_connection_string",

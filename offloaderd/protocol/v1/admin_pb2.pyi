@@ -1015,6 +1015,8 @@ class MirrorSummary(_message.Message):
     SEGMENTS_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     FAILING_SINCE_MS_FIELD_NUMBER: _builtins.int
+    REQUIRED_FIELD_NUMBER: _builtins.int
+    WAITING_LEDGERS_FIELD_NUMBER: _builtins.int
     bucket: _builtins.str
     """the place that the policy names"""
     prefix: _builtins.str
@@ -1031,6 +1033,14 @@ class MirrorSummary(_message.Message):
     """class and message of the present error; empty: none"""
     failing_since_ms: _builtins.int
     """0: it works"""
+    required: _builtins.bool
+    """by the policy, grants wait for the copies"""
+    @_builtins.property
+    def waiting_ledgers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Closed ledgers that are not granted, and so stay at their source, because a segment of them has no copy; at most
+        100. Segments that a broker wrote count as well.
+        """
+
     def __init__(
         self,
         *,
@@ -1043,10 +1053,12 @@ class MirrorSummary(_message.Message):
         segments: _builtins.int = ...,
         failure: _builtins.str = ...,
         failing_since_ms: _builtins.int = ...,
+        required: _builtins.bool = ...,
+        waiting_ledgers: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "failing_since_ms", b"failing_since_ms", "failure", b"failure", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "lag_segments", b"lag_segments", "prefix", b"prefix", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "failing_since_ms", b"failing_since_ms", "failure", b"failure", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "lag_segments", b"lag_segments", "prefix", b"prefix", "required", b"required", "segments", b"segments", "waiting_ledgers", b"waiting_ledgers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -204,6 +204,7 @@ class ExplainResponse(_message.Message):
     LEDGER_ENTRIES_FIELD_NUMBER: _builtins.int
     LEDGER_DELETED_MS_FIELD_NUMBER: _builtins.int
     GRANT_FIELD_NUMBER: _builtins.int
+    GRANT_WAITS_FIELD_NUMBER: _builtins.int
     state: _builtins.str
     """offloaded, not-offloaded, deleted, lost, maybe-lost, no-entry, beyond-the-end, ..."""
     text: _builtins.str
@@ -222,6 +223,8 @@ class ExplainResponse(_message.Message):
     """of a ledger that is offloaded to its end"""
     ledger_deleted_ms: _builtins.int
     """when it was marked deleted; 0: it is not"""
+    grant_waits: _builtins.str
+    """which copy in the mirror the grant waits for, by the policy; empty: for none"""
     @_builtins.property
     def place(self) -> Global___ExplainResponse.Place:
         """if it is in the bucket"""
@@ -247,10 +250,11 @@ class ExplainResponse(_message.Message):
         ledger_entries: _builtins.int | None = ...,
         ledger_deleted_ms: _builtins.int = ...,
         grant: Global___ExplainResponse.Grant | None = ...,
+        grant_waits: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_in_source", b"_in_source", "_ledger_entries", b"_ledger_entries", "grant", b"grant", "in_source", b"in_source", "ledger_entries", b"ledger_entries", "place", b"place"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_in_source", b"_in_source", "_ledger_entries", b"_ledger_entries", "epoch", b"epoch", "grant", b"grant", "in_buffer", b"in_buffer", "in_objects", b"in_objects", "in_source", b"in_source", "ledger_deleted_ms", b"ledger_deleted_ms", "ledger_entries", b"ledger_entries", "owner", b"owner", "owner_address", b"owner_address", "place", b"place", "source_trouble", b"source_trouble", "state", b"state", "text", b"text", "what_to_do", b"what_to_do"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_in_source", b"_in_source", "_ledger_entries", b"_ledger_entries", "epoch", b"epoch", "grant", b"grant", "grant_waits", b"grant_waits", "in_buffer", b"in_buffer", "in_objects", b"in_objects", "in_source", b"in_source", "ledger_deleted_ms", b"ledger_deleted_ms", "ledger_entries", b"ledger_entries", "owner", b"owner", "owner_address", b"owner_address", "place", b"place", "source_trouble", b"source_trouble", "state", b"state", "text", b"text", "what_to_do", b"what_to_do"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__in_source: _TypeAlias = _typing.Literal["in_source"]  # noqa: Y015
     _WhichOneofArgType__in_source: _TypeAlias = _typing.Literal["_in_source", b"_in_source"]  # noqa: Y015

@@ -73,6 +73,7 @@ class OffloadPolicies(_message.Message):
     STORAGE_CLASS_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
     MIRROR_FIELD_NUMBER: _builtins.int
+    MIRROR_REQUIRED_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     """streaming, ledger-based or none"""
     segment_bytes_max: _builtins.int
@@ -106,6 +107,8 @@ class OffloadPolicies(_message.Message):
     """of new objects: NAME=VALUE, several with commas between them; empty: none"""
     mirror: _builtins.str
     """BUCKET/PREFIX of the second copy of each segment; empty: none"""
+    mirror_required: _builtins.str
+    """yes or no: a ledger is granted only once all its segments have their copy"""
     def __init__(
         self,
         *,
@@ -127,10 +130,11 @@ class OffloadPolicies(_message.Message):
         storage_class: _builtins.str | None = ...,
         tags: _builtins.str | None = ...,
         mirror: _builtins.str | None = ...,
+        mirror_required: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_history_order", b"_history_order", "_method", b"_method", "_mirror", b"_mirror", "_outage", b"_outage", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention", b"_retention", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_storage_class", b"_storage_class", "_tags", b"_tags", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "history_order", b"history_order", "method", b"method", "mirror", b"mirror", "outage", b"outage", "prefix", b"prefix", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "storage_class", b"storage_class", "tags", b"tags", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_history_order", b"_history_order", "_method", b"_method", "_mirror", b"_mirror", "_mirror_required", b"_mirror_required", "_outage", b"_outage", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention", b"_retention", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_storage_class", b"_storage_class", "_tags", b"_tags", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "history_order", b"history_order", "method", b"method", "mirror", b"mirror", "mirror_required", b"mirror_required", "outage", b"outage", "prefix", b"prefix", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "storage_class", b"storage_class", "tags", b"tags", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_history_order", b"_history_order", "_method", b"_method", "_mirror", b"_mirror", "_outage", b"_outage", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention", b"_retention", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_storage_class", b"_storage_class", "_tags", b"_tags", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "history_order", b"history_order", "method", b"method", "mirror", b"mirror", "outage", b"outage", "prefix", b"prefix", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "storage_class", b"storage_class", "tags", b"tags", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_deletion_lag_s", b"_deletion_lag_s", "_history_order", b"_history_order", "_method", b"_method", "_mirror", b"_mirror", "_mirror_required", b"_mirror_required", "_outage", b"_outage", "_prefix", b"_prefix", "_read_priority", b"_read_priority", "_retention", b"_retention", "_retention_age_s", b"_retention_age_s", "_retention_bytes", b"_retention_bytes", "_segment_age_max_s", b"_segment_age_max_s", "_segment_age_min_s", b"_segment_age_min_s", "_segment_bytes_max", b"_segment_bytes_max", "_storage_class", b"_storage_class", "_tags", b"_tags", "_threshold_bytes", b"_threshold_bytes", "_threshold_s", b"_threshold_s", "bucket", b"bucket", "deletion_lag_s", b"deletion_lag_s", "history_order", b"history_order", "method", b"method", "mirror", b"mirror", "mirror_required", b"mirror_required", "outage", b"outage", "prefix", b"prefix", "read_priority", b"read_priority", "retention", b"retention", "retention_age_s", b"retention_age_s", "retention_bytes", b"retention_bytes", "segment_age_max_s", b"segment_age_max_s", "segment_age_min_s", b"segment_age_min_s", "segment_bytes_max", b"segment_bytes_max", "storage_class", b"storage_class", "tags", b"tags", "threshold_bytes", b"threshold_bytes", "threshold_s", b"threshold_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bucket: _TypeAlias = _typing.Literal["bucket"]  # noqa: Y015
     _WhichOneofArgType__bucket: _TypeAlias = _typing.Literal["_bucket", b"_bucket"]  # noqa: Y015
@@ -142,6 +146,8 @@ class OffloadPolicies(_message.Message):
     _WhichOneofArgType__method: _TypeAlias = _typing.Literal["_method", b"_method"]  # noqa: Y015
     _WhichOneofReturnType__mirror: _TypeAlias = _typing.Literal["mirror"]  # noqa: Y015
     _WhichOneofArgType__mirror: _TypeAlias = _typing.Literal["_mirror", b"_mirror"]  # noqa: Y015
+    _WhichOneofReturnType__mirror_required: _TypeAlias = _typing.Literal["mirror_required"]  # noqa: Y015
+    _WhichOneofArgType__mirror_required: _TypeAlias = _typing.Literal["_mirror_required", b"_mirror_required"]  # noqa: Y015
     _WhichOneofReturnType__outage: _TypeAlias = _typing.Literal["outage"]  # noqa: Y015
     _WhichOneofArgType__outage: _TypeAlias = _typing.Literal["_outage", b"_outage"]  # noqa: Y015
     _WhichOneofReturnType__prefix: _TypeAlias = _typing.Literal["prefix"]  # noqa: Y015
@@ -178,6 +184,8 @@ class OffloadPolicies(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__method) -> _WhichOneofReturnType__method | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__mirror) -> _WhichOneofReturnType__mirror | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mirror_required) -> _WhichOneofReturnType__mirror_required | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__outage) -> _WhichOneofReturnType__outage | None: ...
     @_typing.overload

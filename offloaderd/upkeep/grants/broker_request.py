@@ -15,10 +15,11 @@ from offloaderd.history.adoption import located
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.kinds import broker_drivers
+from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.segment.context import OffloadContext
 from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.topic.requests import Wanted
-from offloaderd.upkeep.grants.copy_check import CopyChecker, holding_all, segments_of
+from offloaderd.upkeep.grants.copy_check import CopyChecker, demanded_copies, holding_all, segments_of
 
 KNOWN_MAX = 1000
 """Objects of brokers that are remembered as verified."""
@@ -45,8 +46,11 @@ class Copies:
         self._checker = CopyChecker(context, readback=False)
         self._theirs: Bounded[tuple[TopicName, int, str, UUID], CommittedSegment] = Bounded(KNOWN_MAX)
 
-    async def verified(self, topic_map: TopicMap, wanted: ClosedLedger) -> int:
-        """Return how many segments hold the ledger, all of them checked now. Raises Unsound, Transient, Denied."""
+    async def verified(self, topic_map: TopicMap, wanted: ClosedLedger, policy: OffloadPolicies) -> int:
+        """Return how many segments hold the ledger, all of them checked now, and the copies that the policy demands.
+
+        Raises Unsound, Transient, Denied.
+        """
         ledger_id, length = wanted.ledger_id, length_of(topic_map, wanted.ledger_id)
         holding, entries = segments_of(topic_map, ledger_id), topic_map.ends[ledger_id].entries
         if (entries, length) != (wanted.last_entry_id + 1, wanted.length_bytes):
@@ -61,6 +65,8 @@ class Copies:
                 await self._located(key, segment.driver, named=False)
             else:
                 await self._checker.check(topic_map, segment, ledger_id)
+        for copy in demanded_copies(holding, policy):
+            await self._checker.check(topic_map, copy, ledger_id)
         return len(holding)
 
     async def of_broker(self, topic: TopicName, ledger_id: int, bucket: str, object_id: UUID) -> CommittedSegment:

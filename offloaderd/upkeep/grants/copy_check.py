@@ -6,7 +6,7 @@ without a gap, and join the segments before and behind.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -14,7 +14,7 @@ import google_crc32c
 
 from offloaderd.core.aio import Group
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, Unsound, first_of
-from offloaderd.core.model import lost_up_to
+from offloaderd.core.model import MirrorRequired, lost_up_to
 from offloaderd.format import manifest_bytes
 from offloaderd.format.manifest import SegmentManifest
 from offloaderd.format.verify import BlockRun, check_index, runs
@@ -22,8 +22,10 @@ from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records.grant import GrantedObject, GrantedSegment
 from offloaderd.metadata.topic_map.conversion import holders_of
 from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.metadata.topic_map.mirroring import target
 from offloaderd.objects.port import ObjectReader, find
 from offloaderd.objects.whole import read_apart, sure
+from offloaderd.policy.policies import OffloadPolicies, place_named
 from offloaderd.segment.context import OffloadContext
 
 
@@ -51,6 +53,33 @@ def holding_all(topic_map: TopicMap, ledger_id: int, first_entry_id: int = 0) ->
     if expected != end.entries:
         raise Unsound("gap", f"the segments hold {expected} of {end.entries} entries of ledger {ledger_id}")
     return holding
+
+
+def awaited_copy(holding: Iterable[CommittedSegment], policy: OffloadPolicies) -> str:
+    """Return why these segments may not be granted before the mirror has them; empty if the policy demands no mirror.
+
+    What a broker wrote never has a copy, so with such a policy it is never granted.
+    """
+    if policy.mirror_required is not MirrorRequired.YES:
+        return ""
+    mirror = place_named(policy.mirror or "")
+    if mirror is None:
+        return "the policy demands a mirror (mirror_required) and names none"
+    own = policy.bucket or "", policy.prefix or ""
+    for one in holding:
+        if one.foreign:
+            return f"{one.segment_id} is a broker's own object and cannot have the copy that mirror_required demands"
+        if target(one, own, mirror) is not None:
+            place = "/".join(mirror)
+            return f"segment {one.segment_id} has no copy in the mirror {place} yet, which mirror_required demands"
+    return ""
+
+
+def demanded_copies(holding: Iterable[CommittedSegment], policy: OffloadPolicies) -> list[CommittedSegment]:
+    """Return the copies of segments as they lie in the mirror, if the policy demands them."""
+    if policy.mirror_required is not MirrorRequired.YES:
+        return []
+    return [copy for one in holding if (copy := one.copy) is not None]
 
 
 def _check_joints(topic_map: TopicMap, holding: Sequence[CommittedSegment]) -> None:

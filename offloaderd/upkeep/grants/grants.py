@@ -2,9 +2,10 @@
 
 The owner verifies the copy of every closed ledger that is offloaded to its end (`copy_check.py`), and writes a grant
 under its epoch: the result, the time, the daemon, and until when the source keeps the ledger. A ledger with an unsound
-copy gets none; the reason is logged, and the copy is verified again later. The embedded store deletes by grant. The
-decision is one transaction that compares the grant's version, so an earlier revocation wins; objects and map are
-checked once more right before. For BookKeeper grants are only published.
+copy gets none; the reason is logged, and the copy is verified again later. Where the policy demands the mirror, a
+ledger is granted only once every segment of it has its copy there, and both are verified. The embedded store deletes by
+grant. The decision is one transaction that compares the grant's version, so an earlier revocation wins; objects and map
+are checked once more right before. For BookKeeper grants are only published.
 """
 
 import asyncio
@@ -34,12 +35,14 @@ from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.port import Check, Create, Delete, Replace, Step
 from offloaderd.metadata.records import grant as grant_record
 from offloaderd.metadata.records.grant import Grant
+from offloaderd.metadata.topic_map.conversion import holders_of
 from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.segment.context import OffloadContext
 from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.upkeep.grants import records as grant_records
-from offloaderd.upkeep.grants.copy_check import CopyChecker, segments_of
+from offloaderd.upkeep.grants.copy_check import CopyChecker, awaited_copy, demanded_copies, segments_of
 from offloaderd.upkeep.grants.records import Stored
 from offloaderd.upkeep.settings import GrantSettings
 
@@ -47,6 +50,8 @@ log = structlog.get_logger(__name__)
 
 NEVER_MS = 253_402_300_799_000
 """The last second of the year 9999, for ledgers that the source keeps for ever."""
+AWAITS_COPY = "mirror"
+"""Reason for a ledger of which a segment lacks the copy that its topic's policy demands."""
 HEADS_AT_A_TIME = 8
 """Segments of one ledger whose objects are checked in parallel before it is deleted."""
 CHECKS_AT_A_TIME = 2
@@ -126,13 +131,16 @@ class Grants:
             log.error("grants.refused", topic=str(offloader.topic), why=why)
             return known
         present = await self._present(offloader)
-        lag_s = (await self._book.of(offloader.topic, fresh=True)).values.deletion_lag_s
-        known = {one: await self._of_copy(offloader, one, grant, lag_s) for one, grant in known.items()}
-        known = {one: await self._on_time(offloader, one, grant, lag_s) for one, grant in known.items()}
+        policy = (await self._book.of(offloader.topic, fresh=True)).values
+        known = {one: await self._of_copy(offloader, one, grant, policy) for one, grant in known.items()}
+        known = {one: await self._on_time(offloader, one, grant, policy) for one, grant in known.items()}
         theirs = topic_map.deleted.keys() | {one.end.ledger_id for one in topic_map.segments if one.foreign}
+        waiting = []
         for ledger_id in sorted(topic_map.ends.keys() & topic_map.contexts.keys() - theirs):
             if ledger_id not in known and (present is None or ledger_id in present):
-                await self._verify(offloader, ledger_id, lag_s)
+                await self._verify(offloader, ledger_id, policy)
+                waiting += [ledger_id] if awaited_copy(holders_of(offloader.map, ledger_id), policy) else []
+        offloader.mirror.waiting = tuple(waiting)
         if self._store is not None and present is not None:
             for ledger_id, grant in known.items():
                 if ledger_id in present and grant.allows(self._clock.wall_ms()) and has_successor(topic_map, ledger_id):
@@ -164,13 +172,13 @@ class Grants:
             return set()
         return {info.ledger_id for info in infos if info.closed}
 
-    async def _on_time(self, offloader: TopicOffloader, ledger_id: int, grant: Grant, lag_s: float | None) -> Grant:
+    async def _on_time(self, offloader: TopicOffloader, ledger_id: int, grant: Grant, policy: OffloadPolicies) -> Grant:
         """Return a grant with the time from which it holds by the present lag, stored if that has changed."""
         if not grant.in_force or grant.source_deleted_ms or ledger_id not in offloader.map.contexts:
             return grant
         topic_map = offloader.map
         try:
-            not_before_ms = self._not_before_ms(topic_map, ledger_id, lag_s)
+            not_before_ms = self._not_before_ms(topic_map, ledger_id, policy.deletion_lag_s)
         except Unsound:
             return grant
         if grant.not_before_ms == not_before_ms:
@@ -181,7 +189,7 @@ class Grants:
             log.info("grant.moved", topic=str(offloader.topic), ledger_id=ledger_id, not_before_ms=not_before_ms)
         return moved
 
-    async def _of_copy(self, offloader: TopicOffloader, ledger_id: int, grant: Grant, lag_s: float | None) -> Grant:
+    async def _of_copy(self, offloader: TopicOffloader, ledger_id: int, grant: Grant, policy: OffloadPolicies) -> Grant:
         """Return the grant of the present copy, verified again if it was rewritten. Raises Fenced."""
         topic_map = offloader.map
         if not grant.in_force or ledger_id not in topic_map.contexts.keys() - topic_map.deleted.keys():
@@ -193,7 +201,7 @@ class Grants:
             self._denied(offloader, ledger_id, error.reason, error)
             return grant
         try:
-            fresh = await self.verified(offloader, topic_map, ledger_id, lag_s)
+            fresh = await self.verified(offloader, topic_map, ledger_id, policy)
         except (Unsound, Transient, Denied, BucketMissing) as error:
             self._denied(offloader, ledger_id, _reason(error), error)
             return grant
@@ -219,7 +227,7 @@ class Grants:
         offloaded_ms = max(segment.offloaded_ms for segment in segments_of(topic_map, ledger_id))
         return min(NEVER_MS, offloaded_ms + int(lag_s * 1000))
 
-    async def _verify(self, offloader: TopicOffloader, ledger_id: int, lag_s: float | None) -> None:
+    async def _verify(self, offloader: TopicOffloader, ledger_id: int, policy: OffloadPolicies) -> None:
         """Verify a ledger's copy and grant its deletion. The reason for an unsound copy is logged.
 
         The transaction compares the ledger's context, which retention or a job that rewrites segments may have changed
@@ -232,7 +240,7 @@ class Grants:
             return  # the source has deleted it and needs no grant any more
         async with self._turns:
             try:
-                grant = await self.verified(offloader, topic_map, ledger_id, lag_s)
+                grant = await self.verified(offloader, topic_map, ledger_id, policy)
             except (Unsound, Transient, Denied, BucketMissing) as error:
                 self._denied(offloader, ledger_id, _reason(error), error)
                 return  # other ledgers may be in another bucket
@@ -252,11 +260,18 @@ class Grants:
         )
 
     async def verified(
-        self, offloader: TopicOffloader, topic_map: TopicMap, ledger_id: int, lag_s: float | None
+        self, offloader: TopicOffloader, topic_map: TopicMap, ledger_id: int, policy: OffloadPolicies
     ) -> Grant:
-        """Return the grant for the ledger's copy in this map. Raises Unsound, Transient, Denied."""
+        """Return the grant for the ledger's copy in this map. Raises Unsound, Transient, Denied.
+
+        With a policy that demands the mirror, the copies there are verified as well; the grant names the first place.
+        """
         holding = segments_of(topic_map, ledger_id)
+        if why := awaited_copy(holding, policy):
+            raise Unsound(AWAITS_COPY, why)
         granted = tuple([await self._checker.check(topic_map, segment, ledger_id) for segment in holding])
+        for copy in demanded_copies(holding, policy):
+            await self._checker.check(topic_map, copy, ledger_id)
         grant = Grant(
             ledger_id=ledger_id,
             entries=topic_map.ends[ledger_id].entries,
@@ -265,7 +280,7 @@ class Grants:
             verified_ms=max(1, self._clock.wall_ms()),
             daemon_id=self._daemon_id,
             epoch=offloader.claim.epoch,
-            not_before_ms=self._not_before_ms(topic_map, ledger_id, lag_s),
+            not_before_ms=self._not_before_ms(topic_map, ledger_id, policy.deletion_lag_s),
         )
         return grant_record.fitted(grant)
 
@@ -350,6 +365,7 @@ class Grants:
     def _denied(self, offloader: TopicOffloader, ledger_id: int, reason: str, error: OffloaderError) -> None:
         self._metrics.source_delete_denied.labels(reason=reason).inc()
         write = log.error if isinstance(error, Unsound | CorruptData) else log.warning
+        write = log.info if reason == AWAITS_COPY else write  # nothing is wrong with it
         write("ledger.not_granted", topic=str(offloader.topic), ledger_id=ledger_id, reason=reason, error=str(error))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,9 +13,10 @@ from offloaderd.api.broker import BrokerService
 from offloaderd.api.read import ReadService
 from offloaderd.core.errors import Conflict, InvalidInput, MapUnknown, NotFound, Unsound
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.model import EntryBatch, OfferResult, Position
+from offloaderd.core.model import EntryBatch, MirrorRequired, OfferResult, Position
 from offloaderd.core.names.patterns import of_topic
 from offloaderd.fleet.hot_tier import HotBuffers
+from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.protocol.conversion import decoded_read_response
 from offloaderd.protocol.v1 import broker_pb2, read_pb2
 from offloaderd.read.reader import TopicReader
@@ -295,6 +297,27 @@ async def test_a_close_that_is_told_after_later_ledgers_were_offloaded_is_record
         for ledger_id in (6, 5):
             assert (await one.ensure(ledger_id, 9, length, wait_ms=1))[-1].state == WAITING  # it is longer
             assert (await one.ensure(ledger_id, 10, length, wait_ms=1000))[-1].state == COVERED
+
+
+async def test_a_ledger_is_covered_once_the_mirror_that_is_demanded_has_it() -> None:
+    """A broker deletes by the answer, so it waits, and is told for what; a demand without a mirror never ends."""
+    made = payloads(10)
+    length = sum(map(len, made))
+    demand = OffloadPolicies(mirror="eu/topics/", mirror_required=MirrorRequired.YES)
+    async with served(Rig(policy=Rig().policy), push_only=True) as one:
+        topic = await enabled(one.engine)
+        assert topic.offer(EntryBatch(5, 0, made)) is OfferResult.ACCEPTED
+        await topic.request_roll()
+        await until_offloaded(topic, Position(5, 9))
+        assert (await one.ensure(5, 10, length, wait_ms=1000))[-1].state == COVERED
+        one.engine.book.take_over(None, demand)
+        last = (await one.ensure(5, 10, length, wait_ms=1))[-1]
+        assert last.state == WAITING
+        assert "has no copy in the mirror eu/topics/ yet" in last.message
+        one.engine.book.take_over(None, replace(demand, mirror=""))
+        assert "names none" in (await one.ensure(5, 10, length, wait_ms=1))[-1].message
+        one.engine.book.take_over(None, OffloadPolicies())
+        assert (await one.ensure(5, 10, length, wait_ms=1))[-1].state == COVERED
 
 
 async def test_nothing_is_deleted_that_pulsars_list_has_or_may_have() -> None:

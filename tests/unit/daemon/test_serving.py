@@ -41,6 +41,7 @@ SECRET = "data:;base64," + "QUJD" * 11
 HELD_BY_POLICIES = {
     "grants.deletion_lag_s": "deletion_lag_s",
     "mirror.place": "mirror",
+    "mirror.required": "mirror_required",
     "offload.segment_age_max_s": "segment_age_max_s",
     "offload.segment_age_min_s": "segment_age_min_s",
     "offload.segment_bytes_max": "segment_bytes_max",
@@ -218,12 +219,15 @@ OTHER = {
     "retention.age_s": "17",
     "mirror.bytes_per_s": "17MiB",
     "mirror.place": "pulsar-archive/a",
+    "mirror.required": "true",
     "scrub.bytes_per_s": "17MiB",
     "scrub.first_after_s": "17",
     "scrub.interval_s": "17000",
     "tls.reload_s": "17",
     "upload.concurrency_max": "3",
 }
+NEEDED = {"mirror.required": {"mirror.place": "pulsar-archive/a"}}
+"""Settings without which another one is refused."""
 LIMITED = {"retention.kind": "limited", "retention.age_s": "5", "retention.size_bytes": "5MiB"}
 PUBLIC_KEY = {f"access.token_public_{name}{age}" for name in ("key", "alg") for age in ("", "_previous")}
 """In place of the secret; see below."""
@@ -238,7 +242,7 @@ def test_the_list_of_what_is_followed_is_the_list_of_what_is_tried() -> None:
 def test_each_setting_that_is_followed_changes_what_a_part_goes_by(ca: Authority, key: str) -> None:
     """After it was followed its part goes by another value, and back again; preparing alone changes nothing."""
     site = Site(ca)
-    needed = LIMITED if key in LIMITED else {}
+    needed = LIMITED if key in LIMITED else NEEDED.get(key, {})
     site.components.prepare(site.read(needed))()
     before = site.state()
     follow = site.components.prepare(site.read({**needed, key: OTHER[key]}))

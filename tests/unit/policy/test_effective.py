@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloaderd.core.model import HistoryOrder, OffloadMethod, OutagePolicy, TierRetention
+from offloaderd.core.model import HistoryOrder, MirrorRequired, OffloadMethod, OutagePolicy, TierRetention
 from offloaderd.core.read_options import ReadPriority
 from offloaderd.policy.policies import BUILT_IN, DEFAULTS, NAMES, Level, OffloadPolicies, Origin, effective
 
@@ -28,6 +28,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "storage_class": st.sampled_from(["", "STANDARD_IA"]),
     "tags": st.sampled_from(["", "tenant={tenant},team=data"]),
     "mirror": st.sampled_from(["", "two/a/"]),
+    "mirror_required": st.sampled_from(MirrorRequired),
     "history_order": st.sampled_from(HistoryOrder),
     "outage": st.sampled_from(OutagePolicy),
     "retention": st.sampled_from(TierRetention),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloaderd.core.errors import InvalidInput
-from offloaderd.core.model import OffloadMethod
+from offloaderd.core.model import MirrorRequired, OffloadMethod
 from offloaderd.core.read_options import ReadPriority
 from offloaderd.policy.policies import DEFAULTS, FIELDS, NAMES, Kind, OffloadPolicies, differences, shown
 from tests.unit.policy.test_effective import VALUES
@@ -54,6 +54,7 @@ def test_there_is_a_field_for_every_value() -> None:
         ("tags", "team=", 1, "team="),
         ("mirror", "pulsar-eu/topics/", 1, "pulsar-eu/topics/"),
         ("mirror", "", 1, ""),
+        ("mirror_required", "yes", 1, MirrorRequired.YES),
     ],
 )
 def test_values_are_read_as_people_write_them(name: str, text: str, scale: Fraction, value: object) -> None:

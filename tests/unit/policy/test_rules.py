@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from offloaderd.core.errors import InvalidInput
-from offloaderd.core.model import OffloadMethod, TierRetention
+from offloaderd.core.model import MirrorRequired, OffloadMethod, TierRetention
 from offloaderd.policy.policies import Level, OffloadPolicies, Origin, effective
 from offloaderd.policy.rules import ANYWHERE, Surroundings, by_itself, checked, contradictions, sound
 
@@ -145,3 +145,16 @@ def test_a_tag_has_one_value_and_a_store_that_keeps_it() -> None:
     assert wrong(OffloadPolicies(tags="team=a, Team=b"), place=Surroundings(services={"": "aws"})) == []
     for service in ("filesystem", "gcs"):
         assert "no tags" in wrong(OffloadPolicies(tags="team=a"), place=Surroundings(services={"": service}))[0]
+
+
+def test_a_mirror_that_is_demanded_is_named() -> None:
+    """A demand without a mirror is refused, and so is taking the mirror away from one, with what to do."""
+    demand = OffloadPolicies(mirror_required=MirrorRequired.YES)
+    [said] = wrong(demand)
+    assert said.startswith("mirror_required = yes of the topic t needs a mirror, and the default names none")
+    assert "Give a mirror (BUCKET/PREFIX)" in said
+    assert wrong(demand, OffloadPolicies(mirror="eu/")) == []
+    [said] = wrong(OffloadPolicies(mirror=""), demand, OffloadPolicies(mirror="eu/"))
+    assert "of the namespace acme/eu needs a mirror, and the topic t names none" in said
+    assert wrong(OffloadPolicies(segment_bytes_max=5), demand) == []
+    checked(demand, [], by_itself(demand), HERE)  # a level that is not merged yet may get its mirror from above

@@ -11,6 +11,7 @@ import pytest
 from offloaderd.core.errors import CorruptData, Unsound
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.objects.retrying import RetryingReader
+from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.read.segments import SegmentOptions, SegmentReader
 from offloaderd.upkeep.explain import Explainer
 from offloaderd.upkeep.flaws import Level
@@ -79,7 +80,7 @@ async def for_a_broker(owned: Owned, segment: CommittedSegment) -> object:
     """As EnsureLedger does."""
     stored, ledger_id = owned.offloader.map, segment.begin.ledger_id
     wanted = ClosedLedger(ledger_id, stored.ends[ledger_id].entries - 1, length_of(stored, ledger_id))
-    return await Copies(owned.context).verified(stored, wanted) == 1
+    return await Copies(owned.context).verified(stored, wanted, OffloadPolicies()) == 1
 
 
 async def before_a_grant(owned: Owned, segment: CommittedSegment) -> object:
