@@ -174,8 +174,9 @@ async def test_calls_that_verify_hold_so_much_however_many_they_are() -> None:
 
     objects = Slow(LoopClock(), part_bytes_min=1)
     await objects.put("block", b"x")
+    engine: Any = SimpleNamespace(book=SimpleNamespace(of=None))
     keeper, reader = SimpleNamespace(found=None), SimpleNamespace(priority=None)
-    made: Any = serving.inspection(SETTINGS, None, reader, MemoryTree().connect(), objects, LoopClock(), keeper)  # type: ignore[arg-type]
+    made: Any = serving.inspection(SETTINGS, engine, reader, MemoryTree().connect(), objects, LoopClock(), keeper)  # type: ignore[arg-type]
 
     async def look() -> None:
         async with made.verifier._reader().piece("block", 0, 5 << 20):

@@ -136,8 +136,10 @@ async def test_a_demand_without_a_mirror_grants_nothing_and_says_so() -> None:
 def test_what_a_broker_wrote_is_never_granted_under_the_demand() -> None:
     """It cannot have a copy, and its reason says so."""
     theirs = replace(made(1, (3, 0, 9)), driver="aws-s3")
-    assert "a broker's own object" in awaited_copy([theirs], OffloadPolicies(**DEMAND))
-    assert awaited_copy([theirs], OffloadPolicies(mirror="/".join(AWAY))) == ""
+    assert "a broker's own object" in awaited_copy(
+        [theirs], OffloadPolicies(mirror="eu/topics/", mirror_required=MirrorRequired.YES)
+    )
+    assert awaited_copy([theirs], OffloadPolicies(mirror="eu/topics/")) == ""
 
 
 async def test_explain_says_which_copy_a_grant_waits_for() -> None:
