@@ -11,7 +11,7 @@ from uuid import UUID
 import structlog
 
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import BucketMissing, CorruptData, Denied, NotFound, OffloaderError, Transient
+from offloaderd.core.errors import Archived, BucketMissing, CorruptData, Denied, NotFound, OffloaderError, Transient
 from offloaderd.core.limits import Bounded
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
@@ -24,7 +24,7 @@ PASSED_ON = (NotFound, CorruptData, Denied, Transient)
 AWAY_S = 30.0
 """How long a bucket that did not answer is the last choice."""
 REMEMBERED_MAX = 10_000
-"""Segments whose fallback was logged; the one that was logged longest ago is forgotten first."""
+"""Segments whose fallback was logged, by reason; the one that was logged longest ago is forgotten first."""
 
 Damaged = Callable[[TopicName, CommittedSegment, OffloaderError], None]
 
@@ -37,7 +37,7 @@ class Places:
         self._metrics = metrics
         self._damaged = damaged
         self._away: dict[str, float] = {}
-        self._logged: Bounded[UUID, bool] = Bounded(REMEMBERED_MAX)
+        self._logged: Bounded[tuple[UUID, str], bool] = Bounded(REMEMBERED_MAX)
 
     def of(self, segment: CommittedSegment) -> Sequence[CommittedSegment]:
         """Return a segment as it lies in each of its places, in the order in which to read them."""
@@ -48,12 +48,13 @@ class Places:
         """Note that a segment is read from its other place, because of an error of this one."""
         reason = "damaged" if isinstance(error, CorruptData) else "missing"
         if isinstance(error, Denied | Transient | BucketMissing):
-            self._away[one.bucket] = self._clock.monotonic() + AWAY_S
             reason = "denied" if isinstance(error, Denied) else "unreachable"
+            if not isinstance(error, Archived):  # which concerns one object alone
+                self._away[one.bucket] = self._clock.monotonic() + AWAY_S
         self._metrics.read_fallbacks.labels(reason=reason).inc()
-        if one.segment_id in self._logged:
+        if (one.segment_id, reason) in self._logged:
             return
-        self._logged[one.segment_id] = True
+        self._logged[one.segment_id, reason] = True
         log.warning(
             "segment.read_elsewhere",
             topic=str(topic),

@@ -63,28 +63,30 @@ class OffloadContext:
 
     def place_for(self, policy: RollPolicy, topic: TopicName) -> Place:
         """Return the place of a topic's next segment. Raises Transient if its policy names none of this daemon."""
-        if policy.place is None:
-            return self.stored(self.places.home, policy, topic)
-        place = self.places.find(*policy.place)
-        if place is None:
-            bucket, prefix = policy.place
-            raise Transient(
-                f"the policy says bucket {bucket!r}, prefix {prefix!r}, which is no place of this daemon's",
-                hint="name it in objects.places or objects.services, or have the policy name another; until then "
-                "nothing is offloaded",
-            )
+        place = self.places.home if policy.place is None else self._place(policy.place, "offloaded")
         return self.stored(place, policy, topic)
 
-    def mirror_for(self, policy: RollPolicy, topic: TopicName) -> tuple[Place, Place] | None:
-        """Return the topic's own place and its mirror, None without one. Raises Transient as `place_for`.
+    def copied_to(self, wanted: tuple[str, str], policy: RollPolicy, topic: TopicName) -> Place:
+        """Return the place of a copy, which is the topic's mirror or its own. Raises Transient as `place_for`.
 
         The mirror has its own class; the tags are those of the policy in both, if they are of one service.
         """
-        if policy.mirror is None:
-            return None
-        own = self.place_for(policy, topic)
-        mirror = self.stored(self.place_for(replace(policy, place=policy.mirror), topic), policy, topic)
-        return own, replace(mirror, stored_as=replace(mirror.stored_as, storage_class=mirror.storage_class))
+        place = self.stored(self._place(wanted, "copied there"), policy, topic)
+        if wanted != policy.mirror:
+            return place
+        return replace(place, stored_as=replace(place.stored_as, storage_class=place.storage_class))
+
+    def _place(self, named: tuple[str, str], what: str) -> Place:
+        """Return the place that a policy names. Raises Transient if it is none of this daemon's."""
+        place = self.places.find(*named)
+        if place is None:
+            bucket, prefix = named
+            raise Transient(
+                f"the policy says bucket {bucket!r}, prefix {prefix!r}, which is no place of this daemon's",
+                hint="name it in objects.places or objects.services, or have the policy name another; until then "
+                f"nothing is {what}",
+            )
+        return place
 
     def stored(self, place: Place, policy: RollPolicy | None, topic: TopicName) -> Place:
         """Return a place with class and tags of a topic's new segments there.

@@ -83,6 +83,10 @@ class MirrorProgress:
             return None
         due, failure = self.due(segments, policy), self._failure
         bucket, prefix = policy.mirror or ("", "")
+        said = str(failure.error) if failure is not None else ""
+        if policy.mirror == (policy.place or self._home):  # by levels that do not know of each other
+            due = tuple(one for one in segments if one.mirror is None and not one.foreign)
+            said = "the mirror is the place of the segments themselves, so no copy is made: name another place"
         return MirrorStatus(
             bucket=bucket,
             prefix=prefix,
@@ -91,7 +95,7 @@ class MirrorProgress:
             lag_bytes=sum(one.object_bytes for one in due),
             lag_seconds=max(0.0, wall_ms - min(one.offloaded_ms for one in due)) / 1000 if due else 0.0,
             segments=sum(one.mirror is not None for one in segments),
-            failure=str(failure.error) if failure is not None else "",
+            failure=said,
             failing_since_ms=failure.since_ms if failure is not None else 0,
             required=policy.mirror_required,
             waiting_ledgers=self.waiting[:WAITING_MAX] if policy.mirror_required else (),

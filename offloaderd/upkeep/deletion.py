@@ -55,9 +55,11 @@ async def empty_trash(
     """Delete the objects of every trash record, then the record. Safe to repeat; an error leaves the record.
 
     The caller owns the topic, whose map `current` returns, and keeps `dues_s`: when records that stay for readers may
-    be deleted (monotonic). They are not read again before.
+    be deleted (monotonic). They are not read again before. A place that fails keeps only the records that need it;
+    its error is raised after the others were handled.
     """
     gone = left = held = kept = 0
+    failed: dict[frozenset[str], OffloaderError] = {}
     dues_s = {} if dues_s is None else dues_s
     now_s = context.upload_context.clock.monotonic()
     store, topic = context.metadata, current().topic
@@ -90,22 +92,25 @@ async def empty_trash(
         if wait_s := readers_wait_s(record, context):
             dues_s[name] = now_s + wait_s
             continue
-        if why := await _last_copy(context, record, current()):
-            log.error("trash.blocked", topic=str(topic), segment_id=str(record.segment_id), why=why, hint=_HINT)
-            left += 1
-            kept += 1
+        buckets = frozenset(bucket for bucket, _ in _places(context, record))
+        if any(buckets >= needed for needed in failed):
             continue
-        await _delete_objects(context, record)
         try:
-            await store.delete(path)
-        except NotFound:
-            log.debug("trash.already_deleted", path=path)
-        log.info("trash.emptied", topic=str(topic), segment_id=str(record.segment_id), reason=record.reason)
-        context.upload_context.metrics.trash_emptied.inc()
+            why = await _emptied(context, record, current())
+        except OffloaderError as error:
+            failed[buckets] = error
+            continue
+        if why:
+            log.error("trash.blocked", topic=str(topic), segment_id=str(record.segment_id), why=why, hint=_HINT)
+            left, kept = left + 1, kept + 1
+            continue
         waiting.dec()
         gone += 1
-    left_s = (due_s - now_s for due_s in dues_s.values() if due_s > now_s)
-    return Emptied(gone, left, held, kept, min(left_s, default=None))
+    if failed:
+        raise next(iter(failed.values()))
+    return Emptied(
+        gone, left, held, kept, min((due_s - now_s for due_s in dues_s.values() if due_s > now_s), default=None)
+    )
 
 
 def _due(names: Sequence[str], dues_s: dict[str, float], now_s: float) -> list[str]:
@@ -155,6 +160,21 @@ async def _last_copy(context: OffloadContext, record: Trash, topic_map: TopicMap
     for bucket, keys in _places(context, record):
         if why := await last_copy(context.upload_context.objects, topic_map, bucket, keys):
             return why
+    return ""
+
+
+async def _emptied(context: OffloadContext, record: Trash, topic_map: TopicMap) -> str:
+    """Delete the objects of a record, then the record; return why they stay instead, empty if they are gone."""
+    if why := await _last_copy(context, record, topic_map):
+        return why
+    await _delete_objects(context, record)
+    path = paths.trash_record(topic_map.topic, record.segment_id)
+    try:
+        await context.metadata.delete(path)
+    except NotFound:
+        log.debug("trash.already_deleted", path=path)
+    log.info("trash.emptied", topic=str(topic_map.topic), segment_id=str(record.segment_id), reason=record.reason)
+    context.upload_context.metrics.trash_emptied.inc()
     return ""
 
 

@@ -26,6 +26,7 @@ from uuid import UUID
 import structlog
 
 from offloaderd.core.errors import (
+    Archived,
     BucketMissing,
     Conflict,
     CorruptData,
@@ -46,7 +47,7 @@ from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.port import Create, Delete, Replace
 from offloaderd.metadata.records import copy as copy_record
-from offloaderd.metadata.records.copy import CopyAttempt
+from offloaderd.metadata.records.copy import REMOVAL_S, CopyAttempt
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
 from offloaderd.objects.places import Place
 from offloaderd.objects.port import PartRules
@@ -67,8 +68,6 @@ LOOK_S = 600.0
 """How often a topic without anything to copy is checked, for changes without a notification."""
 AGAIN_S = 3600.0
 """When a segment that could not be read is tried again."""
-REMOVAL_S = 600.0
-"""How long a collection may take to delete an earlier copy; then it counts as broken off. Requests time out before."""
 MEMORY_S = 0.5
 """Pause between two looks for memory that live segments leave free."""
 
@@ -165,12 +164,12 @@ class Mirror:
 
 @contextmanager
 def _reading(segment: CommittedSegment) -> Iterator[None]:
-    """Raise Unreadable for an object that is damaged or missing; a bucket that is missing may come back."""
+    """Raise Unreadable for an object that is damaged, missing or archived; a bucket that is missing may come back."""
     try:
         yield
     except BucketMissing:
         raise
-    except (CorruptData, NotFound) as error:
+    except (CorruptData, NotFound, Archived) as error:
         raise Unreadable(f"segment {segment.segment_id} cannot be read: {error}") from error
 
 
@@ -204,6 +203,8 @@ class TopicMirror:
         self._copying: _Copying | None = None
         self._unreadable: dict[UUID, float] = {}
         """When segments that could not be read are tried again (monotonic)."""
+        self._removal: tuple[CopyAttempt, float] | None = None
+        """The last collection of earlier copies, and when it was first seen (monotonic): wall clocks may differ."""
 
     def next(self) -> CommittedSegment | None:
         """Return the oldest segment to copy now."""
@@ -223,7 +224,7 @@ class TopicMirror:
         if not self._loaded:
             await self._load()
         if self._attempt is not None and self._attempt.removing:
-            if self._clock.wall_ms() - self._attempt.begun_ms < REMOVAL_S * 1000:
+            if self._removed_for_s(self._attempt) < REMOVAL_S:
                 self._loaded = False
                 raise Transient("a collection of garbage deletes earlier copies")
             await self._write(None)  # it was broken off
@@ -237,6 +238,13 @@ class TopicMirror:
         async with self._mirror.turns:
             await self._copy(segment)
         return True
+
+    def _removed_for_s(self, removal: CopyAttempt) -> float:
+        """Return for how long a collection of earlier copies has been seen."""
+        now_s = self._clock.monotonic()
+        if self._removal is None or self._removal[0] != removal:
+            self._removal = removal, now_s
+        return now_s - self._removal[1]
 
     def failed(self, error: OffloaderError) -> None:
         """Note an error of `turn`."""
@@ -354,12 +362,14 @@ class TopicMirror:
 
     def _place(self, segment: CommittedSegment) -> Place | None:
         """Return where a segment lacks its copy. Raises Transient if that is no place of this daemon's."""
-        wanted = self._owned.mirror.target(segment, self._owned.policy)
-        places = self._mirror.context.mirror_for(self._owned.policy, self._owned.topic)
-        return next((one for one in places or () if (one.bucket, one.prefix) == wanted), None)
+        policy = self._owned.policy
+        wanted = self._owned.mirror.target(segment, policy)
+        return self._mirror.context.copied_to(wanted, policy, self._owned.topic) if wanted is not None else None
 
     def _skip(self, segment: CommittedSegment, error: Unreadable) -> None:
-        """Leave a segment that cannot be read for some time."""
+        """Leave a segment that cannot be read for some time; one that has left the map, for good."""
+        if all(one.segment_id != segment.segment_id for one in self._owned.map.segments):
+            return
         self._unreadable[segment.segment_id] = self._clock.monotonic() + self._mirror.again_s
         self._metrics.mirror_copies.labels(outcome="failed").inc()
         self._owned.mirror.failed(error)

@@ -108,7 +108,8 @@ class MirrorSettings(Section):
     """The second copy of each segment, in another place."""
 
     place: MirrorPlace = Field(default="", examples=["pulsar-offload-eu/topics/"])
-    """Mirror of topics whose policy names none: one of objects.places, as BUCKET/PREFIX. Empty: no second copy."""
+    """Mirror of topics whose policy names none: one of objects.places, or of another service, as BUCKET/PREFIX. Empty:
+    no second copy."""
 
     required: bool = False
     """Let the source delete a ledger only once every segment of it has its copy in the mirror, for topics whose policy

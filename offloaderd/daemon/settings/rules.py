@@ -77,7 +77,7 @@ def broken_rules(settings: Settings) -> list[Broken]:
         concerned = [rule for rule in RULES if "objects." in rule.keys and rule.is_broken(there)]
         found = [Broken(tuple(rule.keys.split()), rule.says(there)) for rule in concerned]
         broken += [one.of_service(service.section) for one in (*found, *_credentials(there))]
-    return [*broken, *_apart_services(settings)]
+    return [*broken, *_apart_services(settings), *_mirror(settings)]
 
 
 def _apart_services(settings: Settings) -> Iterator[Broken]:
@@ -106,6 +106,22 @@ def _apart_services(settings: Settings) -> Iterator[Broken]:
                     (f"{one.section}.directory", f"{other.section}.directory"),
                     f"{sections} store in {other.directory} and {one.directory}: one must not be inside the other",
                 )
+
+
+def _mirror(settings: Settings) -> Iterator[Broken]:
+    """Yield why the mirror of topics that name none is no second place; it may be in any service."""
+    text, places = settings.mirror.place, settings.objects.all_places
+    named = place_named(text)
+    if named is not None and places.find(*named) is None:
+        yield Broken(
+            ("mirror.place", "objects.places"),
+            f"mirror.place = {text} is none of objects.places, nor of a further service's: name it there",
+        )
+    if named == (places.home.bucket, places.home.prefix):
+        yield Broken(
+            ("mirror.place", "objects.bucket", "objects.prefix"),
+            f"mirror.place = {text} is the place of objects.bucket and objects.prefix: a second copy needs another",
+        )
 
 
 class _Shown:
@@ -343,11 +359,6 @@ RULES: tuple[Rule, ...] = (
         "objects.kind objects.tags",
         lambda s: bool(tags_flaw(s.objects.tags, s.objects.service)),
         lambda s: tags_flaw(s.objects.tags, s.objects.service),
-    ),
-    Rule(
-        "mirror.place objects.places",
-        lambda s: (place := place_named(s.mirror.place)) is not None and s.objects.all_places.find(*place) is None,
-        "mirror.place = {mirror.place} is none of objects.places: name it there",
     ),
     Rule(
         "mirror.required mirror.place",

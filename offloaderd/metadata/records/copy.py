@@ -13,6 +13,9 @@ from uuid import UUID
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
 
+REMOVAL_S = 600.0
+"""How long a collection may take to delete an earlier copy; then it counts as broken off. Requests time out before."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyAttempt:

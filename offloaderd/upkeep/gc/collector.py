@@ -39,10 +39,10 @@ from offloaderd.core.errors import (
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
 from offloaderd.ledgers.port import LedgerSource
-from offloaderd.metadata import identity, paths
+from offloaderd.metadata import identity, nodes, paths
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import copy as copy_record
-from offloaderd.metadata.records.copy import CopyAttempt
+from offloaderd.metadata.records.copy import REMOVAL_S, CopyAttempt
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys, marker
 from offloaderd.objects.keys import ObjectKind
@@ -459,14 +459,34 @@ class Collection:
             try:
                 await self._metadata.create(path, copy_record.encode(removal))
             except Conflict:
-                return False
+                if not await self._took_over(path, removal):
+                    return False
             current = await catalog.load(self._metadata, committed.topic)
             known = next((it for it in current.segments if it.segment_id == one.segment_id), None)
             named = known is not None and one.place in {known.place, known.mirror}
             if not named:
                 await self._remove(one)
-            await self._metadata.delete(path)
+            node = await nodes.node(self._metadata, path)
+            if node is not None and node.value == copy_record.encode(removal):  # else an owner took it for broken off
+                await self._metadata.delete(path, node.version)
         return not named
+
+    async def _took_over(self, path: str, removal: CopyAttempt) -> bool:
+        """Replace the record of a removal that was broken off long ago; False if a copy, or a removal, is under way.
+
+        Its collector has died, and an owner that has nothing to copy does not read the record.
+        """
+        node = await nodes.node(self._metadata, path)
+        if node is None:
+            return False
+        left = copy_record.decode(node.value, path=path)
+        if not left.removing or self._rules.age_s(left.begun_ms) < max(self._rules.grace_s, REMOVAL_S):
+            return False
+        try:
+            await self._metadata.replace(path, copy_record.encode(removal), node.version)
+        except (Conflict, NotFound):
+            return False
+        return True
 
     async def _remove(self, one: StoredSegment) -> None:
         store = self._objects.at(one.bucket)

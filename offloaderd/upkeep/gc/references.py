@@ -133,7 +133,7 @@ async def _read_topic(
     attempts = await _attempt(store, paths.attempt(topic)) if "attempt" in names else []
     if "mirror" in names:
         copy = await nodes.record(store, paths.mirror(topic), copy_record.decode)
-        attempts += [copy.segment_id] if copy is not None else []
+        attempts += [copy.segment_id] if copy is not None and not copy.removing else []
     if below.get("history"):
         attempts += await _attempt(store, paths.history_attempt(topic)) + await _ranges(store, topic)
         attempts += [UUID(name) for name in await store.children(paths.history_attempts(topic))]

@@ -8,7 +8,7 @@ a segment that seems half written or half deleted is checked again at the end, a
 """
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -352,7 +352,7 @@ JOINTS = {
 CALLS_BYTES = 16 * 1024 * 1024
 """Memory for blocks of all calls that verify or explain; a larger block is read alone."""
 IN_A_ROW_MAX = 3
-"""Consecutive segments that could not be read before the verification ends: the store does not answer then."""
+"""Consecutive segments that could not be read before a bucket is given up: the store does not answer then."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -395,24 +395,21 @@ class TopicVerifier:
     async def run(self, topic: TopicName, level: Level) -> AsyncGenerator[SegmentReport | Between, None]:
         """Yield a report of each segment, oldest first, then the flaws between them.
 
-        A segment that is deleted meanwhile is left out. One that cannot be read is reported, and the end raises
-        Transient; several in a row end the verification at once. Raises as the metadata store.
+        A segment that is deleted meanwhile is left out. One that cannot be read in a place is reported, and the end
+        raises Transient; a bucket is given up after several in a row, and the verification once nothing else is left.
+        Raises as the metadata store.
         """
         reader = self._reader()
         topic_map = await self._maps.topic_map(topic)
         knowns: list[Known] = []
         away: list[Flaw] = []
-        in_a_row = 0
+        in_a_row: Counter[str] = Counter()
+        given_up = False
         for number, segment in enumerate(topic_map.segments, start=1):
             before = reader.read_bytes
             report = SegmentReport(segment=segment, number=number, of=len(topic_map.segments))
-            try:
-                report.flaws, known = await self._checked(reader, topic, segment, level)
-                in_a_row = 0
-            except Transient as error:
-                report.flaws, known = [unreachable(error, segment.keys, topic=topic, committed=segment)], None
-                away += report.flaws
-                in_a_row += 1
+            report.flaws, known = await self._checked(reader, topic, segment, level, in_a_row)
+            away += [flaw for flaw in report.flaws if flaw.kind is Kind.UNREACHABLE]
             if report.flaws:
                 now = await self._maps.topic_map(topic)
                 if segment.segment_id not in {one.segment_id for one in now.segments}:
@@ -423,30 +420,50 @@ class TopicVerifier:
                 self._damaged(topic, segment, str(bad))
             report.read_bytes = reader.read_bytes - before
             yield report
-            if in_a_row == IN_A_ROW_MAX:
+            rest = topic_map.segments[number - 1 :]
+            given_up = all(in_a_row[one.bucket] >= IN_A_ROW_MAX for it in rest for one in it.each_place)
+            if given_up:
                 break
         whole = len(knowns) == len(topic_map.segments)
         flaws = between(knowns, topic_map) if whole else []
         yield Between(segments=len(topic_map.segments), read_bytes=reader.read_bytes, flaws=flaws)
         if away:
-            rest = "the rest was not tried" if in_a_row == IN_A_ROW_MAX else "the others were"
+            others = "the rest was not tried" if given_up else "the others were"
+            count = len({flaw.segment_id for flaw in away})
             raise Transient(
-                f"{len(away)} of {len(topic_map.segments)} segments of {topic} could not be read, {rest}; "
+                f"{count} of {len(topic_map.segments)} segments of {topic} could not be read, {others}; "
                 f"the last: {away[-1]}",
                 hint=away[-1].what_to_do,
             )
 
     async def _checked(
-        self, reader: RetryingReader, topic: TopicName, segment: CommittedSegment, level: Level
+        self,
+        reader: RetryingReader,
+        topic: TopicName,
+        segment: CommittedSegment,
+        level: Level,
+        in_a_row: Counter[str],
     ) -> tuple[list[Flaw], Known | None]:
-        """Return the flaws of a segment and of its copy, and its manifest. Raises as `run`."""
+        """Return the flaws of a segment and of its copy, and its manifest; one place does not hide those of the other.
+
+        `in_a_row` counts by bucket what could not be read. Raises as `run`.
+        """
         places, known = [], None
         for one in segment.each_place:
-            flaws, found = await check_committed(
-                reader, topic, one, level, cluster=self._cluster, buckets=self._buckets
-            )
+            if in_a_row[one.bucket] >= IN_A_ROW_MAX:
+                why = Transient(f"not tried: bucket {one.bucket!r} did not answer for those before")
+                places.append((one.place, [unreachable(why, one.keys, topic=topic, committed=one)]))
+                continue
+            try:
+                flaws, found = await check_committed(
+                    reader, topic, one, level, cluster=self._cluster, buckets=self._buckets
+                )
+                in_a_row[one.bucket] = 0
+                known = known or found
+            except Transient as error:
+                flaws = [unreachable(error, one.keys, topic=topic, committed=one)]
+                in_a_row[one.bucket] += 1
             places.append((one.place, flaws))
-            known = known or found
         return of_places(places), known
 
 

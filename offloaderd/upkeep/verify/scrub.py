@@ -16,7 +16,7 @@ from uuid import UUID
 import structlog
 
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import Fenced, NewerRecord, OffloaderError
+from offloaderd.core.errors import Conflict, Fenced, NewerRecord, OffloaderError
 from offloaderd.core.limits import Admission, TokenBucket
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
@@ -29,7 +29,7 @@ from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.topic.offloader import TopicOffloader
-from offloaderd.upkeep.flaws import Flaw, Kind, Level, of_places
+from offloaderd.upkeep.flaws import Flaw, Kind, Level, of_places, unreachable
 from offloaderd.upkeep.settings import ScrubSettings
 from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.segment import Target, check_inside, check_tables
@@ -165,25 +165,39 @@ class Scrubber:
         await self._keep(owned, progress, at_once=bool(flaws))
 
     async def _check(self, owned: TopicOffloader, progress: _Progress, segment: CommittedSegment) -> list[Flaw]:
-        """Return all flaws of a segment and its copy; continues at the cursor."""
+        """Return all flaws of a segment and its copy; continues at the cursor.
+
+        A place that is away does not hide the damage of the other; without damage its error is raised.
+        """
         begun = progress.cursor
         start = begun.blocks if begun is not None and begun.segment_id == segment.segment_id else 0
         places: list[tuple[tuple[str, str], list[Flaw]]] = []
         before = 0  # blocks of the places that are done; the cursor counts those of all
+        away: OffloaderError | None = None
         for one in (one for one in segment.each_place if one.bucket in self._buckets):
             target = Target.of(one, owned.topic, self._cluster, owned.map.losses)
-            tables = await check_tables(self._reader, target)
-            flaws = list(tables.flaws)
+            flaws: list[Flaw] = []
             places.append((one.place, flaws))
-            first = max(0, start - before)
-            async with aclosing(check_inside(self._reader, target, tables, Level.FULL, start=first)) as steps:
-                async for done, found in steps:
-                    flaws += found
-                    if done and not any(known for _, known in places):
-                        progress.cursor = Cursor(segment.segment_id, before + done)
-                        await self._keep(owned, progress)
-            before += len(tables.manifest.blocks) if tables.manifest is not None else 0
-        return of_places(places)
+            try:
+                tables = await check_tables(self._reader, target)
+                flaws += tables.flaws
+                first = max(0, start - before) if away is None else 0
+                async with aclosing(check_inside(self._reader, target, tables, Level.FULL, start=first)) as steps:
+                    async for done, found in steps:
+                        flaws += found
+                        if done and away is None and not any(bad for _, bad in places):
+                            progress.cursor = Cursor(segment.segment_id, before + done)
+                            await self._keep(owned, progress)
+                before += len(tables.manifest.blocks) if tables.manifest is not None else 0
+            except Conflict:
+                raise
+            except OffloaderError as error:
+                away = error
+                flaws.append(unreachable(error, one.keys, topic=owned.topic, committed=one))
+        known = [flaw for flaw in of_places(places) if flaw.kind is not Kind.UNREACHABLE]
+        if away is not None and not known:
+            raise away
+        return known
 
     async def _report(self, topic: TopicName, segment: CommittedSegment, flaws: Sequence[Flaw]) -> None:
         bad = len({flaw.key for flaw in flaws})

@@ -162,6 +162,14 @@ class TestMistakes:
         settings = Settings(objects=ObjectsSettings(bucket="segments", services={"away": away}))
         assert ["give each bucket of the daemon another name" in one.text for one in broken_rules(settings)] == [True]
 
+    def test_a_mirror_is_another_place_of_any_service(self, tmp_path: Path) -> None:
+        """The daemon's own place is no second copy, and a place has to be named; one of a further service will do."""
+        own = mistakes(f'{FILE}[mirror]\nplace = "segments/seg/"', tmp_path, **KEY)
+        assert ["mirror.place = segments/seg/ is the place of objects.bucket" in one for one in own] == [True]
+        none = mistakes(f'{FILE}[mirror]\nplace = "nowhere/x"', tmp_path, **KEY)
+        assert ["is none of objects.places, nor of a further service's" in one for one in none] == [True]
+        assert mistakes(f'{FILE}[mirror]\nplace = "nas"', tmp_path, **KEY) == []
+
     def test_a_table_is_no_value(self, tmp_path: Path) -> None:
         """In the file and in the environment."""
         assert "write [objects.services.NAME]" in mistakes('[objects]\nbucket = "abc"\nservices = 3', tmp_path)[0]

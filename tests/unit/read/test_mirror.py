@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from offloaderd.core.errors import BucketMissing, CorruptData, Denied, NotFound, OffloaderError, Transient
+from offloaderd.core.errors import Archived, BucketMissing, CorruptData, Denied, NotFound, OffloaderError, Transient
 from offloaderd.core.retry import RetryPolicy
+from offloaderd.read.places import AWAY_S
 from offloaderd.read.segments import SegmentOptions, SegmentReader
 from tests.unit.rigs.rig import TOPIC, Rig, payloads
 from tests.unit.upkeep.test_mirror import AWAY, HOME, breaking, buckets_of, mended
@@ -145,3 +146,43 @@ async def test_a_mirror_that_left_the_settings_is_no_place() -> None:
     breaking(rig, AWAY[0], plan)
     with pytest.raises(NotFound, match=str(segment.segment_id)):
         await Reading(rig).all()
+
+
+async def test_damage_is_reported_after_the_place_was_away() -> None:
+    """That a segment was read elsewhere for another reason does not keep the scrub from being told."""
+    rig = await mirrored(150)
+    [segment] = await segments_of(rig)
+    reading = Reading(rig)
+
+    def plan(operation: str, key: str, when: str) -> None:
+        raise Transient("gone")
+
+    async with reading.reader as reader:
+        breaking(rig, HOME[0], plan)
+        async with reader.table(TOPIC, segment) as table:
+            await reader.block(table, 0)
+        mended(rig)
+        await rig.clock.sleep(AWAY_S)
+        await damage(rig, segment)
+        async with reader.table(TOPIC, segment) as table:
+            for number in range(1, len(table.manifest.blocks)):
+                await reader.block(table, number)
+    assert [one for one, _ in reading.told] == [HOME]
+
+
+async def test_an_archived_object_does_not_turn_readers_away_from_its_bucket() -> None:
+    """The others of the same bucket are read there."""
+    rig = await mirrored(150, 150)
+    first, second = await segments_of(rig)
+    asked: list[str] = []
+
+    def plan(operation: str, key: str, when: str) -> None:
+        asked.append(key)
+        if key == first.keys.data:
+            raise Archived("it is in an archive")
+
+    breaking(rig, HOME[0], plan)
+    reading = Reading(rig)
+    assert await reading.all() == [*payloads(150), *payloads(150, seed=1)]
+    assert second.keys.data in asked
+    assert reading.told == []

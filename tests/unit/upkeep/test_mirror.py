@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from offloaderd.core.aio import Group
-from offloaderd.core.errors import Denied, Fenced, OutcomeUnknown, Transient, first_of
+from offloaderd.core.errors import Archived, Denied, Fenced, OutcomeUnknown, Transient, first_of
 from offloaderd.core.model import OffloadMethod
 from offloaderd.format.v2 import SegmentLayout
 from offloaderd.metadata import nodes, paths
@@ -432,3 +432,78 @@ async def test_parts_are_whole_blocks_within_the_limits_of_the_store() -> None:
         sizes = [sum(block.length for block in part) for part in parts]
         assert min(sizes[:-1], default=2000) >= max(part_bytes, 2000) - described.preamble_bytes
         assert len(parts) <= most
+
+
+async def test_a_mirror_that_is_the_topics_own_place_is_no_copy() -> None:
+    """Levels may give that together: nothing has a second copy, and the status and the lag say so."""
+    rig = await offloaded(rig_of(mirror=HOME), 10)
+    async with mirroring(rig) as owned:
+        await rig.clock.sleep(60)
+        status = owned.offloader.status().mirror
+        assert status is not None
+        assert (status.lag_segments, status.segments) == (1, 0)
+        assert "no copy is made" in status.failure
+        assert await nodes.node(rig.tree.connect(), paths.mirror(TOPIC)) is None
+
+
+async def test_an_archived_segment_does_not_hold_up_the_others() -> None:
+    """Nobody can read it before an operator has restored it, which may never be."""
+    rig = await offloaded(rig_of(), 10, 10, 10)
+    owned = await Owned.claim(rig)
+    victim = owned.offloader.map.segments[0]
+
+    def plan(operation: str, key: str, when: str) -> None:
+        if operation.startswith("get") and key == victim.keys.data:
+            raise Archived("it is in an archive", hint="restore it")
+
+    breaking(rig, HOME[0], plan)
+    async with mirroring(rig, owned):
+        await until(lambda: lag(owned) == 1)
+        status = owned.offloader.status().mirror
+        assert status is not None
+        assert "restore it" in status.failure
+        mended(rig)
+        await rig.clock.sleep(AGAIN_S + 60)
+        await until(lambda: not lag(owned))
+    await check_copies(rig)
+
+
+async def test_a_segment_whose_objects_are_deleted_in_mid_copy_is_no_failure() -> None:
+    """Retention has removed it, and the trash is emptied: it is not reported as one that cannot be read."""
+    rig, seen, gone = await offloaded(rig_of(), 200, 10), asyncio.Event(), asyncio.Event()
+    there = super(FaultyBuckets, buckets_of(rig)).at(AWAY[0])
+    upload_part = there.upload_part
+
+    async def slow(key: str, upload_id: str, number: int, pieces: Sequence[bytes]) -> object:
+        if number == 2:
+            seen.set()
+            await gone.wait()
+        return await upload_part(key, upload_id, number, pieces)
+
+    there.upload_part = slow  # type: ignore[method-assign,assignment]
+    with capture_logs() as logs:
+        async with mirroring(rig) as owned:
+            await seen.wait()
+            assert await owned.offloader.record.remove_oldest(owned.offloader.map.segments[0], reason="test")
+            assert await owned.empty_trash() == 0
+            gone.set()
+            await until(lambda: not lag(owned))
+            await rig.clock.sleep(1)
+            status = owned.offloader.status().mirror
+            assert status is not None
+            assert not status.failure
+    assert "mirror.unreadable" not in {one["event"] for one in logs}
+
+
+async def test_a_mirror_that_is_no_place_of_the_daemons_is_told_as_that() -> None:
+    """The segments themselves are offloaded all the same."""
+    rig = await offloaded(rig_of(), 10)
+    owned = await Owned.claim(rig)
+    owned.offloader.follow(replace(owned.offloader.policy, mirror=("gone", "x/")))
+    async with mirroring(rig, owned):
+        await rig.clock.sleep(60)
+        status = owned.offloader.status().mirror
+        assert status is not None
+        assert "bucket 'gone', prefix 'x/', which is no place of this daemon's" in status.failure
+        assert "nothing is copied there" in status.failure
+        assert "offloaded" not in status.failure

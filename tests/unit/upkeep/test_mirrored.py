@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,7 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import copy as copy_record
 from offloaderd.metadata.records import deletion
-from offloaderd.metadata.records.copy import CopyAttempt
+from offloaderd.metadata.records.copy import REMOVAL_S, CopyAttempt
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map import merging
 from offloaderd.metadata.topic_map.mirroring import with_copy
@@ -24,12 +25,11 @@ from offloaderd.upkeep.flaws import Kind as FlawKind
 from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.gc.collector import Collector
 from offloaderd.upkeep.gc.findings import Finding, Kind, Verdict
-from offloaderd.upkeep.mirror import REMOVAL_S
 from offloaderd.upkeep.settings import ScrubSettings
 from offloaderd.upkeep.stored import Site
-from offloaderd.upkeep.verify.cluster import SegmentReport, TopicVerifier, Verifier, Wish
+from offloaderd.upkeep.verify.cluster import IN_A_ROW_MAX, SegmentReport, TopicVerifier, Verifier, Wish
 from offloaderd.upkeep.verify.scrub import Scrubber
-from tests.unit.rigs.owned import Owned
+from tests.unit.rigs.owned import Owned, offload_more
 from tests.unit.rigs.rig import TOPIC, Rig, until
 from tests.unit.upkeep.test_mirror import (
     AWAY,
@@ -47,7 +47,23 @@ from tests.unit.upkeep.test_mirror import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.core.model import TopicName
     from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.topic_map.map import TopicMap
+
+
+class ReadableMap:
+    """The map of a topic, as its owner has it."""
+
+    def __init__(self, owned: Owned) -> None:
+        self._owned = owned
+
+    async def topic_map(self, _: TopicName) -> TopicMap:
+        """See Maps."""
+        return self._owned.offloader.map
+
 
 SITES = tuple(Site(cluster="test", bucket=bucket, prefix=prefix) for bucket, prefix in PLACES)
 
@@ -377,3 +393,157 @@ async def test_a_merged_segment_puts_both_copies_of_its_sources_in_the_trash() -
         path = paths.trash_record(TOPIC, source.segment_id)
         record = deletion.decode_trash((await rig.tree.connect().get(path)).value, path=path)
         assert record.places(HOME) == (HOME, AWAY)
+
+
+async def left_by_a_collection(rig: Rig, *, clock_off_ms: int = 0) -> CommittedSegment:
+    """Have a collection of the copies in the mirror die at its record; returns the segment."""
+    [segment] = await segments_of(rig)
+    removal = CopyAttempt(
+        segment_id=segment.segment_id,
+        bucket=AWAY[0],
+        prefix=AWAY[1],
+        part_bytes=1,
+        begun_ms=rig.clock.wall_ms() + clock_off_ms,
+        removing=True,
+    )
+    await rig.tree.connect().create(paths.mirror(TOPIC), copy_record.encode(removal))
+    return segment
+
+
+@pytest.mark.parametrize("clock_off_ms", [-86_400_000, 0, 86_400_000])
+async def test_a_collection_is_waited_for_by_the_clock_of_the_owner(clock_off_ms: int) -> None:
+    """The collector's machine may be a day off: no copy begins while it deletes, nor is one held up for a day."""
+    rig = await offloaded(rig_of(), 10)
+    await left_by_a_collection(rig, clock_off_ms=clock_off_ms)
+    async with mirroring(rig) as owned:
+        await rig.clock.sleep(REMOVAL_S / 2)
+        assert lag(owned) == 1
+        await rig.clock.sleep(REMOVAL_S)
+        assert lag(owned) == 0
+
+
+async def test_garbage_of_a_collection_that_died_is_collected_later() -> None:
+    """Its owner has nothing to copy and does not read the record; the copies that nobody names go all the same."""
+    rig = await mirrored(10)
+    rig.policy = replace(rig.policy, mirror=THIRD)
+    async with mirroring(rig) as owned:
+        await until(lambda: not lag(owned))
+        await left_by_a_collection(rig)
+        assert {one.verdict for one in await collected(rig)} == {Verdict.KEEP}
+        await rig.clock.sleep(REMOVAL_S)
+        assert {one.verdict for one in await collected(rig)} == {Verdict.DELETED}
+    assert await counts(rig) == [3, 0, 3]
+    assert await nodes.node(rig.tree.connect(), paths.mirror(TOPIC)) is None
+
+
+async def test_a_slow_collection_does_not_take_the_record_of_a_copy() -> None:
+    """The owner took it for broken off and copies again; the collector deletes its own record only."""
+    rig = await mirrored(10)
+    rig.policy = replace(rig.policy, mirror=THIRD)
+    async with mirroring(rig) as owned:
+        await until(lambda: not lag(owned))
+    store, path = rig.tree.connect(), paths.mirror(TOPIC)
+    copy = CopyAttempt(segment_id=rig.clock.uuid(), bucket="us", prefix="", part_bytes=1, begun_ms=1)
+    there = buckets_of(rig).at(AWAY[0])
+    delete = there.delete
+
+    async def slow(keys: Sequence[str]) -> None:
+        if not keys[0].endswith("clock"):
+            await store.replace(path, copy_record.encode(copy), (await store.get(path)).version)
+        await delete(keys)
+
+    there.delete = slow  # type: ignore[method-assign]
+    await collected(rig)
+    assert copy_record.decode((await store.get(path)).value, path=path) == copy
+
+
+async def test_a_place_that_is_away_keeps_only_the_trash_that_needs_it() -> None:
+    """What has no copy there is deleted meanwhile; the rest goes once the place is back."""
+    rig = await mirrored(10, 10)
+    rig.policy = replace(rig.policy, mirror=None)
+    await offload_more(rig, (10, 10), seed=9)
+    owned = await Owned.claim(rig)
+    for segment in owned.offloader.map.segments[:3]:
+        assert await owned.offloader.record.remove_oldest(segment, reason="age")
+    asked: list[str] = []
+
+    def plan(operation: str, key: str, when: str) -> None:
+        asked.append(key)
+        raise Transient("gone")
+
+    breaking(rig, AWAY[0], plan)
+    with pytest.raises(Transient, match="gone"):
+        await owned.empty_trash()
+    mended(rig)
+    assert len(asked) == 1
+    assert await counts(rig) == [9, 6, 0]
+    assert await owned.empty_trash() == 0
+    assert await counts(rig) == [3, 0, 0]
+
+
+async def verified(verifier: TopicVerifier) -> tuple[list[SegmentReport], str]:
+    """Return the reports of segments, and with what the verification ended."""
+    reports: list[SegmentReport] = []
+    try:
+        async for one in verifier.run(TOPIC, Level.FULL):
+            reports += [one] if isinstance(one, SegmentReport) else []
+    except Transient as error:
+        return reports, str(error)
+    return reports, ""
+
+
+@pytest.mark.parametrize("place", [HOME, AWAY])
+async def test_a_place_that_is_away_does_not_hide_damage_of_the_other(place: tuple[str, str]) -> None:
+    """The scrub and verify report it at once, so that the source keeps its ledger; verify ends with an error."""
+    rig = await mirrored(10, 10)
+    oldest = (await segments_of(rig))[0]
+    other = AWAY if place == HOME else HOME
+    await damage(rig, next(it for it in oldest.each_place if it.place == place))
+
+    def plan(operation: str, key: str, when: str) -> None:
+        raise Transient("gone")
+
+    breaking(rig, other[0], plan)
+    told: list[str] = []
+
+    async def damaged(_topic: object, _ledgers: object, why: str) -> None:
+        told.append(why)
+
+    owned, options = await Owned.claim(rig), ScrubSettings(first_after_s=0.0)
+    scrubber = Scrubber(
+        rig.store, owned.context.metadata, SITES, options, clock=rig.clock, metrics=rig.metrics, damaged=damaged
+    )
+    await scrubber.turn(owned.offloader, await scrubber._load(owned.offloader))
+    [why] = told
+    assert f"in bucket {place[0]!r}" in why
+    found: list[str] = []
+    verifier = TopicVerifier(
+        ReadableMap(owned), partial(RetryingReader, rig.store, clock=rig.clock), SITES, lambda *it: found.append(it[2])
+    )
+    reports, error = await verified(verifier)
+    assert "2 of 2 segments" in error
+    assert [[flaw.is_problem for flaw in one.flaws] for one in reports] == [
+        [one == place for one in (HOME, AWAY)],
+        [False],
+    ]
+    [why] = found
+    assert f"in bucket {place[0]!r}" in why
+
+
+async def test_verify_gives_up_a_place_and_not_the_other() -> None:
+    """After some segments in a row nothing more is asked for there, and the other place is read to the end."""
+    rig = await mirrored(10, 10, 10, 10, 10)
+    asked: list[str] = []
+
+    def plan(operation: str, key: str, when: str) -> None:
+        asked.append(key)
+        raise Transient("gone")
+
+    breaking(rig, AWAY[0], plan)
+    owned = await Owned.claim(rig)
+    verifier = TopicVerifier(ReadableMap(owned), partial(RetryingReader, rig.store, clock=rig.clock), SITES)
+    reports, error = await verified(verifier)
+    assert "5 of 5 segments" in error
+    assert "the others were" in error
+    assert len({key.partition(".")[0] for key in asked}) == IN_A_ROW_MAX
+    assert [[flaw.kind for flaw in one.flaws] for one in reports] == 5 * [[FlawKind.UNREACHABLE]]
