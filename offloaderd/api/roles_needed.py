@@ -154,6 +154,10 @@ _SERVICES: dict[str, dict[str, Need]] = {
         "WarmCache": Need(Role.ADMIN, _topic),
         "PurgeCache": Need(Role.ADMIN, _topic_or_everything),
     },
+    "offloaderd.v1.PlacesService": {
+        "ListPlaces": Need(Role.READ, _topic_or_everything),
+        "SwitchPlaces": Need(Role.ADMIN, _topic),
+    },
     "offloaderd.v1.UpkeepService": {"Gc": Need(Role.ADMIN, _everything)},
     "offloaderd.v1.LedgerService": {
         "Append": Need(Role.OFFLOAD, _topic, bounded=check_append),

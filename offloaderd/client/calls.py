@@ -30,6 +30,8 @@ from offloaderd.protocol.v1 import (
     ledgers_pb2_grpc,
     placement_pb2,
     placement_pb2_grpc,
+    places_pb2,
+    places_pb2_grpc,
     policy_pb2,
     policy_pb2_grpc,
     read_pb2,
@@ -82,6 +84,7 @@ class Calls(Connection):
     _inspect: Stub["inspect_pb2_grpc.InspectServiceAsyncStub"] = Stub(inspect_pb2_grpc.InspectServiceStub)
     _ledgers: Stub["ledgers_pb2_grpc.LedgerServiceAsyncStub"] = Stub(ledgers_pb2_grpc.LedgerServiceStub)
     _placement: Stub["placement_pb2_grpc.PlacementServiceAsyncStub"] = Stub(placement_pb2_grpc.PlacementServiceStub)
+    _places: Stub["places_pb2_grpc.PlacesServiceAsyncStub"] = Stub(places_pb2_grpc.PlacesServiceStub)
     _policy: Stub["policy_pb2_grpc.PolicyServiceAsyncStub"] = Stub(policy_pb2_grpc.PolicyServiceStub)
     _reads: Stub["read_pb2_grpc.ReadServiceAsyncStub"] = Stub(read_pb2_grpc.ReadServiceStub)
     _retention: Stub["retention_pb2_grpc.RetentionServiceAsyncStub"] = Stub(retention_pb2_grpc.RetentionServiceStub)
@@ -193,6 +196,17 @@ class Calls(Connection):
         """Delete a topic from the daemon's disk cache, or all. Raises Conflict without a cache that is open."""
         request = cache_pb2.PurgeCacheRequest(topic=str(topic) if topic is not None else "", dry_run=dry_run)
         return await self._ask(self._cache.PurgeCache, request)
+
+    async def places(self, topic: TopicName | str = "") -> places_pb2.ListPlacesResponse:
+        """Return the places of the daemon; for a topic with what lies in each."""
+        return await self._ask(self._places.ListPlaces, places_pb2.ListPlacesRequest(topic=str(topic)))
+
+    def switch_places(
+        self, topic: TopicName | str, *, to: str = "", dry_run: bool = False, timeout_s: float | None = None
+    ) -> AsyncGenerator[places_pb2.SwitchProgress, None]:
+        """Exchange the first place and the mirror of a topic; yields progress. Only its owner takes the call."""
+        request = places_pb2.SwitchPlacesRequest(topic=str(topic), to=to, dry_run=dry_run)
+        return self._stream(lambda: self._places.SwitchPlaces(request, timeout=timeout_s))
 
     async def reload(self, *, dry_run: bool = False) -> control_pb2.ReloadResponse:
         """Make the daemon read its settings again; returns the changes. Raises InvalidConfig with every mistake."""

@@ -15,6 +15,7 @@ from offloaderd.api.daemon import ControlService, DoctorService, PlacementServic
 from offloaderd.api.history import HistoryService, RollbackService
 from offloaderd.api.identity import IdentityService
 from offloaderd.api.inspect import InspectService, held
+from offloaderd.api.places import PlacesService
 from offloaderd.api.policy import PolicyService
 from offloaderd.api.push import LedgerService, OffloadService
 from offloaderd.api.read import ReadService
@@ -36,6 +37,7 @@ from offloaderd.fleet.registration import registration_of
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.objects.port import SegmentStore
 from offloaderd.objects.retrying import RetryingReader
+from offloaderd.objects.settings import SERVICES
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.policy.rules import Surroundings
 from offloaderd.read.disk.cache import WAITING_BYTES_MAX, DiskCache, DiskOptions
@@ -111,6 +113,7 @@ class Components:
             "upkeep": self.upkeep,
             "placement": PlacementService(engine, self.registration),
             "cache": CacheService(settings.daemon.id, reader, metrics),
+            "places": PlacesService(engine, metadata, around, services_of(settings)),
             "retention": RetentionService(engine, retention, metadata, ledgers.source, clock),
             "history": HistoryService(engine),
             "rollback": RollbackService(engine, metadata),
@@ -218,6 +221,15 @@ def inspection(
     explainer = Explainer(engine, partial(held, reader), metadata, retrying_reader(), found, engine.book.of)
     verifier = TopicVerifier(engine, retrying_reader, found, keeper.found)
     return InspectService(explainer, verifier, engine, metadata, keeper.found, reader.priority)
+
+
+def services_of(settings: Settings) -> dict[tuple[str, str], tuple[str, str]]:
+    """Return the name and the kind of the service of each place, the daemon's own first."""
+    return {
+        (place.bucket, place.prefix): (service.section.removeprefix(f"{SERVICES}."), service.kind)
+        for service in settings.objects.every_service
+        for place in service.own_places
+    }
 
 
 def _collector(settings: Settings, context: TopicContext, ledgers: Ledgers) -> Collector:

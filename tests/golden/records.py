@@ -295,6 +295,11 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
         ),
     ),
     "grant": (grant.encode, grant.decode, GRANT),
+    "grant-with-places": (
+        grant.encode,
+        grant.decode,
+        replace(GRANT, places_sha256=grant.of_places([("offload", "seg/")])),
+    ),
     "history-plan": (history.encode, history.decode, PLAN),
     "history-ranges": (history.encode_ranges, history.decode_ranges, (RANGE,)),
     "identity-of-a-deployment": (

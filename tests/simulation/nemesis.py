@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from offloaderd.api.places import PlacesService
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError
 from offloaderd.core.model import OffloadMethod
 from offloaderd.core.names.patterns import of_topic
 from offloaderd.metadata import paths
 from offloaderd.objects import keys
 from offloaderd.policy.records import TopicPolicy, decode_policy
+from offloaderd.policy.rules import ANYWHERE
+from offloaderd.protocol.v1 import places_pb2
 from offloaderd.upkeep.grants import records as grant_records
 from tests.simulation.bookies import ANOTHER, HISTORIES, NAMELESS, NOWHERE
 from tests.simulation.bucket import PREFIXES
@@ -22,10 +26,13 @@ from tests.simulation.zookeeper import Tree
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from offloaderd.api.calls import Context
     from offloaderd.core.model import TopicName
     from tests.simulation.world import World
 
 CONDITIONS = ("s3 outage", "s3 full", "s3 denied", "s3 expired", "s3 slow", "s3 throttling", "bucket missing")
+MAY_SWITCH = ("roll", "change policy", "collect")
+"""Events in whose place a cluster with a mirror may have places exchanged."""
 AWAITED = ("misled", "restore", "second deployment")
 """Events that need something to be committed before them."""
 DAY_MS = 86_400_000
@@ -319,8 +326,14 @@ class Nemesis:
         """Have a user ask a daemon for something."""
         world = self._world
         topic = self._rng.choice(world.topics)
+        if world.options.mirror and event in MAY_SWITCH and self._rng.random() < 0.5:
+            event = "switch places"
         try:
-            if event == "disable topic":
+            if event == "switch places":
+                owners = (one for one in world.daemons if one.up and one.engine.find(topic) is not None)
+                owner = next(owners, daemon)
+                await world.within(owner, lambda: self._switch(owner, topic))
+            elif event == "disable topic":
                 await world.within(daemon, lambda: daemon.engine.deselect(of_topic(topic)))
                 await asyncio.sleep(self._rng.uniform(0.1, 3.0))  # noqa: TID251 - the loop's own time
                 await world.within(daemon, lambda: daemon.engine.select(of_topic(topic), TopicPolicy(enabled=True)))
@@ -343,6 +356,15 @@ class Nemesis:
                 await world.within(daemon, lambda: self._revoke(daemon, topic))
         except OffloaderError as error:
             world.trace("user", f"{event}: {type(error).__name__}")
+
+    async def _switch(self, daemon: SimDaemon, topic: TopicName) -> None:
+        """Exchange the first place and the mirror of a topic, as an operator does."""
+        service = PlacesService(daemon.engine, daemon.zookeeper, ANYWHERE, {})
+        request = places_pb2.SwitchPlacesRequest(topic=str(topic))
+        async with aclosing(service.SwitchPlaces(request, cast("Context", None))) as progress:
+            async for one in progress:
+                if one.done:
+                    self._world.faults.count("switch places")
 
     async def _mark(self, daemon: SimDaemon, topic: TopicName) -> None:
         """Delete from the tier what the source has not got any more, as an operator would."""

@@ -27,6 +27,7 @@ COMMANDS = LazyCommands(
         "policies:import_broker_conf": "Import the offload settings of a broker.conf.",
         "ledgers:ledgers": "List a topic's ledgers, and delete them from the tier.",
         "offload:offload": "Offload what a topic holds now.",
+        "places:places": "Show where segments lie, and change the first place of a topic.",
         "plan_cost:plan_cost": "Reckon what segment size and age cost.",
         "policies:broker": "Set what holds for all topics of the cluster.",
         "policies:namespaces": "Set what holds for the topics of a namespace.",

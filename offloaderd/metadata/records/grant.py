@@ -85,6 +85,8 @@ class Grant:
     source_deleted_ms: int = 0
     damaged: bool = False
     """Revoked because the copy was found damaged."""
+    places_sha256: bytes = b""
+    """Hash of the places in which the segments were verified; empty in grants of earlier releases."""
     unknown: bytes = field(default=b"", repr=False, compare=False)
 
     @property
@@ -103,6 +105,10 @@ class Grant:
             return self.summary.segments_sha256 == _of_ids(segment_ids)
         return [segment.segment_id for segment in self.segments] == [*segment_ids]
 
+    def lies_in(self, places: Iterable[tuple[str, str]]) -> bool:
+        """Whether the segments were verified in these places, in this order; unknown ones count as the same."""
+        return self.places_sha256 in {b"", of_places(places)}
+
     def finds(self, segments: Sequence[GrantedSegment]) -> bool:
         """Whether segments and their objects' metadata in the store are unchanged since the check."""
         return Summary.of(segments) == (self.summary or Summary.of(self.segments))
@@ -114,6 +120,11 @@ class Grant:
 
 def _of_ids(segment_ids: Iterable[UUID]) -> bytes:
     return sha256(b"".join(one.bytes for one in segment_ids)).digest()
+
+
+def of_places(places: Iterable[tuple[str, str]]) -> bytes:
+    """Return the hash of places."""
+    return sha256(json.dumps([*places]).encode()).digest()
 
 
 def fitted(value: Grant) -> Grant:

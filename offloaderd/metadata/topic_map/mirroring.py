@@ -1,4 +1,4 @@
-"""Copies of segments in a topic's map: which segments lack one, and the record of one that was made. Pure.
+"""Copies of segments in a topic's map: which segments lack one, the record of one that was made, the exchange. Pure.
 
 A segment's record names the place of its copy beside its own, so there is no second list: whatever moves or removes the
 record takes the copy along.
@@ -35,6 +35,18 @@ def with_copy(topic_map: TopicMap, segment_id: UUID, place: Place) -> tuple[list
     if segment is None or segment.place == place:
         raise Conflict(f"segment {segment_id} of {topic_map.topic} has left the map, or lies there itself")
     return _with_places(topic_map, segment, replace(segment, mirror=place))
+
+
+def exchanged(topic_map: TopicMap, segment_id: UUID, first: Place) -> tuple[list[Step], TopicMap]:
+    """Return the steps that make a segment's mirror its first place, if that is `first`, and the map afterwards.
+
+    Without a step for a segment that lies there already, has no copy there, or has left the map.
+    """
+    segment = next((one for one in topic_map.segments if one.segment_id == segment_id), None)
+    if segment is None or segment.mirror != first:
+        return [], topic_map
+    bucket, prefix = first
+    return _with_places(topic_map, segment, replace(segment, bucket=bucket, prefix=prefix, mirror=segment.place))
 
 
 def _with_places(topic_map: TopicMap, before: CommittedSegment, after: CommittedSegment) -> tuple[list[Step], TopicMap]:

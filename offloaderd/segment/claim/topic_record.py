@@ -322,6 +322,10 @@ class TopicRecord:
 
         await self._edit(edit)
 
+    async def exchange_places(self, segment_id: UUID, first: tuple[str, str]) -> None:
+        """Make a segment's mirror its first place, if that is `first`; else change nothing. Raises Fenced, Conflict."""
+        await self._edit(partial(mirroring.exchanged, segment_id=segment_id, first=first))
+
     def trimmed(self) -> list[int]:
         """Return the map's ledgers that the source has trimmed: those before the first that it lists."""
         listed = self.chain.ledgers

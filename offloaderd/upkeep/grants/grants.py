@@ -190,12 +190,16 @@ class Grants:
         return moved
 
     async def _of_copy(self, offloader: TopicOffloader, ledger_id: int, grant: Grant, policy: OffloadPolicies) -> Grant:
-        """Return the grant of the present copy, verified again if it was rewritten. Raises Fenced."""
+        """Return the grant of the present copy. Raises Fenced.
+
+        It is verified again if it was rewritten, or its places were exchanged.
+        """
         topic_map = offloader.map
         if not grant.in_force or ledger_id not in topic_map.contexts.keys() - topic_map.deleted.keys():
             return grant
         try:
-            if grant.is_of([segment.segment_id for segment in segments_of(topic_map, ledger_id)]):
+            held = segments_of(topic_map, ledger_id)
+            if grant.is_of([one.segment_id for one in held]) and grant.lies_in([one.place for one in held]):
                 return grant
         except Unsound as error:
             self._denied(offloader, ledger_id, error.reason, error)
@@ -281,6 +285,7 @@ class Grants:
             daemon_id=self._daemon_id,
             epoch=offloader.claim.epoch,
             not_before_ms=self._not_before_ms(topic_map, ledger_id, policy.deletion_lag_s),
+            places_sha256=grant_record.of_places([one.place for one in holding]),
         )
         return grant_record.fitted(grant)
 

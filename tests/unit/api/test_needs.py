@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 REAL_TIME = "gRPC"
 
 CHANGES = (
+    "Switch",
     "Accept",
     "Enable",
     "Pause",

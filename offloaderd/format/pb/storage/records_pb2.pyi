@@ -966,6 +966,7 @@ class GrantRecord(_message.Message):
     SOURCE_DELETED_MS_FIELD_NUMBER: _builtins.int
     DAMAGED_FIELD_NUMBER: _builtins.int
     SUMMARY_FIELD_NUMBER: _builtins.int
+    PLACES_SHA256_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
     ledger_id: _builtins.int
     entries: _builtins.int
@@ -984,6 +985,8 @@ class GrantRecord(_message.Message):
     """when offloaderd itself began to delete it from its source; 0: it did not"""
     damaged: _builtins.bool
     """revoked because the copy was found damaged"""
+    places_sha256: _builtins.bytes
+    """of bucket and prefix of each segment when it was verified; empty: unknown"""
     format: _builtins.int
     """what a reader has to know to touch the record at all; see records/codec.py"""
     @_builtins.property
@@ -1008,11 +1011,12 @@ class GrantRecord(_message.Message):
         source_deleted_ms: _builtins.int = ...,
         damaged: _builtins.bool = ...,
         summary: Global___GrantSummary | None = ...,
+        places_sha256: _builtins.bytes = ...,
         format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["daemon_id", b"daemon_id", "damaged", b"damaged", "entries", b"entries", "epoch", b"epoch", "format", b"format", "ledger_id", b"ledger_id", "not_before_ms", b"not_before_ms", "readback", b"readback", "revoked_ms", b"revoked_ms", "revoked_reason", b"revoked_reason", "segments", b"segments", "source_deleted_ms", b"source_deleted_ms", "summary", b"summary", "verified_ms", b"verified_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["daemon_id", b"daemon_id", "damaged", b"damaged", "entries", b"entries", "epoch", b"epoch", "format", b"format", "ledger_id", b"ledger_id", "not_before_ms", b"not_before_ms", "places_sha256", b"places_sha256", "readback", b"readback", "revoked_ms", b"revoked_ms", "revoked_reason", b"revoked_reason", "segments", b"segments", "source_deleted_ms", b"source_deleted_ms", "summary", b"summary", "verified_ms", b"verified_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

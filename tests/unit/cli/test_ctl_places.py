@@ -1,0 +1,115 @@
+"""offloadctl places: what it asks, what it shows, its documents."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from offloaderd.protocol.v1 import places_pb2, places_pb2_grpc
+from tests.unit.cli.conftest import Ctl
+from tests.unit.cli.fake_daemon import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOPIC = "persistent://public/default/orders"
+MIB = 1 << 20
+Place = places_pb2.ListPlacesResponse.Place
+
+
+class Places(places_pb2_grpc.PlacesServiceServicer):
+    """Answers with what it is told."""
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+        self.listed = places_pb2.ListPlacesResponse(
+            places=[
+                Place(
+                    service="objects", kind="s3", bucket="b", prefix="seg/", role="first",
+                    segments=3, segment_bytes=5 * MIB, segment_entries=1200, both=2,
+                ),
+                Place(
+                    service="archive", kind="azure", bucket="eu", prefix="topics/", role="mirror",
+                    copies=2, copy_bytes=4 * MIB, copy_entries=1000, both=2,
+                ),
+                Place(bucket="gone"),
+            ],
+            uncopied_segments=1,
+            uncopied_bytes=MIB,
+            open_place="b/seg/",
+        )  # fmt: skip
+        self.last = places_pb2.SwitchProgress(
+            first="eu/topics/", mirror="b/seg/", policy_changed=True, segments_total=2, segments=2, bytes_total=4 * MIB,
+            waiting=1, done=True,
+        )  # fmt: skip
+
+    def ListPlaces(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802 - as gRPC types and names it
+        """Answer with the places."""
+        self.requests.append(request)
+        return self.listed
+
+    def SwitchPlaces(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        """Yield progress, and the end."""
+        self.requests.append(request)
+        yield places_pb2.SwitchProgress(segments=1, segments_total=2)
+        yield self.last
+
+
+@pytest.fixture
+def daemon() -> Places:
+    """What the daemon answers."""
+    return Places()
+
+
+@pytest.fixture
+def ctl(daemon: Places) -> Iterator[Ctl]:
+    """Offloadctl, talking to it."""
+    with serving(partial(places_pb2_grpc.add_PlacesServiceServicer_to_server, daemon)) as address:
+        yield Ctl(address)
+
+
+def test_the_places_are_listed(ctl: Ctl, daemon: Places) -> None:
+    """Service, kind and role of each; one that only segments name is in no settings."""
+    lines = ctl("places", "list").out.splitlines()
+    assert lines[0].split() == ["PLACE", "SERVICE", "KIND", "ROLE"]
+    assert [line.split()[:4] for line in lines[1:3]] == [
+        ["b/seg/", "objects", "s3", "first"],
+        ["eu/topics/", "archive", "azure", "mirror"],
+    ]
+    assert "in no settings" in lines[3]
+    assert daemon.requests[-1].topic == ""
+
+
+def test_what_of_a_topic_lies_in_each_place_is_listed(ctl: Ctl, daemon: Places) -> None:
+    """Segments, bytes and entries, copies, those in both, what lacks its copy, and where the open segment is."""
+    answer = ctl("places", "list", "orders")
+    assert "5.0 MiB" in answer.out.splitlines()[1]
+    assert "1,200" in answer.out.splitlines()[1]
+    assert "1 segment (1.0 MiB) have no copy in the mirror yet" in answer.err
+    assert "the open segment is written in b/seg/" in answer.err
+    document = ctl("places", "list", "orders", "--json").json
+    assert (document["topic"], document["uncopied_segments"], len(document["places"])) == (TOPIC, 1, 3)
+    assert daemon.requests[-1].topic == TOPIC
+
+
+def test_places_are_switched(ctl: Ctl, daemon: Places) -> None:
+    """What was exchanged, and what has to be done once more."""
+    answer = ctl("places", "switch", "orders", "--to", "eu/topics/")
+    assert answer.code == 0
+    assert answer.out.splitlines() == [
+        f"{TOPIC}: first place eu/topics/, mirror b/seg/ (policy: exchanged)",
+        "exchanged: 2 segments, 4.0 MiB, none of it copied",
+        "1 segment not in both places yet: repeat the command when they are copied",
+    ]
+    assert (daemon.requests[-1].to, daemon.requests[-1].dry_run) == ("eu/topics/", False)
+    assert ctl("places", "switch", "orders", "--json").json["waiting"] == 1
+
+
+def test_a_dry_run_says_what_would_be(ctl: Ctl, daemon: Places) -> None:
+    """The daemon is asked for it, and nothing sounds as if it were done."""
+    daemon.last.segments = 0
+    answer = ctl("places", "switch", "orders", "--dry-run")
+    assert "would be exchanged: 2 segments" in answer.out
+    assert daemon.requests[-1].dry_run
