@@ -1,6 +1,6 @@
 """PlacesService: where segments lie, and the exchange of a topic's first place and its mirror."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -64,7 +64,9 @@ class PlacesService(places_pb2_grpc.PlacesServiceServicer):
             open_place=text_of((properties.get("bucket", ""), properties.get("prefix", ""))) if attempt else "",
         )
 
-    async def SwitchPlaces(self, request: pb.SwitchPlacesRequest, context: Context) -> AsyncIterator[pb.SwitchProgress]:
+    async def SwitchPlaces(
+        self, request: pb.SwitchPlacesRequest, context: Context
+    ) -> AsyncGenerator[pb.SwitchProgress, None]:
         """Exchange first place and mirror. Raises InvalidInput, NotFound (not enabled), Conflict, Fenced, Transient.
 
         Conflict: another daemon owns the topic, it has no mirror, or its policy was changed meanwhile.

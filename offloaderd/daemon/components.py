@@ -96,13 +96,9 @@ class Components:
         self.upkeep = UpkeepService(self.gc, grace_s=settings.gc.grace_s)
         self.broker = BrokerService(engine, reader, reads, retention, ledgers.register, keeper.keep)
         _bound_tenants(engine, self.broker, settings)
+        lost = partial(lost_metadata.alarm, metadata, objects, sites(settings))
         admin = AdminService(
-            engine=engine,
-            metadata=metadata,
-            source=ledgers.source,
-            snapshot=snapshot,
-            places=around.places,
-            lost=partial(lost_metadata.alarm, metadata, objects, sites(settings)),
+            engine=engine, metadata=metadata, source=ledgers.source, snapshot=snapshot, places=around.places, lost=lost
         )
         self.services: dict[str, object] = {
             "offload": OffloadService(engine, clock=clock, metrics=metrics),

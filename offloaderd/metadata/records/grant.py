@@ -105,7 +105,7 @@ class Grant:
             return self.summary.segments_sha256 == _of_ids(segment_ids)
         return [segment.segment_id for segment in self.segments] == [*segment_ids]
 
-    def lies_in(self, places: Iterable[tuple[str, str]]) -> bool:
+    def is_in(self, places: Iterable[tuple[str, str]]) -> bool:
         """Whether the segments were verified in these places, in this order; unknown ones count as the same."""
         return self.places_sha256 in {b"", of_places(places)}
 

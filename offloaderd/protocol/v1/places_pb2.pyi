@@ -65,7 +65,7 @@ class ListPlacesResponse(_message.Message):
         bucket: _builtins.str
         prefix: _builtins.str
         role: _builtins.str
-        """`first` for new segments, `mirror` for their copies: by the topic's policy, without a topic by the settings."""
+        """`first` for new segments, `mirror` for their copies: by the topic's policy, without a topic by the broker level's."""
         segments: _builtins.int
         """of the topic, whose first place it is"""
         segment_bytes: _builtins.int

@@ -199,7 +199,7 @@ class Grants:
             return grant
         try:
             held = segments_of(topic_map, ledger_id)
-            if grant.is_of([one.segment_id for one in held]) and grant.lies_in([one.place for one in held]):
+            if grant.is_of([one.segment_id for one in held]) and grant.is_in([one.place for one in held]):
                 return grant
         except Unsound as error:
             self._denied(offloader, ledger_id, error.reason, error)

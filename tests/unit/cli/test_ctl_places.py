@@ -82,7 +82,7 @@ def test_the_places_are_listed(ctl: Ctl, daemon: Places) -> None:
     assert daemon.requests[-1].topic == ""
 
 
-def test_what_of_a_topic_lies_in_each_place_is_listed(ctl: Ctl, daemon: Places) -> None:
+def test_what_each_place_has_of_a_topic_is_listed(ctl: Ctl, daemon: Places) -> None:
     """Segments, bytes and entries, copies, those in both, what lacks its copy, and where the open segment is."""
     answer = ctl("places", "list", "orders")
     assert "5.0 MiB" in answer.out.splitlines()[1]

@@ -232,7 +232,7 @@ async def test_only_a_copy_becomes_the_first_place() -> None:
         assert (steps, after) == ([], owned.offloader.map)
 
 
-async def test_grants_are_for_the_place_in_which_the_segments_lie_now() -> None:
+async def test_grants_are_for_the_place_in_which_the_segments_are_now() -> None:
     """They are verified again after an exchange, and the embedded store deletes by them."""
     rig = await mirrored(15)
     await offload_more(rig, (10,), seed=7)
@@ -242,6 +242,6 @@ async def test_grants_are_for_the_place_in_which_the_segments_lie_now() -> None:
     after = await looked(owned, mirror_required=MirrorRequired.NO, deletion_lag_s=3600.0)
     assert before[0].segments[0].objects[0].key.startswith(HOME[1])
     assert after[0].segments[0].objects[0].key.startswith(AWAY[1])
-    assert after[0].lies_in([AWAY])
+    assert after[0].is_in([AWAY])
     await looked(owned, mirror_required=MirrorRequired.NO)
     assert (await grant_records.load_all(rig.tree.connect(), TOPIC))[0].source_deleted_ms
