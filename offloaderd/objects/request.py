@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
-import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from aiohttp.payload import Payload
 
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import OffloaderError, Transient
+from offloaderd.core.errors import OffloaderError
 from offloaderd.objects.checks import flat
 from offloaderd.objects.failures import Failure, Request, in_section
 from offloaderd.objects.port import Pieces
 
 if TYPE_CHECKING:
-    from aiohttp import StreamReader
     from aiohttp.abc import AbstractStreamWriter
 
 Translate: TypeAlias = Callable[[Exception, Request], Failure | None]
@@ -121,44 +119,9 @@ async def calling(
             metrics.request(request.operation, code, clock.monotonic() - started, call.bytes_in, call.bytes_out)
 
 
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
-
-
 def date_ms(headers: Mapping[str, str]) -> int:
     """Return the server's time of an answer, about that of the object it stored; 0 without one."""
     try:
         return int(email.utils.parsedate_to_datetime(headers.get("date", "")).timestamp() * 1000)
     except ValueError:
         return 0
-
-
-def check_answered_range(call: object, answered: str, size_bytes: int, first: int, length: int | None) -> None:
-    """Check that the answer has the requested bytes, cut only by the object's end. Raises Transient."""
-    found = _RANGE.fullmatch(answered)
-    if found is None:
-        raise Transient(f"{call}: the server does not say which bytes it sent ({answered!r})")
-    begin, last, total = map(int, found.groups())
-    end = total if length is None else min(total, first + length)
-    if (begin, last + 1, size_bytes) != (first, end, end - first):
-        raise Transient(f"{call}: asked for bytes {first} to {end - 1}, got {size_bytes} of {answered!r}")
-
-
-async def in_pieces(stream: StreamReader, size_bytes: int, lengths: Sequence[int]) -> Sequence[bytes]:
-    """Return a body of that size in pieces of these lengths, or shorter ones if it ends earlier.
-
-    Each byte is copied once, from the socket's buffer to its piece. Further bytes, which were not requested, are added
-    to the last piece. Raises aiohttp's errors.
-    """
-    stream.set_read_chunk_size(max(1, size_bytes))  # else aiohttp often stops reading from the socket
-    pieces: list[bytes] = []
-    came: list[bytes | memoryview] = []
-    missing = lengths[0]
-    async for chunk, _ in stream.iter_chunks():
-        rest = memoryview(chunk)
-        while len(rest) >= missing and len(pieces) < len(lengths) - 1:
-            pieces.append(b"".join((*came, rest[:missing])))
-            came, rest, missing = [], rest[missing:], lengths[len(pieces)]
-        came.append(rest)
-        missing -= len(rest)
-    pieces.append(b"".join(came))
-    return pieces + [b""] * (len(lengths) - len(pieces))

@@ -45,13 +45,13 @@ from offloaderd.objects.buckets import Buckets
 from offloaderd.objects.failures import Request
 from offloaderd.objects.kinds import KINDS
 from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo
+from offloaderd.objects.ranged import check_answered_range
 from offloaderd.objects.request import (
     BYTES_PER_S_MIN,
     Body,
     Call,
     RequestMetrics,
     calling,
-    check_answered_range,
 )
 from offloaderd.objects.settings import ServiceSettings
 from offloaderd.objects.stored_as import PLAIN, StoredAs

@@ -20,8 +20,6 @@ from offloaderd.objects.buckets import Buckets
 from offloaderd.objects.checks import (
     check_key,
     check_part_number,
-    check_range,
-    check_whole,
     checked_metadata,
     chosen_parts,
     combined_etag,
@@ -42,7 +40,8 @@ from offloaderd.objects.gcs.request import (
 )
 from offloaderd.objects.life_cycle import LifeCycleRule, Versioning
 from offloaderd.objects.port import ANY_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo, present
-from offloaderd.objects.request import BYTES_PER_S_MIN, RequestMetrics, check_answered_range, in_pieces
+from offloaderd.objects.ranged import RangedGet
+from offloaderd.objects.request import BYTES_PER_S_MIN, RequestMetrics
 from offloaderd.objects.stored_as import PLAIN, StoredAs
 
 if TYPE_CHECKING:
@@ -135,35 +134,20 @@ class GcsStore(Buckets):
 
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
         """See ObjectReader."""
-        return (await self._get(key, first, length, None))[0]
+        return (await self._get(RangedGet(key, first, length)))[0]
 
     async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
         """See ObjectReader."""
-        return await self._get(key, first, sum(lengths), lengths)
+        return await self._get(RangedGet(key, first, sum(lengths), lengths))
 
-    async def _get(self, key: str, first: int, length: int | None, lengths: Sequence[int] | None) -> Sequence[bytes]:
-        """Return a range in pieces of these lengths, or as one piece."""
-        check_key(key)
-        check_range(key, first, length)
-        last = "" if length is None else first + length - 1
-        headers = {"Range": f"bytes={first}-{last}"} if first or length is not None else {}
+    async def _get(self, wanted: RangedGet) -> Sequence[bytes]:
+        key = wanted.key
 
         async def pieces() -> Sequence[bytes]:
             async with self._http.request(
-                "GetObject", "GET", self._path(key), key=key, query={"alt": "media"}, headers=headers
+                "GetObject", "GET", self._path(key), key=key, query={"alt": "media"}, headers=wanted.headers
             ) as (call, answer):
-                size_bytes = answer.content_length
-                if size_bytes is None:
-                    raise Transient(f"{call}: the answer does not say how long it is")
-                call.extend(size_bytes / self._http.bytes_per_s_min)
-                check_whole(key, size_bytes, first, length)
-                found = await in_pieces(answer.content, size_bytes, lengths or [size_bytes])
-                call.bytes_in = sum(map(len, found))
-                if call.bytes_in != size_bytes:
-                    raise Transient(f"{call}: {call.bytes_in} bytes came instead of {size_bytes}")
-                if headers:
-                    check_answered_range(call, answer.headers.get("Content-Range", ""), size_bytes, first, length)
-            return found
+                return await wanted.read(call, answer, self._http.bytes_per_s_min)
 
         return await self._there(pieces)
 

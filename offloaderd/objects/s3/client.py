@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 from aiobotocore.config import AioConfig  # type: ignore[import-untyped]
 from aiobotocore.credentials import AioAssumeRoleWithWebIdentityProvider  # type: ignore[import-untyped]
+from aiobotocore.httpsession import AIOHTTPSession  # type: ignore[import-untyped]
 from aiobotocore.session import AioSession  # type: ignore[import-untyped]
 from botocore.exceptions import BotoCoreError
 from botocore.handlers import add_expect_header
@@ -24,6 +25,7 @@ from botocore.loaders import Loader
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Archived, Closed, Denied, InvalidConfig
 from offloaderd.objects.s3.errors import invalid_options
+from offloaderd.objects.s3.gets import Gets
 from offloaderd.objects.settings import ServiceSettings
 
 if TYPE_CHECKING:
@@ -39,11 +41,13 @@ RENEWAL_S = 5.0
 """Least time between two renewals: many simultaneous refusals search the chain once."""
 
 
-class _Opened:
+class Opened:
     """One client, and the number of requests that use it."""
 
-    def __init__(self, client: S3Client, stack: AsyncExitStack) -> None:
+    def __init__(self, client: S3Client, gets: Gets, stack: AsyncExitStack) -> None:
         self.client = client
+        """For all requests but GETs of objects."""
+        self.gets = gets
         self.users = 0
         self.replaced = False
         self._stack = stack
@@ -61,8 +65,8 @@ class Clients:
         self._options = options
         self._where = where
         self._clock = clock
-        self._current: _Opened | None = None
-        self._refused: _Opened | None = None
+        self._current: Opened | None = None
+        self._refused: Opened | None = None
         self._renewed_s: float | None = None
         self._renewing = asyncio.Lock()
 
@@ -79,7 +83,7 @@ class Clients:
             await opened.close_if_idle()
 
     @asynccontextmanager
-    async def one_request(self) -> AsyncIterator[S3Client]:
+    async def one_request(self) -> AsyncIterator[Opened]:
         """Lend the client for a request; Denied makes the next request read the credentials again."""
         await self._renew()
         opened = self._current
@@ -87,7 +91,7 @@ class Clients:
             raise Closed("the S3 store is closed")
         opened.users += 1
         try:
-            yield opened.client
+            yield opened
         except Archived:
             raise  # which other credentials would not change
         except Denied:
@@ -126,12 +130,21 @@ class Clients:
             return False
         return self._renewed_s is None or self._clock.monotonic() - self._renewed_s >= RENEWAL_S
 
-    async def _made(self) -> _Opened:
+    async def _made(self) -> Opened:
         options, stack = self._options, AsyncExitStack()
         session = AioSession(profile=options.profile)
         if options.role_arn is not None:
             _assume(session, options)
         session.register_component("data_loader", _loader())
+        connections: list[AIOHTTPSession] = []
+
+        class Connections(AIOHTTPSession):  # type: ignore[misc]
+            """The client's own, which it does not show."""
+
+            def __init__(self, *args: object, **options: object) -> None:
+                super().__init__(*args, **options)
+                connections.append(self)
+
         try:
             made = session.create_client(
                 "s3",
@@ -141,7 +154,7 @@ class Clients:
                 aws_secret_access_key=options.secret_key.get_secret_value() if options.secret_key else None,
                 # Without TLS there is nothing to verify, and loading the authorities takes time and a thread.
                 verify=False if (options.endpoint or "").startswith("http://") else None,
-                config=_client_config(options),
+                config=_client_config(options, Connections),
             )
             client: S3Client = await stack.enter_async_context(made)
         except (BotoCoreError, ValueError) as error:
@@ -150,7 +163,7 @@ class Clients:
             client.meta.events.unregister("before-call.s3", add_expect_header)  # bodies with `read` are no files
         if options.signed_host is not None:
             client.meta.events.register("before-sign.s3", partial(_name_host, options.signed_host))
-        return _Opened(client, stack)
+        return Opened(client, Gets(client, options.bucket, connections[0].send), stack)
 
 
 def _name_host(host: str, *, request: AWSRequest, **_: object) -> None:
@@ -180,7 +193,7 @@ def _loader() -> Loader:
     return Loader(include_default_search_paths=True)
 
 
-def _client_config(options: ServiceSettings) -> AioConfig:
+def _client_config(options: ServiceSettings, connections: type[AIOHTTPSession]) -> AioConfig:
     """Return botocore's settings: no retries, no hashes of bodies that TLS protects, no validation of arguments."""
     return AioConfig(
         s3={
@@ -195,4 +208,5 @@ def _client_config(options: ServiceSettings) -> AioConfig:
         max_pool_connections=options.connections_max,
         parameter_validation=False,
         connector_args={"keepalive_timeout": KEEPALIVE_S},
+        http_session_cls=connections,
     )

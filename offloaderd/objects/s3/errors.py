@@ -132,6 +132,14 @@ def is_not_implemented(error: BaseException | None) -> bool:
     return isinstance(error, boto.ClientError) and error.response["ResponseMetadata"]["HTTPStatusCode"] == 501
 
 
+_ELSEWHERE = {"AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException", "301", "307"}
+
+
+def is_elsewhere(error: BaseException | None) -> bool:
+    """Whether a refusal says that the bucket is in another region, which botocore looks up at its own requests."""
+    return isinstance(error, boto.ClientError) and error.response.get("Error", {}).get("Code") in _ELSEWHERE
+
+
 def _answered(error: boto.ClientError, request: Request) -> Failure:
     """Return the failure for an error answer of the server."""
     details = error.response.get("Error", {})

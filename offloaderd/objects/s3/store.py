@@ -17,32 +17,29 @@ from urllib.parse import quote, urlencode
 from botocore.exceptions import ClientError
 
 from offloaderd.core.clock import Clock, SystemClock
-from offloaderd.core.errors import Denied, NotFound, OffloaderError, Transient
+from offloaderd.core.errors import Denied, NotFound, OffloaderError
 from offloaderd.objects.buckets import Buckets
 from offloaderd.objects.checks import (
     check_key,
     check_part_number,
     check_parts,
-    check_range,
-    check_whole,
     checked_metadata,
     made_of,
 )
 from offloaderd.objects.failures import Request
 from offloaderd.objects.life_cycle import LifeCycleRule, Versioning
 from offloaderd.objects.port import S3_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo
+from offloaderd.objects.ranged import RangedGet
 from offloaderd.objects.request import (
     BYTES_PER_S_MIN,
     Call,
     RequestMetrics,
     calling,
-    check_answered_range,
     date_ms,
-    in_pieces,
 )
 from offloaderd.objects.s3.bucket_rules import NO_RULES, rules_of, versioning_of
-from offloaderd.objects.s3.client import Clients
-from offloaderd.objects.s3.errors import ANSWERS, failure, is_not_implemented
+from offloaderd.objects.s3.client import Clients, Opened
+from offloaderd.objects.s3.errors import ANSWERS, failure, is_elsewhere, is_not_implemented
 from offloaderd.objects.s3.request import (
     Conditions,
     bare,
@@ -150,31 +147,27 @@ class S3Store(Buckets):
 
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
         """See ObjectReader."""
-        return (await self._get(key, first, length, None))[0]
+        return (await self._get(RangedGet(key, first, length)))[0]
 
     async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
         """See ObjectReader."""
-        return await self._get(key, first, sum(lengths), lengths)
+        return await self._get(RangedGet(key, first, sum(lengths), lengths))
 
-    async def _get(self, key: str, first: int, length: int | None, lengths: Sequence[int] | None) -> Sequence[bytes]:
-        """Return a range in pieces of these lengths, or as one piece."""
-        check_key(key)
-        check_range(key, first, length)
-        last = "" if length is None else first + length - 1
-        ranged: Any = {"Range": f"bytes={first}-{last}"} if first or length is not None else {}
-        async with self._request("GetObject", key) as (call, client):
-            answer = noted(call, await client.get_object(Bucket=self._options.bucket, Key=key, **ranged))
-            size_bytes = answer["ContentLength"]
-            call.extend(size_bytes / self._bytes_per_s_min)
-            async with answer["Body"] as body:
-                check_whole(key, size_bytes, first, length)
-                pieces = await in_pieces(body.raw_stream.content, size_bytes, lengths or [size_bytes])
-            call.bytes_in = sum(map(len, pieces))
-            if call.bytes_in != size_bytes:
-                raise Transient(f"{call}: {call.bytes_in} bytes came instead of {size_bytes}")
-            if ranged:
-                check_answered_range(call, answer.get("ContentRange", ""), size_bytes, first, length)
-        return pieces
+    async def _get(self, wanted: RangedGet) -> Sequence[bytes]:
+        try:
+            return await self._get_once(wanted)
+        except OffloaderError as error:
+            if not is_elsewhere(error.__cause__):
+                raise
+        await self.check()  # by which botocore learns of the bucket's region
+        return await self._get_once(wanted)
+
+    async def _get_once(self, wanted: RangedGet) -> Sequence[bytes]:
+        async with (
+            self._opened("GetObject", wanted.key) as (call, opened),
+            await opened.gets.send(wanted.key, wanted.headers) as answer,
+        ):
+            return await wanted.read(call, answer, self._bytes_per_s_min)
 
     async def head(self, key: str) -> ObjectInfo:
         """See ObjectReader. After a 404 a second request checks the bucket, as HEAD does not say what is missing."""
@@ -405,16 +398,24 @@ class S3Store(Buckets):
     async def _request(
         self, operation: str, key: str = "", *, size_bytes: int = 0, write: bool = False
     ) -> AsyncIterator[tuple[Call, S3Client]]:
+        """Wrap one request of the client."""
+        async with self._opened(operation, key, size_bytes=size_bytes, write=write) as (call, opened):
+            yield call, opened.client
+
+    @asynccontextmanager
+    async def _opened(
+        self, operation: str, key: str = "", *, size_bytes: int = 0, write: bool = False
+    ) -> AsyncIterator[tuple[Call, Opened]]:
         """Wrap one request; its deadline includes the wait for a free connection, and a body of `size_bytes`."""
         where = f"{key} in {self._bucket_name}" if key else self._bucket_name
         options = self._options
         deadline_s = options.connect_timeout_s + options.read_timeout_s + size_bytes / self._bytes_per_s_min
         request = Request(operation=operation, where=where, write=write, section=options.section)
         async with (
-            self._clients.one_request() as client,
+            self._clients.one_request() as opened,
             calling(request, deadline_s, self._clock, self._metrics, failure) as call,
         ):
-            yield call, client
+            yield call, opened
 
 
 def _parameters(stored_as: StoredAs) -> Any:  # noqa: ANN401 - parameters of the library, which types each

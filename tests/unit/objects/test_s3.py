@@ -484,8 +484,9 @@ async def test_no_credentials(monkeypatch: pytest.MonkeyPatch, unused_tcp_port: 
         monkeypatch.setenv(name, "/nonexistent")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     async with S3Store(ObjectsSettings(bucket="bucket", endpoint=f"http://127.0.0.1:{unused_tcp_port}")) as store:
-        with pytest.raises(Denied, match=r"objects\.access_key"):
-            await store.put("k", b"abc")
+        for use in (WRITES["put"], READS["get"]):
+            with pytest.raises(Denied, match=r"objects\.access_key"):
+                await use(store)
 
 
 async def test_other_buckets_are_opened_and_closed_together() -> None:

@@ -13,7 +13,10 @@ from offloaderd.objects.s3 import client as s3_client
 from tests.unit.objects.faulty import Connection, FaultyServer, error_body, store_at
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
+
+    from offloaderd.objects.s3.store import S3Store
 
 REAL_TIME = "HTTP"
 
@@ -57,15 +60,22 @@ def taking(key: str, *, refusal: str = "ExpiredToken") -> FaultyServer:
     return FaultyServer(classifier)
 
 
+USES: dict[str, Callable[[S3Store], Awaitable[object]]] = {
+    "put": lambda store: store.put("k", b"abc"),
+    "get": lambda store: store.get("k"),
+}
+
+
+@pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("refusal", ["ExpiredToken", "InvalidAccessKeyId"])
-async def test_a_refused_key_is_read_again_before_the_next_request(credentials: Path, refusal: str) -> None:
+async def test_a_refused_key_is_read_again_before_the_next_request(credentials: Path, refusal: str, use: str) -> None:
     """The request after the refusal is signed with what the file says by then, its session token included."""
     server = taking(FRESH_KEY, refusal=refusal)
     async with store_at(server, **KEYLESS) as store:
         with pytest.raises(Denied):
-            await store.put("k", b"abc")
+            await USES[use](store)
         credentials.write_text(profile(FRESH_KEY))
-        await store.put("k", b"abc")
+        await USES[use](store)
     assert [key_of(head) for head in server.heads] == ["AKIASTALE", FRESH_KEY]
     assert b"token-of-AKIAFRESH" in server.heads[-1]
 

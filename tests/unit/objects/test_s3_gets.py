@@ -1,0 +1,222 @@
+"""GETs of S3, which are sent by parts of botocore: what they have in common with its own requests."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from typing import TYPE_CHECKING
+
+import pytest
+from aiobotocore.config import AioConfig  # type: ignore[import-untyped]
+from aiobotocore.session import AioSession  # type: ignore[import-untyped]
+
+from offloaderd.core.errors import Denied, Transient
+from offloaderd.drill.tcp_proxy import Listener
+from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.settings import ObjectsSettings
+from tests.authority import Authority
+from tests.unit.objects.faulty import Connection, FaultyServer, error_body, store_at
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REAL_TIME = "HTTP"
+
+ONE_REQUEST = {"amz-sdk-invocation-id", "amz-sdk-request", "user-agent"}
+"""Headers that are about botocore's own retries, or name what of it is in use."""
+
+
+async def four(connection: Connection) -> None:
+    """Answer a range with four bytes of ten."""
+    connection.answer("206 Partial Content", b"abcd", Content_Range="bytes 6-9/10")
+
+
+def headers_of(head: bytes) -> dict[str, str]:
+    """Headers of a request, with what every moment changes cut off."""
+    lines = head.decode().strip().split("\r\n")[1:]
+    found = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+    found["x-amz-date"] = found["x-amz-date"][:8]
+    found["authorization"] = found["authorization"].partition("Signature=")[0]
+    return {name: value for name, value in found.items() if name not in ONE_REQUEST}
+
+
+@pytest.mark.parametrize("key", ["p/k", "a b", "a%2Fb", "a+b", "ä/ö", "a&b=c?d#e", "~.-_!*'()", "a//b", "/a", "a/"])
+async def test_a_get_is_the_request_that_botocore_would_send(key: str) -> None:
+    """The same line and the same headers, whatever the key is."""
+    server = FaultyServer(four)
+    async with Listener(server.serve) as listener:
+        session = AioSession().create_client(
+            "s3",
+            region_name="eu-west-1",
+            endpoint_url=listener.endpoint,
+            aws_access_key_id="key",
+            aws_secret_access_key="hush",
+            config=AioConfig(
+                s3={"addressing_style": "path", "payload_signing_enabled": False},
+                response_checksum_validation="when_required",
+            ),
+        )
+        async with session as client:
+            answer = await client.get_object(Bucket="bucket", Key=key, Range="bytes=6-9")
+            assert await answer["Body"].read() == b"abcd"
+        options = ObjectsSettings(
+            bucket="bucket", endpoint=listener.endpoint, region="eu-west-1", access_key="key", secret_key="hush"
+        )
+        async with S3Store(options) as store:
+            assert await store.get(key, 6, 4) == b"abcd"
+    theirs, ours = server.heads
+    assert ours.split(b"\r\n")[0] == theirs.split(b"\r\n")[0]
+    assert headers_of(ours) == headers_of(theirs)
+
+
+async def test_gets_at_a_time_have_a_signature_each() -> None:
+    """None has the key, the range or the signature of another."""
+    arrived = asyncio.Event()
+
+    async def together(connection: Connection) -> None:
+        if len(server.heads) == 8:
+            arrived.set()
+        await arrived.wait()
+        found = re.search(rb"bytes=(\d+)-(\d+)", connection.head)
+        assert found is not None
+        begin, last = int(found[1]), int(found[2])
+        connection.answer("206 Partial Content", b"x" * (last + 1 - begin), Content_Range=f"bytes {begin}-{last}/99")
+
+    server = FaultyServer(together)
+    async with store_at(server) as store, asyncio.TaskGroup() as group:
+        tasks = [group.create_task(store.get(f"k{number}", number, number + 1)) for number in range(8)]
+    assert [len(task.result()) for task in tasks] == list(range(1, 9))
+    signed = {(head.split(b" ")[1], *re.findall(rb"Signature=(\w+)", head)) for head in server.heads}
+    assert {path for path, _ in signed} == {b"/bucket/k%d" % number for number in range(8)}
+    assert len({signature for _, signature in signed}) == 8
+
+
+@pytest.mark.parametrize("refusal", ["AuthorizationHeaderMalformed", "PermanentRedirect"])
+async def test_a_bucket_of_another_region_is_found(refusal: str) -> None:
+    """botocore asks for the region by a request of its own; from then on GETs are signed for it."""
+
+    async def elsewhere(connection: Connection) -> None:
+        if b"/eu-west-1/s3/" not in connection.head:
+            body = error_body(refusal).replace(b"<Message>", b"<Region>eu-west-1</Region><Message>")
+            head = connection.head.startswith(b"HEAD")
+            connection.answer("400 Bad Request", b"" if head else body, x_amz_bucket_region="eu-west-1")
+        elif b"list-type=2" in connection.head:
+            connection.answer("200 OK", b"<ListBucketResult></ListBucketResult>")
+        else:
+            await four(connection)
+
+    server = FaultyServer(elsewhere)
+    async with store_at(server) as store:
+        assert await store.get("k", 6, 4) == b"abcd"
+        before = len(server.heads)
+        assert await store.get("k", 6, 4) == b"abcd"
+        assert len(server.heads) == before + 1
+
+
+async def test_a_region_that_cannot_be_found_is_an_error_that_names_the_setting() -> None:
+    """The request is not repeated for ever."""
+
+    async def nowhere(connection: Connection) -> None:
+        connection.answer("400 Bad Request", error_body("AuthorizationHeaderMalformed"))
+
+    server = FaultyServer(nowhere)
+    async with store_at(server) as store:
+        with pytest.raises(Denied) as caught:
+            await store.get("k", 6, 4)
+    assert "objects.region" in caught.value.hint
+    assert len(server.heads) <= 5
+
+
+@pytest.mark.parametrize(
+    ("path_style", "url"), [(True, "http://store.example/bucket/k"), (False, "http://bucket.store.example/k")]
+)
+async def test_a_get_takes_the_proxy_and_the_addressing_of_the_settings(
+    monkeypatch: pytest.MonkeyPatch, url: str, *, path_style: bool
+) -> None:
+    """The environment's proxy is asked for a host that only it can reach, with the bucket where it belongs."""
+    for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    server = FaultyServer(four)
+    async with Listener(server.serve) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.endpoint)
+        options = ObjectsSettings(
+            bucket="bucket",
+            endpoint="http://store.example",
+            access_key="key",
+            secret_key="hush",
+            path_style=path_style,
+        )
+        async with S3Store(options) as store:
+            assert await store.get("k", 6, 4) == b"abcd"
+    assert server.heads[0].startswith(f"GET {url} ".encode())
+
+
+async def test_a_get_names_and_signs_the_host_of_the_settings() -> None:
+    """A tunnel leads to a service that checks the signature of its own name."""
+    server = FaultyServer(four)
+    async with store_at(server, signed_host="s3.eu-west-1.amazonaws.com") as store:
+        assert await store.get("k", 6, 4) == b"abcd"
+    head = server.heads[0].lower()
+    assert b"\r\nhost: s3.eu-west-1.amazonaws.com\r\n" in head
+    assert b"signedheaders=host;" in head
+
+
+async def test_a_get_trusts_the_authorities_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service with a certificate of its own authority is read if AWS_CA_BUNDLE names it, and not read otherwise."""
+    authority = Authority(tmp_path)
+    pair = authority.issue("store", "localhost", "127.0.0.1")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(pair.cert, pair.key)
+    async with Listener(FaultyServer(four).serve, tls=tls) as listener:
+        options = ObjectsSettings(
+            bucket="bucket", endpoint=f"https://{listener.address}", access_key="key", secret_key="hush"
+        )
+        monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
+        async with S3Store(options) as store:
+            with pytest.raises(Transient, match="no connection"):
+                await store.get("k", 6, 4)
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(authority.file))
+        async with S3Store(options) as store:
+            assert await store.get("k", 6, 4) == b"abcd"
+
+
+async def test_a_get_that_is_cancelled_in_its_body_gives_its_connection_back() -> None:
+    """With one connection in all, the next request has it."""
+    begun = asyncio.Event()
+
+    async def slow(connection: Connection) -> None:
+        if len(server.heads) > 1:
+            await four(connection)
+            return
+        connection.answer("206 Partial Content", b"a", Content_Length="4", Content_Range="bytes 6-9/10")
+        await connection.writer.drain()
+        begun.set()
+        await connection.reader.read()
+
+    server = FaultyServer(slow)
+    async with store_at(server, connections_max=1) as store:
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(store.get("k", 6, 4))
+            await begun.wait()
+            first.cancel()
+        assert first.cancelled()
+        assert await store.get("k", 6, 4) == b"abcd"
+
+
+@pytest.mark.parametrize("refusals", [1, 40])
+async def test_a_get_that_is_refused_gives_its_connection_back(refusals: int) -> None:
+    """With one connection in all, as many refusals as there are leave it free."""
+
+    async def refuse(connection: Connection) -> None:
+        if len(server.heads) > refusals:
+            await four(connection)
+        else:
+            connection.answer("503 Slow Down", error_body("SlowDown"))
+
+    server = FaultyServer(refuse)
+    async with store_at(server, connections_max=1) as store:
+        for _ in range(refusals):
+            with pytest.raises(Transient):
+                await store.get("k", 6, 4)
+        assert await store.get("k", 6, 4) == b"abcd"
