@@ -3,10 +3,10 @@
 What is uploaded are copies of objects that the daemon has stored, cut into the same parts: a server may look at what
 it gets (SeaweedFS tries to compress what begins like the header of a block).
 
-`aiobotocore` with the daemon's options is the client that the daemon uses; `obstore` (Rust's object_store) is the
-fastest one for Python, and tells what another client could bring. `python -m bench.raw` reads a task as JSON from
-standard input and prints what it took; `measure` runs it as a child. Getting the bytes to upload, starting the client
-and its first connection are not measured.
+`aiobotocore` with the daemon's options is the client that the daemon uses, by whole calls; `obstore` (Rust's
+object_store) is the fastest one for Python, and tells what another client could bring. `python -m bench.raw` reads a
+task as JSON from standard input and prints what it took; `measure` runs it as a child. Getting the bytes to upload,
+starting the client and its first connection are not measured.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A whole call of botocore takes three times the CPU of the request itself: it res
 headers, calls its handlers and parses an answer that has some twenty headers. Here botocore resolves one GET of the
 bucket and does not send it; each GET differs from that one in key and range, is signed by the client's own signer and
 sent by its own session. So credentials, addressing, proxies, authorities and errors are what they are for all other
-requests (docs/decisions/0057).
+requests (docs/decisions/0058).
 """
 
 from __future__ import annotations
