@@ -153,7 +153,7 @@ class Components:
         context, memory = self.engine.context, settings.memory
         context.pool.follow(memory.buffer_bytes)
         context.upload_context.budget.follow(memory.upload_bytes)
-        context.upload_context.pace.follow(settings.upload.concurrency_max)
+        context.upload_context.follow_pace(settings.upload.concurrency_max)
         context.upload_context.limits.follow(upload_limits(settings))
         if self.ledgers.limits is not None:
             self.ledgers.limits.follow(settings.bookkeeper)

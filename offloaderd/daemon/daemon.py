@@ -41,10 +41,11 @@ from offloaderd.daemon.topic_context import opened_context, topic_context
 from offloaderd.fleet.engine import Engine
 from offloaderd.fleet.registration import Registration
 from offloaderd.metadata.port import MetadataStore, SessionState
+from offloaderd.objects.buckets import BucketStore
 from offloaderd.objects.opening import bucket_store, check_places
 from offloaderd.objects.port import SegmentStore
 from offloaderd.read.disk.sweep import keep_swept
-from offloaderd.segment.failures import StoreReach
+from offloaderd.segment.upload import UploadContext
 from offloaderd.topic.buffer import BufferPool
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ log = structlog.get_logger(__name__)
 TELL_S = 1.0
 """Longest wait until ZooKeeper has recorded that this daemon drains; without it the others notice later."""
 
-_OTHERS_GO_ON = "topics whose policy names its places wait until it answers; the others go on"
+_OTHERS_GO_ON = "topics that store in its places wait until it answers; the others go on"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,19 +213,30 @@ class Daemon:
         await stack.enter_async_context(store)
 
         async def probe() -> SegmentStore:
-            await check_places(settings.objects, store)
+            try:
+                await check_places(settings.objects, store)
+            except Transient as error:
+                if not await self._further_services_answer(store):
+                    raise
+                log.error("service.unreachable", service="objects", error=str(error), hint=_OTHERS_GO_ON)  # noqa: TRY400 - no bug of ours
+            else:
+                await self._further_services_answer(store)
             return store
 
-        if await self._until_there("objects", str(store), probe) is None:
-            return None
-        for service in settings.objects.services.values():
+        return await self._until_there("objects", str(store), probe)
+
+    async def _further_services_answer(self, store: BucketStore) -> bool:
+        """Log the further services that do not answer; return whether any of them does."""
+        answered = False
+        for service in self._settings.objects.services.values():
             try:
                 async with asyncio.timeout(ANSWERS_S):
                     await check_places(service, store)
+                answered = True
             except (OffloaderError, TimeoutError) as error:
                 told = str(error) or f"no answer within {ANSWERS_S:g} s"
                 log.error("service.unreachable", service=service.section, error=told, hint=_OTHERS_GO_ON)  # noqa: TRY400 - no bug of ours
-        return store
+        return answered
 
     async def _open_ledgers(self, stack: AsyncExitStack) -> Ledgers | None:
         settings = self._settings
@@ -286,9 +298,14 @@ class Daemon:
         self.health.starting(f"registering as {node.daemon_id}")
         if not await self._or_stopped(registration.open()):
             return
-        bucket = partial(self._bucket_probed, registration, context.upload_context.reach)
         further = {one.section: one.own_places[0].bucket for one in settings.objects.services.values()}
-        prober = Prober(self.health, self._clock, bucket=bucket, refused=engine.store_refuses)
+        buckets = {"objects": context.places.home.bucket, **further}
+        prober = Prober(
+            self.health,
+            self._clock,
+            probed=partial(self._service_probed, registration, context.upload_context, buckets),
+            refused=lambda name: engine.store_refuses(buckets[name]),
+        )
         collecting = components.gc.keep(lambda: self._settings.gc, lambda: engine.placement.leads("gc"))
         async with Group() as group:
             loops = [
@@ -349,10 +366,19 @@ class Daemon:
         await race(work, self.stopping.wait())
         return not self.stopping.is_set()
 
-    def _bucket_probed(self, registration: Registration, reach: StoreReach, error: OffloaderError | None) -> None:
-        self.metrics.bucket_accessible.set(error is None)
-        registration.probed(reached=error is None, patience_s=self._settings.placement.impaired_s)
-        reach.probed(error, self._clock)
+    def _service_probed(
+        self,
+        registration: Registration,
+        uploads: UploadContext,
+        buckets: Mapping[str, str],
+        name: str,
+        error: OffloaderError | None,
+    ) -> None:
+        """Note whether a service answers; the daemon's rank for topics goes by its own one."""
+        if name == "objects":
+            self.metrics.bucket_accessible.set(error is None)
+            registration.probed(reached=error is None, patience_s=self._settings.placement.impaired_s)
+        uploads.service(buckets[name]).reach.probed(error, self._clock)
 
     def _session_changed(self, state: SessionState) -> None:
         self.metrics.zk_session_state.set(state)

@@ -161,17 +161,18 @@ ANSWERS_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Prober:
-    """Probes each dependency in a task of its own; reports each to `health`, and the bucket to `bucket` as well.
+    """Probes each dependency in a task of its own; reports each to `health`, and services to `probed` as well.
 
-    A failure is reported within PROBE_S and ANSWERS_S, whatever the other dependencies do. `refused` returns why the
-    bucket refuses writes although it answers; empty: no reason is known. `bucket` gets None for a bucket that answers.
+    A failure is reported within PROBE_S and ANSWERS_S, whatever the other dependencies do. `refused` returns why a
+    service refuses writes although it answers; empty: no reason is known. `probed` gets None for one that answers.
+    Services have the names of their tables in the settings.
     """
 
     health: Health
     clock: Clock
     _: KW_ONLY
-    bucket: Callable[[OffloaderError | None], None]
-    refused: Callable[[], str]
+    probed: Callable[[str, OffloaderError | None], None]
+    refused: Callable[[str], str]
 
     async def run(
         self,
@@ -196,8 +197,8 @@ class Prober:
     async def _probe(self, name: str, probe: Callable[[], Awaitable[object]]) -> None:
         while True:
             error = await self._request(name, probe())
-            if name == "objects":
-                self.bucket(error)
+            if _is_service(name):
+                self.probed(name, error)
             await self.clock.sleep(PROBE_S)
 
     async def _request(self, name: str, request: Awaitable[object]) -> OffloaderError | None:
@@ -212,11 +213,16 @@ class Prober:
         except OffloaderError as error:
             self.health.down(name, str(error))
             return error
-        if name == "objects" and (why := self.refused()):
+        if _is_service(name) and (why := self.refused(name)):
             self.health.down(name, why)
         else:
             self.health.up(name)
         return None
+
+
+def _is_service(name: str) -> bool:
+    """Whether a dependency is a service where segments are stored."""
+    return name.partition(".")[0] == "objects"
 
 
 async def reach(objects: SegmentStore) -> None:

@@ -23,7 +23,7 @@ from offloaderd.objects.port import SegmentStore
 from offloaderd.policy.policies import Level, OffloadPolicies, Origin
 from offloaderd.segment.builder import LedgerCut, SegmentLayout, WholeLedgers
 from offloaderd.segment.context import OffloadContext
-from offloaderd.segment.upload import UploadContext, UploadLimits
+from offloaderd.segment.upload import ServiceContext, UploadContext, UploadLimits
 from offloaderd.topic.buffer import BufferPool
 from offloaderd.topic.outage import OutageRules, TopicContext
 from offloaderd.topic.spill import SpillArea
@@ -75,6 +75,7 @@ def topic_context(
             clock=clock,
             metrics=metrics,
             pace=Pace(settings.upload.concurrency_max, changed=metrics.upload_concurrency.set),
+            further=further_services(settings),
         ),
         pool=pool,
         layout=SegmentLayout(block_bytes=offload.block_bytes, part_bytes=offload.part_bytes, preamble=offload.preamble),
@@ -87,6 +88,15 @@ def topic_context(
         cut=cut,
         reader_grace_s=settings.retention.reader_grace_s,
     )
+
+
+def further_services(settings: Settings) -> dict[str, ServiceContext]:
+    """Return what uploads to each further service share, by the names of its buckets."""
+    found: dict[str, ServiceContext] = {}
+    for service in settings.objects.services.values():
+        shared = ServiceContext(Pace(settings.upload.concurrency_max))
+        found |= dict.fromkeys((place.bucket for place in service.own_places), shared)
+    return found
 
 
 def traced(context: Context, traces: Traces) -> Context:

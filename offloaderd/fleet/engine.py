@@ -243,10 +243,15 @@ class Engine:
             told.append(f"spill.directory {area.directory} takes nothing: {area.refused}. To do: {HINT}")
         return told
 
-    def store_refuses(self) -> str:
-        """Return why the store refuses requests of some topics though it may answer (when full), else empty."""
+    def store_refuses(self, bucket: str | None = None) -> str:
+        """Return why a service refuses requests of some topics though it may answer (when full), else empty.
+
+        It is the service of a bucket, without one that of the daemon's own.
+        """
+        reach = self.context.upload_context.service(self.context.places.home.bucket if bucket is None else bucket).reach
         offloaders = [one.offloader for one in self._assignment.supervised.values() if one.offloader is not None]
-        outages = [found for one in offloaders if (found := one.failure_tracker.outage) is not None]
+        there = [one.failure_tracker.outage for one in offloaders if one.reach is reach]
+        outages = [found for found in there if found is not None]
         refused = [one for one in outages if not isinstance(one.error, Throttled)]
         if not refused:
             return ""

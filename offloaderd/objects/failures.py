@@ -7,7 +7,8 @@ carried out.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,6 +63,16 @@ _SETTING = re.compile(r"(?<![\w.])objects\.(?!services)(?=[a-z])")
 def in_section(text: str, section: str) -> str:
     """Return a text with settings of `objects` named as those of another table."""
     return _SETTING.sub(f"{section}.", text)
+
+
+@contextmanager
+def hints_in(section: str) -> Iterator[None]:
+    """Name the settings in remedies of our errors as those of another table."""
+    try:
+        yield
+    except OffloaderError as error:
+        error.hint = in_section(error.hint, section)
+        raise
 
 
 def by_code(meanings: Iterable[tuple[Verdict, str]]) -> dict[str, Verdict]:

@@ -21,10 +21,10 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, ParamSpec, TypeVar
 from urllib.parse import quote, unquote
 
 from offloaderd.core.clock import Clock, SystemClock
@@ -43,9 +43,12 @@ from offloaderd.objects.checks import (
     flat,
     made_of,
 )
-from offloaderd.objects.failures import in_section
+from offloaderd.objects.failures import hints_in
 from offloaderd.objects.port import ANY_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo, md5
 from offloaderd.objects.stored_as import PLAIN, StoredAs
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 NAME_BYTES_MAX = 200
 """A file name has at most 255 bytes, and the metadata file's name also has the version."""
@@ -428,21 +431,17 @@ class FilesystemStore(Buckets):
 
     async def check(self) -> None:
         """Write and remove a draft. Raises BucketMissing, Denied and NoSpace with a remedy."""
-        try:
-            await asyncio.to_thread(self._objects.check)
-        except OffloaderError as error:
-            error.hint = in_section(error.hint, self.section)
-            raise
+        await self._run(self._objects.check)
 
     async def create_bucket(self) -> None:
         """Create the root directory; an existing one is no error."""
-        await asyncio.to_thread(self._objects.create)
+        await self._run(self._objects.create)
 
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
         """See ObjectReader."""
         check_key(key)
         check_range(key, first, length)
-        return await asyncio.to_thread(self._objects.get, key, first, length)
+        return await self._run(self._objects.get, key, first, length)
 
     async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
         """See ObjectReader."""
@@ -451,12 +450,12 @@ class FilesystemStore(Buckets):
     async def head(self, key: str) -> ObjectInfo:
         """See ObjectReader."""
         check_key(key)
-        return await asyncio.to_thread(self._objects.head, key)
+        return await self._run(self._objects.head, key)
 
     async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """See ObjectReader; objects that are stored or deleted meanwhile may be missed."""
-        for key in await asyncio.to_thread(self._objects.keys, prefix):
-            info = await asyncio.to_thread(self._objects.listed, key)
+        for key in await self._run(self._objects.keys, prefix):
+            info = await self._run(self._objects.listed, key)
             if info is not None:
                 yield info
 
@@ -471,13 +470,13 @@ class FilesystemStore(Buckets):
     ) -> ObjectInfo:
         """See ObjectStore. Conditions do not exclude another process that replaces the object at the same moment."""
         check_key(key)
-        return await asyncio.to_thread(self._objects.put, key, flat(data), checked_metadata(metadata), if_etag)
+        return await self._run(self._objects.put, key, flat(data), checked_metadata(metadata), if_etag)
 
     async def delete(self, keys: Sequence[str]) -> None:
         """See ObjectStore."""
         for key in keys:
             check_key(key)
-        await asyncio.to_thread(self._objects.delete, keys)
+        await self._run(self._objects.delete, keys)
 
     async def create_upload(
         self,
@@ -488,20 +487,20 @@ class FilesystemStore(Buckets):
     ) -> str:
         """See MultipartStore."""
         check_key(key)
-        return await asyncio.to_thread(self._uploads.create, key, checked_metadata(metadata))
+        return await self._run(self._uploads.create, key, checked_metadata(metadata))
 
     async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """See MultipartStore."""
         check_part_number(self.parts, part_number)
-        return await asyncio.to_thread(self._uploads.add, key, upload_id, part_number, [*map(flat, pieces)])
+        return await self._run(self._uploads.add, key, upload_id, part_number, [*map(flat, pieces)])
 
     async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
         """See MultipartStore."""
-        return await asyncio.to_thread(self._uploads.parts, key, upload_id)
+        return await self._run(self._uploads.parts, key, upload_id)
 
     async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         """See MultipartStore."""
-        return await asyncio.to_thread(self._uploads.complete, key, upload_id, parts)
+        return await self._run(self._uploads.complete, key, upload_id, parts)
 
     async def made_of(self, stored: ObjectInfo, parts: Sequence[PartInfo]) -> bool | None:
         """See MultipartStore."""
@@ -509,9 +508,14 @@ class FilesystemStore(Buckets):
 
     async def abort_upload(self, key: str, upload_id: str) -> None:
         """See MultipartStore."""
-        await asyncio.to_thread(self._uploads.abort, key, upload_id)
+        await self._run(self._uploads.abort, key, upload_id)
 
     async def list_uploads(self, prefix: str = "") -> AsyncGenerator[UploadInfo, None]:
         """See MultipartStore."""
-        for upload in await asyncio.to_thread(self._uploads.open_uploads, prefix):
+        for upload in await self._run(self._uploads.open_uploads, prefix):
             yield upload
+
+    async def _run(self, function: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+        """Call a function in a thread; its remedies name the settings of this service."""
+        with hints_in(self.section):
+            return await asyncio.to_thread(function, *given, **named)

@@ -13,7 +13,7 @@ from aiohttp.payload import Payload
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import OffloaderError
 from offloaderd.objects.checks import flat
-from offloaderd.objects.failures import Failure, Request, in_section
+from offloaderd.objects.failures import Failure, Request, hints_in
 from offloaderd.objects.port import Pieces
 
 if TYPE_CHECKING:
@@ -101,22 +101,22 @@ async def calling(
     code = "error"
     if metrics is not None:
         metrics.request_begun()
-    try:
-        async with limit:
-            yield call
-        code = call.status
-    except OffloaderError:
-        raise
-    except Exception as error:
-        failed = failure(error, request)
-        if failed is None:
+    with hints_in(request.section):
+        try:
+            async with limit:
+                yield call
+            code = call.status
+        except OffloaderError:
             raise
-        code = failed.code
-        failed.error.hint = in_section(failed.error.hint, request.section)
-        raise failed.error from error
-    finally:
-        if metrics is not None:
-            metrics.request(request.operation, code, clock.monotonic() - started, call.bytes_in, call.bytes_out)
+        except Exception as error:
+            failed = failure(error, request)
+            if failed is None:
+                raise
+            code = failed.code
+            raise failed.error from error
+        finally:
+            if metrics is not None:
+                metrics.request(request.operation, code, clock.monotonic() - started, call.bytes_in, call.bytes_out)
 
 
 def date_ms(headers: Mapping[str, str]) -> int:

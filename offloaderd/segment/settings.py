@@ -67,6 +67,6 @@ class UploadSettings(Section):
     """Parallel uploads of all topics together."""
 
     concurrency_max: int = Field(default=16, ge=1, le=1000)
-    """Parts of all topics that are uploaded at the same time. The number is lowered when the store answers 503
-    SlowDown, and raised again step by step. 16 parts of 8 MiB fill memory.upload_bytes; parts beyond
+    """Parts of all topics that are uploaded to a service at the same time. The number is lowered when the store answers
+    503 SlowDown, and raised again step by step. 16 parts of 8 MiB fill memory.upload_bytes; parts beyond
     objects.connections_max wait for a connection."""

@@ -59,9 +59,17 @@ class UploadLimits:
         self.parts_in_flight_max, self.readback = limits.parts_in_flight_max, limits.readback
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceContext:
+    """Shared by the uploads to one service: one that throttles or is away does not slow down the others."""
+
+    pace: Pace = field(default_factory=Pace)
+    reach: StoreReach = field(default_factory=StoreReach)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadContext:
-    """Shared by all uploads of a daemon."""
+    """Shared by all uploads of a daemon; `pace` and `reach` are those of the first service."""
 
     objects: SegmentStore
     budget: ByteBudget
@@ -70,9 +78,20 @@ class UploadContext:
     metrics: Metrics
     pace: Pace = field(default_factory=Pace)
     reach: StoreReach = field(default_factory=StoreReach)
+    further: Mapping[str, ServiceContext] = field(default_factory=dict)
+    """The further services, by the names of their buckets."""
     traces: Traces = NO_TRACES
     tries_max: int | None = None
     """Most tries of a request before its error is raised; None: it is repeated until it succeeds."""
+
+    def service(self, bucket: str) -> ServiceContext:
+        """Return what the uploads to a bucket's service share."""
+        return self.further.get(bucket) or ServiceContext(self.pace, self.reach)
+
+    def follow_pace(self, limit: int) -> None:
+        """Change how many parts may be in flight to each service."""
+        for pace in (self.pace, *(one.pace for one in self.further.values())):
+            pace.follow(limit)
 
 
 class SegmentUpload:
@@ -90,6 +109,7 @@ class SegmentUpload:
     ) -> None:
         self._up = upload_context
         self._objects = upload_context.objects.at(bucket)
+        self._service = upload_context.service(bucket)
         self._segment_id = where.segment_id
         self._failure_tracker = failure_tracker
         self._labels = labels
@@ -351,17 +371,21 @@ class SegmentUpload:
             store = self._up.objects.at(bucket)
         except BucketMissing:
             return None
-        return await self._persist(lambda: present(store.get(key)))
+        return await self._persist(lambda: present(store.get(key)), service=self._up.service(bucket))
 
     async def _head(self, key: str = "") -> ObjectInfo | None:
         return await find(self._objects, key or self._key)
 
-    async def _persist(self, request: Callable[[], Awaitable[T]], *, paced: bool = False) -> T:
+    async def _persist(
+        self, request: Callable[[], Awaitable[T]], *, paced: bool = False, service: ServiceContext | None = None
+    ) -> T:
         """Retry a request until it succeeds; raises SegmentFailed when a retry cannot help.
 
-        A `paced` request has a slot among the parts in flight during each try, not between tries.
+        A `paced` request has a slot among the parts in flight during each try, not between tries. `service` answers
+        it, if it is not that of the segment.
         """
-        backoff, what, pace = Backoff(self._up.clock), object(), self._up.pace
+        service = service or self._service
+        backoff, what, pace = Backoff(self._up.clock), object(), service.pace
         try:
             while True:
                 mark = pace.mark()
@@ -373,7 +397,7 @@ class SegmentUpload:
                         pace.worked(mark)
                     else:
                         result = await request()
-                    self._up.reach.worked(self._up.clock)
+                    service.reach.worked(self._up.clock)
                     return result
                 except (Transient, Denied, NoSpace, BucketMissing) as error:
                     kind = error_class(error)

@@ -20,7 +20,7 @@ from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.refusals import TopicIdentity
 from offloaderd.segment.claim.topic_record import TopicRecord
-from offloaderd.segment.failures import FailureTracker
+from offloaderd.segment.failures import FailureTracker, StoreReach
 from offloaderd.segment.resume import LeftBehind
 from offloaderd.segment.roll import LiveStop, RollPolicy, SegmentProgress, TopicView
 from offloaderd.segment.source_check import SourceCheck
@@ -110,7 +110,6 @@ class TopicOffloader:
         self.rest = Rest()
         self._context = context
         self._clock, self._metrics = context.upload_context.clock, context.upload_context.metrics
-        self.reach = context.upload_context.reach
         self.failure_tracker = FailureTracker(self.topic, self._clock, self.changed.notify)
         self.lag = LagTracker()
         self.mirror = MirrorProgress(context.places, self._clock)
@@ -174,6 +173,12 @@ class TopicOffloader:
     def attempt(self) -> Attempt | None:
         """The open segment's record."""
         return self.progress.attempt if self.progress is not None else self.attempts.left
+
+    @property
+    def reach(self) -> StoreReach:
+        """Whether the service of the open segment answers, else that of the next one."""
+        attempt, (bucket, _) = self.attempt, self.policy.place or (self._context.places.home.bucket, "")
+        return self._context.upload_context.service(bucket if attempt is None else attempt.bucket).reach
 
     @property
     def progress(self) -> SegmentProgress | None:

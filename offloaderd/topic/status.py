@@ -31,8 +31,12 @@ class Described(OwnedTopic, Protocol):
     mirror: MirrorProgress
     oldest: OldestEntry
     outage: Outage
-    reach: StoreReach
     tailer: Tailer | None
+
+    @property
+    def reach(self) -> StoreReach:
+        """Whether the service answers that the topic stores in."""
+        ...
 
     @property
     def progress(self) -> SegmentProgress | None:

@@ -16,6 +16,7 @@
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -63,7 +64,7 @@ from offloaderd.upkeep.settings import MirrorSettings
 log = structlog.get_logger(__name__)
 
 AT_ONCE = 4
-"""Topics of a daemon that are copied at a time, each one part at a time."""
+"""Topics of a daemon that are copied to a bucket at a time, each one part at a time."""
 LOOK_S = 600.0
 """How often a topic without anything to copy is checked, for changes without a notification."""
 AGAIN_S = 3600.0
@@ -83,7 +84,7 @@ class Mirror:
         up = context.upload_context
         self.context = context
         self.again_s = again_s
-        self.turns = asyncio.Semaphore(AT_ONCE)
+        self._turns: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
         self._throttle = TokenBucket(options.bytes_per_s, up.clock, burst_s=0)
         # Its requests do not slow down those of live segments, are not counted among them, and stall no topic.
         self.upload_context = replace(
@@ -91,10 +92,15 @@ class Mirror:
             limits=UploadLimits(parts_in_flight_max=1, readback=False),
             pace=Pace(AT_ONCE),
             reach=StoreReach(),
+            further={},
             metrics=Metrics(),
             tries_max=1,
         )
         self._reader = RetryingReader(up.objects, clock=up.clock, throttle=self._throttle)
+
+    def turns(self, bucket: str) -> asyncio.Semaphore:
+        """Return the turns of copies to a bucket: one that does not answer holds up no copies to others."""
+        return self._turns[bucket]
 
     def follow(self, options: MirrorSettings) -> None:
         """Use another rate; the place follows by the policies."""
@@ -235,8 +241,10 @@ class TopicMirror:
             if not self._unreadable:
                 self._worked()
             return False
-        async with self._mirror.turns:
-            await self._copy(segment)
+        place = self._place(segment)
+        if place is not None:
+            async with self._mirror.turns(place.bucket):
+                await self._copy(segment)
         return True
 
     def _removed_for_s(self, removal: CopyAttempt) -> float:

@@ -47,8 +47,8 @@ class Metrics(ServiceMetrics, UpkeepMetrics):
     )
     ready = gauge("1 while the daemon serves, 0 while it starts or drains. Page when it stays 0 for two minutes.")
     dependency_up = gauge(
-        "1 while the dependency answers, else 0; no series for a dependency that this daemon does not use. /readyz "
-        "shows its last answer.",
+        "1 while the dependency answers, else 0; no series for a dependency that this daemon does not use. A further "
+        "service has the name of its table, as objects.services.archive. /readyz shows its last answer.",
         dependency=DEPENDENCIES,
     )
 
@@ -257,8 +257,8 @@ class Metrics(ServiceMetrics, UpkeepMetrics):
     )
 
     upload_concurrency = gauge(
-        "Parts of all topics that may be uploaded at the same time: halved when the store asks for fewer requests, "
-        "raised again as parts succeed. Low for long: the store cannot take what is written."
+        "Parts of all topics that may be uploaded to the service of `objects` at the same time: halved when the store "
+        "asks for fewer requests, raised again as parts succeed. Low for long: the store cannot take what is written."
     )
     stalled_seconds = topic_gauge(
         "How long a topic has been stalled; 0 while it makes progress. Page above a few minutes."
@@ -324,11 +324,10 @@ class Metrics(ServiceMetrics, UpkeepMetrics):
         """Listener for `Health.listen`: copy readiness and dependencies. Others have no series, as 0 means down."""
         self.ready.set(health.ready)
         known = {dependency.name: dependency.up for dependency in health.dependencies}
-        for name in DEPENDENCIES:
-            if name in known:
-                self.dependency_up.labels(dependency=name).set(known[name])
-            elif health.ready:
-                self.dependency_up.remove(name)
+        for name, up in known.items():
+            self.dependency_up.labels(dependency=name).set(up)
+        for name in set(DEPENDENCIES) - known.keys() if health.ready else ():
+            self.dependency_up.remove(name)
 
     def request_begun(self) -> None:
         """Count the begin of a request to the object store; `request` follows for each."""

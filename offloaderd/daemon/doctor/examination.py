@@ -23,6 +23,7 @@ from offloaderd.daemon.doctor.zookeeper import open_store, zookeeper_checks
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.settings.rules import doubtful
 from offloaderd.objects.opening import bucket_store, check_places
+from offloaderd.objects.settings import ServiceSettings
 
 MiB = 1024**2
 BASE_BYTES = 100 * MiB
@@ -195,20 +196,18 @@ async def connections(settings: Settings, clock: Clock) -> list[CheckResult]:
             await store.children(options.root)
         return ok("")
 
-    async def objects() -> Finding:
+    async def objects(service: ServiceSettings) -> Finding:
         async with bucket_store(settings.objects, clock) as store:
-            await check_places(settings.objects, store)
+            await check_places(service, store)
         return ok("")
 
     async def port(host: str, number: int) -> Finding:
         listen(host, number)
         return ok("")
 
-    place = settings.objects.bucket or settings.objects.directory
-    found = [
-        await case.check(f"metadata {options.servers}", metadata()),
-        await case.check(f"objects {place}", objects()),
-    ]
+    found = [await case.check(f"metadata {options.servers}", metadata())]
+    services = [(f"{one.section} {one.bucket or one.directory}", one) for one in settings.objects.every_service]
+    found += [await case.check(name, objects(one)) for name, one in services]
     for name, server in (("grpc", settings.grpc), ("http", settings.http)):
         found.append(await case.check(f"{name} {server.host}:{server.port}", port(server.host, server.port)))
     return found

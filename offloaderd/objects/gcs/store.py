@@ -25,6 +25,7 @@ from offloaderd.objects.checks import (
     combined_etag,
     made_of,
 )
+from offloaderd.objects.failures import hints_in
 from offloaderd.objects.gcs import uploads
 from offloaderd.objects.gcs.bucket_rules import rules_of, versioning_of
 from offloaderd.objects.gcs.request import (
@@ -97,14 +98,15 @@ class GcsStore(Buckets):
 
     async def check(self) -> None:
         """Request the first key of the bucket. Raises BucketMissing, Denied and Transient with a remedy."""
-        try:
-            await self._http.described(
-                "ListObjects", "GET", f"{self._bucket}/o", query={"maxResults": 1, "fields": f"items({FIELDS})"}
-            )
-        except BucketMissing:
-            raise
-        except NotFound as error:
-            raise BucketMissing(error.message, hint="create the bucket, or correct objects.bucket") from error
+        with hints_in(self.section):
+            try:
+                await self._http.described(
+                    "ListObjects", "GET", f"{self._bucket}/o", query={"maxResults": 1, "fields": f"items({FIELDS})"}
+                )
+            except BucketMissing:
+                raise
+            except NotFound as error:
+                raise BucketMissing(error.message, hint="create the bucket, or correct objects.bucket") from error
 
     async def create_bucket(self, project: str = CREATED_BY) -> None:
         """Create the bucket in a project; no error if it exists and is ours. Raises Conflict if it is another's."""

@@ -26,7 +26,7 @@ from offloaderd.objects.checks import (
     checked_metadata,
     made_of,
 )
-from offloaderd.objects.failures import Request
+from offloaderd.objects.failures import Request, hints_in
 from offloaderd.objects.life_cycle import LifeCycleRule, Versioning
 from offloaderd.objects.port import S3_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo
 from offloaderd.objects.ranged import RangedGet
@@ -262,7 +262,8 @@ class S3Store(Buckets):
                     what = f"{error.get('Code')}: {error.get('Message')}"
                     refused = kind(f"delete {error.get('Key')} in {self._bucket_name}: {what}", hint=hint)
         if refused is not None:
-            raise refused
+            with hints_in(self.section):
+                raise refused
 
     async def create_upload(
         self,

@@ -127,13 +127,14 @@ def test_what_is_there_when_the_daemon_serves_is_spared_by_the_collector(
 
 
 def test_check_config_connect_says_what_is_not_there(tmp_path: Path) -> None:
-    """A directory works, ZooKeeper does not, a port is taken: each has its line, exit code 1."""
+    """A directory works, ZooKeeper and a further service do not, a port is taken: each has its line, exit code 1."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         path = tmp_path / "offloaderd.toml"
         path.write_text(
             f'[objects]\nkind = "filesystem"\ndirectory = "{tmp_path}"\n[http]\nport = {port}\n[grpc]\nport = 0\n'
             '[metadata]\nservers = "127.0.0.1:1"\nconnect_timeout_s = 0.3\n'
+            f'[objects.services.nas]\nkind = "filesystem"\nbucket = "nas"\ndirectory = "{tmp_path}-nas"\n'
         )
         result = invoke("check-config", "--config", str(path), "--connect", "--json")
     assert result.exit_code == 1
@@ -141,9 +142,11 @@ def test_check_config_connect_says_what_is_not_there(tmp_path: Path) -> None:
     assert {name: one["up"] for name, one in found.items()} == {
         "metadata": False,
         "objects": True,
+        "objects.services.nas": False,
         "grpc": True,
         "http": False,
     }
+    assert "objects.services.nas.directory" in found["objects.services.nas"]["message"]
     assert found["metadata"]["message"]
     assert "in use" in found["http"]["message"]
 

@@ -201,6 +201,8 @@ def test_health_shows_in_the_metrics() -> None:
     health.down("objects", "timeout")
     assert value("offloaderd_dependency_up", {"dependency": "objects"}) == 0
     assert value("offloaderd_dependency_up", {"dependency": "ledgers"}) is None, "it has none: that is not down"
+    health.down("objects.services.archive", "timeout")
+    assert value("offloaderd_dependency_up", {"dependency": "objects.services.archive"}) == 0
     health.draining("SIGTERM")
     assert value("offloaderd_ready") == 0
 

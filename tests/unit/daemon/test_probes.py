@@ -26,7 +26,7 @@ async def test_a_bucket_that_takes_nothing_is_down_though_it_can_be_reached() ->
     """Others can do no better with it, so that topics stay; it is up once it takes something again."""
     clock, reached = FakeClock(), list[OffloaderError | None]()
     health, why = Health(clock.wall_ms), ""
-    prober = Prober(health, clock, bucket=reached.append, refused=lambda: why)
+    prober = Prober(health, clock, probed=lambda _, error: reached.append(error), refused=lambda _: why)
     up, metadata = Dependency("objects", up=True), Dependency("metadata", up=True)
     async with MemoryTree().connect() as tree, asyncio.TaskGroup() as group:
         running = group.create_task(prober.run(tree, MemoryStore(clock), Ledgers()))
@@ -57,7 +57,8 @@ async def test_what_hangs_is_told_within_ten_seconds(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(probes, "ANSWERS_S", 0.01)
     clock, told = FakeClock(), asyncio.Event()
     health = Health(clock.wall_ms)
-    prober = Prober(health, clock, bucket=lambda error: told.set() if error is not None else None, refused=str)
+    probed = lambda _, error: told.set() if error is not None else None  # noqa: E731 - shorter here
+    prober = Prober(health, clock, probed=probed, refused=lambda _: "")
     async with MemoryTree().connect() as tree, asyncio.TaskGroup() as group:
         running = group.create_task(prober.run(tree, Hanging(clock), Ledgers()))
         await told.wait()
@@ -82,9 +83,9 @@ class Away(MemoryStore):
 
 async def test_a_further_service_is_told_apart_from_the_bucket() -> None:
     """It is shown under its table's name; the bucket is up, so that no topic moves to another daemon."""
-    clock, reached = FakeClock(), list[OffloaderError | None]()
-    health, archive = Health(clock.wall_ms), Away(clock)
-    prober = Prober(health, clock, bucket=reached.append, refused=str)
+    clock, reached = FakeClock(), dict[str, OffloaderError | None]()
+    health, archive, why = Health(clock.wall_ms), Away(clock), {"objects": "", "objects.services.archive": ""}
+    prober = Prober(health, clock, probed=reached.__setitem__, refused=why.__getitem__)
     services = {"objects.services.archive": "archive"}
     home = Buckets(clock, "home")
     home.add("archive", archive)
@@ -94,8 +95,15 @@ async def test_a_further_service_is_told_apart_from_the_bucket() -> None:
         assert [(one.name, one.message) for one in health.view.dependencies if not one.up] == [
             ("objects.services.archive", "no right to archive")
         ]
+        assert reached["objects"] is None
+        assert isinstance(reached["objects.services.archive"], Denied)
         archive.away = False
         await clock.advance(PROBE_S)
         assert all(one.up for one in health.view.dependencies)
-        assert set(reached) == {None}
+        assert reached == {"objects": None, "objects.services.archive": None}
+        why["objects.services.archive"] = "full"
+        await clock.advance(PROBE_S)
+        assert [(one.name, one.message) for one in health.view.dependencies if not one.up] == [
+            ("objects.services.archive", "full")
+        ]
         running.cancel()

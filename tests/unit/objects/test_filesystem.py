@@ -205,3 +205,12 @@ def test_failed_draft_is_removed(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="full"):
         directory.draft(pieces())  # type: ignore[arg-type]
     assert list((tmp_path / ".drafts").iterdir()) == []
+
+
+async def test_a_remedy_names_the_settings_of_its_service(tmp_path: Path) -> None:
+    """In every operation, not only when it is checked at the start."""
+    store = FilesystemStore(tmp_path / "gone", bucket="nas", section="objects.services.nas")
+    for request in (store.check(), store.put("a", b""), store.get("a")):
+        with pytest.raises(BucketMissing) as caught:
+            await request
+        assert caught.value.hint == "create it, or correct objects.services.nas.directory"

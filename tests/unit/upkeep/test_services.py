@@ -6,13 +6,14 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from offloaderd.core.errors import Denied
+from offloaderd.core.errors import Denied, Throttled, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position, RefusalKind, TopicName
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys
 from offloaderd.objects.places import Places
 from offloaderd.policy.records import TopicPolicy
+from offloaderd.segment.upload import ServiceContext
 from offloaderd.testing.faults import FaultyStore
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.testing.memory.objects import MemoryStore
@@ -40,11 +41,16 @@ class Services(Buckets):
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock, HOME[0], ARCHIVE[0])
         self.down: set[str] = set()
+        self.throttled = 0
+        """How many parts the archive still refuses, as it is asked too often."""
 
     def at(self, bucket: str) -> SegmentStore:  # type: ignore[override]  # with faults
         """See SegmentStore."""
 
-        def refuse(_operation: str, _key: str, when: str) -> Exception | None:
+        def refuse(operation: str, _key: str, when: str) -> Exception | None:
+            if (bucket, operation, when) == (ARCHIVE[0], "upload_part", "before") and self.throttled:
+                self.throttled -= 1
+                return Throttled("slow down")
             return Denied(f"no right to {bucket}") if bucket in self.down and when == "before" else None
 
         return FaultyStore(super().at(bucket), refuse)
@@ -125,6 +131,55 @@ async def test_a_service_that_is_down_stops_the_topics_that_need_it_alone() -> N
         await until_offloaded(other, last)
     assert await buckets_of(rig) == [HOME[0]] * 3
     assert await buckets_of(rig, OTHER) == [ARCHIVE[0]] * 2
+
+
+def apart(rig: Rig) -> Rig:
+    """Have each service its own pace and reach, as the daemon gives them."""
+    made, further = rig.context, {ARCHIVE[0]: ServiceContext()}
+
+    def context(*given: Any, **named: Any) -> TopicContext:  # noqa: ANN401 - those of the rig
+        found = made(*given, **named)
+        return replace(found, upload_context=replace(found.upload_context, further=further))
+
+    rig.context = context  # type: ignore[method-assign]
+    return rig
+
+
+async def test_each_service_has_its_own_pace_reach_and_refusal() -> None:
+    """One that throttles, or does not answer a probe, slows down and stalls the topics that store in it alone."""
+    rig, services = rig_of()
+    async with apart(rig).engine() as engine:
+        up = engine.context.upload_context
+        await offload(rig, engine, HOME)
+        await offload(rig, engine, ARCHIVE, OTHER)
+        here = await enabled(engine, policy_of(HOME))
+        there = await enabled(engine, policy_of(ARCHIVE), OTHER)
+        assert here.reach is up.service(HOME[0]).reach is not there.reach
+        up.service(HOME[0]).reach.probed(Transient("no answer"), Behind())
+        assert up.service(ARCHIVE[0]).reach.failure is None
+        up.follow_pace(3)
+        assert [up.service(one).pace.ceiling for one, _ in PLACES] == [3, 3]
+        services.down = {ARCHIVE[0]}
+        assert isinstance(rig.ledgers, MemoryLedgers)
+        await rig.ledgers.append(OTHER, payloads(10))
+        await there.request_roll()
+        await until(lambda: OTHER in stalled_reasons(engine))
+        assert "no right to archive" in engine.store_refuses(ARCHIVE[0])
+        assert engine.store_refuses() == engine.store_refuses(HOME[0]) == ""
+        services.down = set()
+
+
+async def test_a_service_that_throttles_slows_down_its_own_uploads() -> None:
+    """Parts to another one keep their slots."""
+    rig, services = rig_of()
+    async with apart(rig).engine() as engine:
+        up = engine.context.upload_context
+        before = up.service(HOME[0]).pace.limit
+        services.throttled = 3
+        await offload(rig, engine, ARCHIVE)
+        assert services.throttled == 0
+        assert up.service(ARCHIVE[0]).pace.limit < before
+        assert up.service(HOME[0]).pace.limit == before
 
 
 async def test_nothing_of_a_topic_is_deleted_before_the_heads_of_all_services_were_compared() -> None:
