@@ -175,7 +175,7 @@ async def test_a_service_that_throttles_slows_down_its_own_uploads() -> None:
     async with apart(rig).engine() as engine:
         up = engine.context.upload_context
         before = up.service(HOME[0]).pace.limit
-        services.throttled = 3
+        services.throttled = 1
         await offload(rig, engine, ARCHIVE)
         assert services.throttled == 0
         assert up.service(ARCHIVE[0]).pace.limit < before
