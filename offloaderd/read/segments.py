@@ -305,8 +305,9 @@ class SegmentReader:
         self._blocks.beside = lambda: self.fetcher.waiting_bytes
         self._tables: Cache[SegmentTable] = Cache("segments", options.tables_bytes, loader=self.loader, metrics=metrics)
         pieces = cast("Cache[bytes]", self._blocks)  # one budget for all: their keys tell them apart
-        self._places = Places(clock, metrics, self._damaged)
-        self._chunks = Chunks(self.fetcher, self._places, pieces=pieces, report=self._report)
+        self.places = Places(clock, metrics, self._damaged)
+        """The order in which the places of a segment are read."""
+        self._chunks = Chunks(self.fetcher, self.places, pieces=pieces, report=self._report)
         self._ledgers = LedgerObjects(
             self.fetcher,
             pieces=pieces,
@@ -354,7 +355,7 @@ class SegmentReader:
             self._tables.release(slot)
 
     async def _load_table(self, topic: TopicName, segment: CommittedSegment, slot: Slot[SegmentTable]) -> None:
-        places, failed = self._places.of(segment), None
+        places, failed = self.places.of(segment), None
         for number, one in enumerate(places, start=1):
             _, index_key, manifest_key = one.keys.all
             try:
@@ -365,7 +366,7 @@ class SegmentReader:
                 failed = graver(failed, error)
                 if number == len(places):
                     raise failed from None
-                self._places.passed_on(topic, one, error)
+                self.places.passed_on(topic, one, error)
             else:
                 self._tables.fill(slot, table, table.cost_bytes)
                 return
@@ -497,7 +498,7 @@ class SegmentReader:
     ) -> None:
         checks = [partial(framed_block, info=one, key=table.data_key, method=table.manifest.method) for one in blocks]
         extents = _Extents([Range(one.offset, one.length) for one in blocks])
-        loading = _Loading(self.fetcher, self._places, self._blocks, SLOT_BLOCK_BYTES, self._report)
+        loading = _Loading(self.fetcher, self.places, self._blocks, SLOT_BLOCK_BYTES, self._report)
         await loading.load(table, extents, slots, checks)
 
     def _damaged(self, topic: TopicName, segment: CommittedSegment, error: OffloaderError) -> None:

@@ -18,6 +18,7 @@ from offloaderd.read.broker_ledgers import PIECE_BYTES
 from offloaderd.read.disk.cache import DiskCache
 from offloaderd.read.disk.fetcher import Fetcher, Range
 from offloaderd.read.disk.files import file_bytes, owner_of
+from offloaderd.read.places import PASSED_ON
 from offloaderd.read.plan import TopicView
 from offloaderd.read.reader import TopicReader
 from offloaderd.read.seek import seek
@@ -85,7 +86,6 @@ async def _segment(
     begin: Position | None,
     now: Warmed,
 ) -> AsyncGenerator[Warmed, None]:
-    there = reader.segments.fetcher.at(segment.bucket, owner_of(topic.managed_ledger, segment.segment_id))
     for run in await _runs(reader, topic, segment, begin):
         if not disk.is_open:
             raise Conflict(f"the disk cache is off: {disk.state}", hint="docs/failures.md says what to do")
@@ -100,22 +100,38 @@ async def _segment(
             yield replace(now, full=True)
             return
         await disk.room()
-        missing = [(one, check) for one, check in run if not there.holds(segment.keys.data, one)]
-        size = sum(one.length for one, _ in missing)
-        if missing:
-            first, last = missing[0][0], missing[-1][0]
-            await _fetch(
-                there, segment.keys.data, [pair for pair in run if first.offset <= pair[0].offset <= last.offset]
-            )
-        put = sum(one.length for one, _ in missing if there.holds(segment.keys.data, one))
+        missing_bytes, put_bytes = await _run(reader, topic, segment, run)
         now = replace(
             now,
-            fetched_bytes=now.fetched_bytes + put,
-            present_bytes=now.present_bytes + length - size,
-            declined_bytes=now.declined_bytes + size - put,
-            gets=now.gets + bool(missing),
+            fetched_bytes=now.fetched_bytes + put_bytes,
+            present_bytes=now.present_bytes + length - missing_bytes,
+            declined_bytes=now.declined_bytes + missing_bytes - put_bytes,
+            gets=now.gets + bool(missing_bytes),
         )
         yield now
+
+
+async def _run(
+    reader: TopicReader, topic: TopicName, segment: CommittedSegment, run: Sequence[tuple[Range, Check]]
+) -> tuple[int, int]:
+    """Fetch what the disk lacks of a run from the place that readers use; return its bytes, and those it took."""
+    places = reader.segments.places.of(segment)
+    for number, one in enumerate(places, start=1):
+        there = reader.segments.fetcher.at(one.bucket, owner_of(topic.managed_ledger, one.segment_id))
+        key = one.keys.data
+        missing = [piece for piece, _ in run if not there.holds(key, piece)]
+        try:
+            if missing:
+                first, last = missing[0].offset, missing[-1].offset
+                await _fetch(there, key, [pair for pair in run if first <= pair[0].offset <= last])
+        except PASSED_ON as error:
+            if number == len(places):
+                raise
+            reader.segments.places.passed_on(topic, one, error)
+        else:
+            put = [piece for piece in missing if there.holds(key, piece)]
+            return sum(piece.length for piece in missing), sum(piece.length for piece in put)
+    return 0, 0
 
 
 async def _fetch(there: Fetcher, key: str, run: Sequence[tuple[Range, Check]]) -> None:

@@ -156,15 +156,33 @@ class Explainer:
         )
         if segment is None:
             return without_segment(known, topic_map)
-        place = await self._within_reach(topic, position, segment)
+        place, text, advice = await self._of_places(topic, position, segment)
         found = await record(self._metadata, paths.verified(topic), verified_record.decode)
         verified = found.of([segment]).get(segment.segment_id) if found is not None else None
-        if place.flaw is not None:
-            text, advice = f"offloaded, and not readable from the bucket now: {place.flaw}", place.flaw.what_to_do
-        else:
-            text, advice = "offloaded; its block was read and is as it was written", ""
         waits = await self._awaited(known, topic_map)
         return replace(known, text=text, what_to_do=advice, place=place, verified=verified, grant_waits=waits)
+
+    async def _of_places(
+        self, topic: TopicName, position: Position, segment: CommittedSegment
+    ) -> tuple[Place, str, str]:
+        """Return the place that gives the entry, the segment's own if none does; what to say of it, and to do."""
+        own = await self._within_reach(topic, position, segment)
+        copy = segment.copy
+        where = f"bucket {copy.bucket!r} under prefix {copy.prefix!r}" if copy is not None else ""
+        if own.flaw is None:
+            also = f"; a copy is in {where}" if copy is not None else ""
+            return own, f"offloaded; its block was read and is as it was written{also}", ""
+        said = f"offloaded, and not readable from the bucket now: {own.flaw}"
+        there = await self._within_reach(topic, position, copy) if copy is not None else own
+        if there.flaw is None:
+            return (
+                there,
+                f"{said}; readers get it from the copy in {where}, which is as it was written",
+                own.flaw.what_to_do,
+            )
+        if copy is not None:
+            said += f"; nor is the copy in {where}: {there.flaw}"
+        return own, said, own.flaw.what_to_do
 
     async def _awaited(self, known: Explanation, topic_map: TopicMap) -> str:
         """Return why the ledger of a position waits for the mirror to be granted; empty if it does not."""

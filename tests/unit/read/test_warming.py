@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.core.errors import Conflict, TopicNotFound
+from offloaderd.core.errors import Conflict, TopicNotFound, Transient
 from offloaderd.core.model import TopicName
 from offloaderd.core.read_options import Goal, SeekKind
+from offloaderd.core.retry import RetryPolicy
+from offloaderd.objects.retrying import RetryingReader
 from offloaderd.read import warming
 from offloaderd.read.disk.cache import DiskCache, DiskOptions
 from offloaderd.read.warming import Warmed, warm
+from offloaderd.testing.faults import FaultyStore
+from offloaderd.testing.memory.objects import MemoryStore
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.read.build import TOPIC, Piece, make_read_rig, put_segment, turns
 from tests.unit.read.test_disk_cache import written
@@ -160,3 +166,31 @@ async def test_a_disk_that_failed_to_write_ends_it(tmp_path: Path) -> None:
         with pytest.raises(Conflict, match="a write failed"):
             await last(rig)
         assert [get for get in counting.gets if not get[0].endswith(("index", "manifest"))] == []
+
+
+async def test_what_a_place_does_not_give_is_warmed_from_the_mirror(tmp_path: Path) -> None:
+    """As readers get it, who find it on the disk; the place that does not answer is asked once, not for every run."""
+    rig = await stored(1)
+    [segment] = rig.map.segments
+    mirror = MemoryStore(rig.clock)
+    for key in segment.keys.all:
+        await mirror.put(f"copies/{key.removeprefix(segment.prefix)}", await rig.store.get(key))
+    asked: list[str] = []
+
+    def plan(operation: str, key: str, when: str) -> None:
+        asked.append(key)
+        raise Transient("gone")
+
+    home = FaultyStore(rig.store, plan)
+    objects = SimpleNamespace(at={segment.bucket: home, "mirror": mirror}.__getitem__)
+    once = RetryPolicy(tries_max=1)
+    rig.reader.segments.fetcher.reader = RetryingReader(objects, clock=rig.clock, retry=once)  # type: ignore[arg-type]
+    rig.map.segments[:] = [replace(segment, mirror=("mirror", "copies/"))]
+    async with rig.reader, disk_of(rig, tmp_path) as disk:
+        await turns(5)
+        found = await last(rig)
+        await written(disk)
+        assert found.fetched_bytes == segment.object_bytes
+        assert len(set(asked)) <= 2
+        assert (await last(rig)).present_bytes == segment.object_bytes
+        assert await read(rig) == len(PAYLOADS)

@@ -25,11 +25,15 @@ from offloaderd.upkeep.flaws import Kind
 from offloaderd.upkeep.stored import Site
 from tests.patience import PATIENCE_S
 from tests.unit.read.build import FastClock
+from tests.unit.rigs.owned import Owned
+from tests.unit.rigs.rig import TOPIC as MIRRORED_TOPIC
 from tests.unit.upkeep.site import BUCKET, CLUSTER, PREFIX, TOPIC, Ground, data_key, manifest_key, runs, segment_id
+from tests.unit.upkeep.test_mirrored import SITES, ReadableMap, damage, mirrored, segments_of
 
 if TYPE_CHECKING:
     from offloaderd.core.model import TopicName
     from offloaderd.metadata.topic_map.map import TopicMap
+    from tests.unit.rigs.rig import Rig
 
 NOWHERE = Held(buffer=False, source=False, in_source=False, ended=None, newest=None)
 
@@ -325,3 +329,35 @@ async def test_history_that_is_still_to_come_is_not_missing() -> None:
     assert (await explained(site, "2:0", away)).state is State.UNKNOWN
     there = Held(buffer=False, source=True, in_source=True, ended=10, newest=Position(7, 8))
     assert (await explained(site, "2:0", there)).state is State.NOT_OFFLOADED
+
+
+async def explained_copy(rig: Rig) -> Explanation:
+    """Explain the first entry of a topic with a mirror."""
+    owned, reader = await Owned.claim(rig), RetryingReader(rig.store, clock=rig.clock)
+    explainer = Explainer(ReadableMap(owned), Tiers().held, rig.tree.connect(), reader, SITES)
+    return await explainer.explain(MIRRORED_TOPIC, owned.offloader.map.segments[0].begin)
+
+
+async def test_an_entry_is_explained_where_readers_get_it() -> None:
+    """Its own place first; if that does not give it, the copy, with what is wrong in its own place."""
+    rig = await mirrored(10)
+    [segment] = await segments_of(rig)
+    assert segment.copy is not None
+    found = await explained_copy(rig)
+    assert found.place is not None
+    assert found.place.segment == segment
+    assert "a copy is in bucket 'eu' under prefix 'topics/'" in found.text
+    await damage(rig, segment)
+    found = await explained_copy(rig)
+    assert found.place is not None
+    assert found.place.segment == segment.copy
+    assert (found.place.flaw, found.place.data_key) == (None, segment.copy.keys.data)
+    assert "not readable from the bucket now" in found.text
+    assert "readers get it from the copy in bucket 'eu'" in found.text
+    assert found.what_to_do
+    await damage(rig, segment.copy)
+    found = await explained_copy(rig)
+    assert found.place is not None
+    assert found.place.segment == segment
+    assert found.place.flaw is not None
+    assert "nor is the copy in bucket 'eu'" in found.text
