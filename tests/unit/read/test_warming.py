@@ -184,7 +184,7 @@ async def test_what_a_place_does_not_give_is_warmed_from_the_mirror(tmp_path: Pa
     home = FaultyStore(rig.store, plan)
     objects = SimpleNamespace(at={segment.bucket: home, "mirror": mirror}.__getitem__)
     once = RetryPolicy(tries_max=1)
-    rig.reader.segments.fetcher.reader = RetryingReader(objects, clock=rig.clock, retry=once)  # type: ignore[arg-type]
+    rig.reader.segments.fetcher.reader = RetryingReader(objects, clock=rig.clock, retry=once)
     rig.map.segments[:] = [replace(segment, mirror=("mirror", "copies/"))]
     async with rig.reader, disk_of(rig, tmp_path) as disk:
         await turns(5)
