@@ -193,6 +193,11 @@ class _Copying:
     parts: Sequence[Sequence[BlockInfo]]
     stored: int = 0
 
+    def is_on(self, attempt: CopyAttempt | None) -> bool:
+        """Whether it is the copy that is on record: without one a collection of garbage may delete what it stored."""
+        told = (self.segment.segment_id, (self.place.bucket, self.place.prefix), self.upload.upload_id)
+        return attempt is not None and (attempt.segment_id, attempt.place, attempt.upload_id) == told
+
 
 class TopicMirror:
     """The copies of one topic under one claim."""
@@ -238,6 +243,7 @@ class TopicMirror:
         if segment is None:
             if self._attempt is not None:
                 await self._write(None)  # nothing wants it any more: the collector of garbage takes away what is left
+            self._copying = None
             if not self._unreadable:
                 self._worked()
             return False
@@ -307,7 +313,7 @@ class TopicMirror:
         Raises Unreadable, SegmentFailed, Fenced, and the errors of both stores.
         """
         known, context, topic = self._copying, self._mirror.context, self._owned.topic
-        if known is not None and (known.segment, known.place) == (segment, place):
+        if known is not None and (known.segment, known.place) == (segment, place) and known.is_on(self._attempt):
             return known
         described, index, manifest = await self._mirror.tables(topic, segment)
         attempt = await self._recorded(segment, place)

@@ -397,6 +397,31 @@ async def test_a_copy_that_is_not_wanted_any_more_leaves_no_record() -> None:
         assert await nodes.node(rig.tree.connect(), paths.mirror(TOPIC)) is None
 
 
+async def test_a_mirror_that_is_withdrawn_in_mid_copy_and_given_again_is_copied_to_anew() -> None:
+    """What was stored is not on record any more, so it may be garbage by now: nothing goes on from it."""
+    rig, sent, answers = await offloaded(rig_of(), 200), [0], asyncio.Event()
+
+    def plan(operation: str, key: str, when: str) -> None:
+        if (operation, when) == ("upload_part", "before") and not answers.is_set():
+            if sent[0] == 3:
+                raise Transient("gone")
+            sent[0] += 1
+
+    breaking(rig, AWAY[0], plan)
+    async with mirroring(rig) as owned:
+        await until(lambda: sent[0] == 3)
+        await rig.clock.sleep(10)
+        policy = owned.offloader.policy
+        owned.offloader.follow(replace(policy, mirror=None))
+        await rig.clock.sleep(60)
+        assert await nodes.node(rig.tree.connect(), paths.mirror(TOPIC)) is None
+        answers.set()
+        owned.offloader.follow(policy)
+        await until(lambda: not lag(owned))
+    await check_copies(rig)
+    assert [one async for one in buckets_of(rig).at(AWAY[0]).list_uploads()] == []
+
+
 async def test_a_segment_that_leaves_in_mid_copy_is_not_recorded() -> None:
     """Retention has removed it meanwhile; the next one is copied."""
     rig, seen = await offloaded(rig_of(), 10, 10), asyncio.Event()
