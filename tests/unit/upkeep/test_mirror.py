@@ -397,8 +397,9 @@ async def test_a_copy_that_is_not_wanted_any_more_leaves_no_record() -> None:
         assert await nodes.node(rig.tree.connect(), paths.mirror(TOPIC)) is None
 
 
-async def test_a_mirror_that_is_withdrawn_in_mid_copy_and_given_again_is_copied_to_anew() -> None:
-    """What was stored is not on record any more, so it may be garbage by now: nothing goes on from it."""
+@pytest.mark.parametrize("by_policy", [True, False])
+async def test_a_copy_that_is_not_on_record_any_more_begins_anew(*, by_policy: bool) -> None:
+    """What it stored may be garbage by now: a mirror that is withdrawn and given again, or a record that was deleted."""
     rig, sent, answers = await offloaded(rig_of(), 200), [0], asyncio.Event()
 
     def plan(operation: str, key: str, when: str) -> None:
@@ -411,9 +412,12 @@ async def test_a_mirror_that_is_withdrawn_in_mid_copy_and_given_again_is_copied_
     async with mirroring(rig) as owned:
         await until(lambda: sent[0] == 3)
         await rig.clock.sleep(10)
-        policy = owned.offloader.policy
-        owned.offloader.follow(replace(policy, mirror=None))
-        await rig.clock.sleep(60)
+        policy, store = owned.offloader.policy, rig.tree.connect()
+        if by_policy:
+            owned.offloader.follow(replace(policy, mirror=None))
+            await rig.clock.sleep(60)
+        else:
+            await store.delete(paths.mirror(TOPIC))
         assert await nodes.node(rig.tree.connect(), paths.mirror(TOPIC)) is None
         answers.set()
         owned.offloader.follow(policy)
