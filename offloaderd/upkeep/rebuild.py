@@ -47,7 +47,7 @@ from offloaderd.metadata.records import identity as identity_record
 from offloaderd.metadata.records import loss as loss_record
 from offloaderd.metadata.records import ownership
 from offloaderd.metadata.records.identity import Acceptance, Deployment, TopicIdentityRecord, head_evidence
-from offloaderd.objects import keys
+from offloaderd.objects import keys, marker
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.whole import apart, whole
@@ -80,6 +80,8 @@ class Found:
     """Epochs of the newest commits, from the heads of the topics."""
     deployments: set[str] = field(default_factory=set)
     """Deployments of those commits, from the same heads."""
+    marked: set[str] = field(default_factory=set)
+    """Deployments to which the places belong, by their markers: a mirror has those alone."""
     at_heads: dict[TopicName, set[UUID]] = field(default_factory=dict)
     """The segments that the same heads name."""
     brokers: list[Known] = field(default_factory=list)
@@ -93,7 +95,7 @@ class Plan:
     topics: tuple[TopicPlan, ...]
     problems: tuple[Problem, ...]
     deployment_id: str = ""
-    """The deployment that committed all of it; empty if no head names exactly one."""
+    """The deployment that committed all of it; empty if no head names exactly one, and without heads no marker."""
 
     @property
     def blocked(self) -> bool:
@@ -115,7 +117,15 @@ async def read_buckets(objects: ObjectReader, sites: Sequence[Site], progress: C
                     found.problems.append(one)
             progress(found.counts.segments)
         await _read_heads(objects, site, found)
+        await _read_marker(objects, site, found)
     return found
+
+
+async def _read_marker(objects: ObjectReader, site: Site, found: Found) -> None:
+    """Read the marker of a place; one that is damaged or archived says nothing."""
+    with suppress(CorruptData, Archived):
+        marked = await marker.read(objects.at(site.bucket), site.prefix, site.cluster)
+        found.marked |= {marked.marker.deployment_id} if marked is not None else set()
 
 
 async def _read_heads(objects: ObjectReader, site: Site, found: Found) -> None:
@@ -311,7 +321,8 @@ def make_plan(
         epoch = max(plan.epoch, found.epochs.get(topic, 0))
         left_out = tuple(sorted(found.at_heads.get(topic, set()).intersection(without)))
         plans.append(TopicPlan(map=plan.map, epoch=epoch, problems=problems, left_out=left_out))
-    author = "".join(found.deployments) if len(found.deployments) == 1 else ""
+    authors = found.deployments or found.marked
+    author = "".join(authors) if len(authors) == 1 else ""
     return Plan(topics=tuple(plans), problems=tuple(own[None]), deployment_id=author)
 
 
