@@ -346,6 +346,12 @@ RULES: tuple[Rule, ...] = (
         'objects.kind = "{objects.kind}" needs a bucket: set objects.bucket',
     ),
     Rule(
+        "objects.endpoint",
+        lambda s: "@" in (s.objects.endpoint or ""),
+        "objects.endpoint has a name or password in it, and is recorded with each segment: remove them, and set the "
+        "credentials of their own",
+    ),
+    Rule(
         "objects.kind objects.places",
         lambda s: not KINDS[s.objects.kind].has_buckets and s.objects.places != "",
         'objects.places names buckets, and objects.kind = "{objects.kind}" has none: leave it empty',
