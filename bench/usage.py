@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from bench.site import Daemon
 
 MIB, GIB = 2**20, 2**30
-_REQUESTS = re.compile(r'^offloaderd_s3_requests_total\{.*operation="(\w+)".*\} (\S+)$', re.MULTILINE)
-_BYTES_IN = re.compile(r'^offloaderd_s3_bytes_total\{.*direction="in".*\} (\S+)$', re.MULTILINE)
+_REQUESTS = re.compile(r'^offloaderd_objects_requests_total\{.*operation="(\w+)".*\} (\S+)$', re.MULTILINE)
+_BYTES_IN = re.compile(r'^offloaderd_objects_bytes_total\{.*direction="in".*\} (\S+)$', re.MULTILINE)
 _BOOKIES = re.compile(r"^offloaderd_bookie_requests_total\{.*\} (\S+)$", re.MULTILINE)
 BOOKIES = "bookies"
 

@@ -70,6 +70,11 @@ METRICS = {
     "offloaderd_grpc_identity_most": "offloaderd_grpc_identity_highest",
     "offloaderd_selection_expressions_most": "offloaderd_selection_expressions_highest",
     "offloaderd_metadata_open": "offloaderd_metadata_world_writable",
+    "offloaderd_s3_requests_total": "offloaderd_objects_requests_total",
+    "offloaderd_s3_request_duration_seconds": "offloaderd_objects_request_duration_seconds",
+    "offloaderd_s3_throttles_total": "offloaderd_objects_throttles_total",
+    "offloaderd_s3_bytes_total": "offloaderd_objects_bytes_total",
+    "offloaderd_s3_requests_in_flight": "offloaderd_objects_requests_in_flight",
 }
 """Metrics: exposed under both names, the old one marked as deprecated in its help text."""
 

@@ -48,7 +48,7 @@ BOOKIE_OUTCOMES = ("ok", "missing", "busy", "timeout", "failed")
 OPEN: tuple[str, ...] = ()
 """A label with values that are not known in advance."""
 
-S3_CODES = frozenset({
+STORE_CODES = frozenset({
     "200", "201", "202", "204", "206", "400", "403", "404", "409", "412", "416", "429", "500", "502", "503", "504",
     "AccessDenied", "EntityTooSmall", "ExpiredToken", "ExpiredTokenException", "InternalError", "InvalidAccessKeyId",
     "InvalidPart", "InvalidRange", "NoSuchBucket", "NoSuchKey", "NoSuchUpload", "PreconditionFailed", "RequestTimeout",
@@ -60,9 +60,9 @@ S3_CODES = frozenset({
     "authError", "backendError", "changedMeanwhile", "conditionNotMet", "forbidden", "internalError", "noSuchBucket",
     "notFound", "rateLimitExceeded", "required", "retentionPolicyNotMet",
 })  # fmt: skip
-"""Codes that `s3_requests` counts by name. Any other is `other`, so that no server can grow the label."""
+"""Codes that `objects_requests` counts by name. Any other is `other`, so that no server can grow the label."""
 
-S3_THROTTLES = frozenset({
+STORE_THROTTLES = frozenset({
     "429", "503", "SlowDown", "ServerBusy", "ServiceUnavailable", "TooManyRequests",
     "OperationNotAllowedDuringThrottling", "rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded",
     "dailyLimitExceeded", "slowDown",

@@ -61,8 +61,8 @@ async def fetched(daemon: DaemonProcess) -> tuple[float, float]:
         found = re.findall(rf"^{name}{{[^}}]*{label}[^}}]*}} (\S+)$", text, re.MULTILINE)
         return sum(map(float, found))
 
-    return total("offloaderd_s3_requests_total", 'operation="GetObject"'), total(
-        "offloaderd_s3_bytes_total", 'direction="in"'
+    return total("offloaderd_objects_requests_total", 'operation="GetObject"'), total(
+        "offloaderd_objects_bytes_total", 'direction="in"'
     )
 
 

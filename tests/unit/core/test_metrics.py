@@ -180,12 +180,12 @@ def test_requests_to_the_store_are_counted_with_bounded_codes() -> None:
     metrics.request("UploadPart", "SlowDown", 0.1, 0, 0)
     for number in range(50):
         metrics.request("GetObject", f"Made{number}Up", 0.1, 0, 0)
-    assert value("offloaderd_s3_requests_total", {"operation": "UploadPart", "code": "200"}) == 1
-    assert value("offloaderd_s3_requests_total", {"operation": "GetObject", "code": "other"}) == 50
-    assert value("offloaderd_s3_request_duration_seconds_count", {"operation": "UploadPart"}) == 2
-    assert value("offloaderd_s3_bytes_total", {"direction": "in"}) == 10
-    assert value("offloaderd_s3_bytes_total", {"direction": "out"}) == 4096
-    assert value("offloaderd_s3_throttles_total") == 1
+    assert value("offloaderd_objects_requests_total", {"operation": "UploadPart", "code": "200"}) == 1
+    assert value("offloaderd_objects_requests_total", {"operation": "GetObject", "code": "other"}) == 50
+    assert value("offloaderd_objects_request_duration_seconds_count", {"operation": "UploadPart"}) == 2
+    assert value("offloaderd_objects_bytes_total", {"direction": "in"}) == 10
+    assert value("offloaderd_objects_bytes_total", {"direction": "out"}) == 4096
+    assert value("offloaderd_objects_throttles_total") == 1
 
 
 def test_health_shows_in_the_metrics() -> None:

@@ -125,7 +125,7 @@ class TestMistakes:
             ('azure_kei = "x"', "objects.services.archive.azure_kei: no such setting; did you mean "),
             ("connections_max = 0", "objects.services.archive.connections_max = 0: out of range"),
             ('endpoint = "nowhere"', 'objects.services.archive.endpoint = "nowhere": has not the right form'),
-            (f'endpoint = "https://me:{SECRET}@blob"', "objects.services.archive.endpoint has a name or password in it"),
+            (f'endpoint = "https://me:{SECRET}@blob"', "archive.endpoint has a name or password in it"),
             ('azure_sas = "sv=1"', "objects.services.archive.azure_key and objects.services.archive.azure_sas"),
             ('encryption = "sse-s3"', 'objects.services.archive.kind = "s3" alone'),
             ('storage_class = "Archive"', "Archive is an archive"),

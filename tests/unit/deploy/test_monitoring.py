@@ -8,7 +8,7 @@ import pytest
 import yaml
 from prometheus_client import generate_latest
 
-from offloaderd.core.metrics.families import S3_CODES
+from offloaderd.core.metrics.families import STORE_CODES
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
 from offloaderd.core.renamed import METRICS
@@ -45,7 +45,7 @@ def test_every_label_that_is_asked_for_exists_with_such_values() -> None:
                 continue
             for label, operator, value in one.matchers:
                 assert label in metric.labels or label in ADDED, f"{where}: {one.metric} has no label {label}"
-                values = S3_CODES if metric.name == "offloaderd_s3_requests_total" and label == "code" else ()
+                values = STORE_CODES if metric.name == "offloaderd_objects_requests_total" and label == "code" else ()
                 closed = metric.labels.get(label) or values
                 alternatives = value.split("|") if operator.startswith(("Re", "NotRe")) else [re.escape(value)]
                 for wanted in alternatives if closed and value != ".*" else ():
@@ -127,7 +127,7 @@ def test_every_metric_that_pages_name_exists() -> None:
 def test_what_is_exported_is_bounded() -> None:
     """So many series without topics, whatever a store answers; so many more a topic, and none left when it goes."""
     metrics = Metrics()
-    for code in (*S3_CODES, *(f"made up {number}" for number in range(100))):
+    for code in (*STORE_CODES, *(f"made up {number}" for number in range(100))):
         metrics.request_begun()
         metrics.request("UploadPart", code, 0.1, 1, 1)
     alone = _series(metrics)
