@@ -26,11 +26,19 @@ class _Asked(NamedTuple):
     turn: asyncio.Future[None]
 
 
+class InGroup(NamedTuple):
+    """A holder that belongs to a group of holders."""
+
+    group: Hashable
+    holder: Hashable
+
+
 class Admission:
     """A limit on the amount held at once, granted in the order of requests; any amount is granted if nothing is held.
 
     A `holder` that holds something gets more only if the same amount stays free for others. So a holder whose requests
-    fail, and that releases nothing, cannot take all.
+    fail, and that releases nothing, cannot take all. A group that holds something gets more only if a quarter of the
+    limit stays free for other groups.
     """
 
     def __init__(self, limit: int) -> None:
@@ -93,14 +101,21 @@ class Admission:
     def _may_have(self, wanted: int, holder: Hashable) -> bool:
         """Whether the holder may get more at all; if not, later requests of other holders are granted first."""
         held = self._held[holder] if holder is not None else 0
+        if isinstance(holder, InGroup):
+            of_all = self._held[InGroup(holder.group, None)]
+            if of_all and of_all + wanted > self.limit - self.limit // 4:
+                return False
         return held == 0 or held + 2 * wanted <= self.limit
 
     def _take(self, wanted: int, holder: Hashable) -> None:
         self.used += wanted
-        if holder is not None:
-            self._held[holder] += wanted
-            if self._held[holder] <= 0:
-                del self._held[holder]
+        holders = [holder] if holder is not None else []
+        if isinstance(holder, InGroup):
+            holders.append(InGroup(holder.group, None))
+        for one in holders:
+            self._held[one] += wanted
+            if self._held[one] <= 0:
+                del self._held[one]
 
     def _grant(self) -> None:
         number = 0

@@ -269,7 +269,7 @@ class OldObjects:
             self.context.upload_context.budget,
             begin=self.goal.begin,
             reserve_bytes=part_bytes + self.reader.piece_bytes,
-            holder=attempt.segment_id,
+            holder=self.context.upload_context.holder(attempt.bucket, attempt.segment_id),
         )
 
     def stop(self) -> ExactStop:

@@ -15,7 +15,6 @@ import structlog
 from offloaderd.core.aio import Signal
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import NotFound, OffloaderError, Transient
-from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import LedgerInfo, Loss, Position, TopicName
 from offloaderd.core.retry import Backoff, Turn
@@ -42,6 +41,7 @@ from offloaderd.segment.prefix_totals import Pasts
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.segment.source_check import SourceCheck
 from offloaderd.segment.states import state_of
+from offloaderd.segment.upload import UploadContext
 
 
 class OwnedTopic(Protocol):
@@ -102,13 +102,14 @@ class LedgerReading:
 
 
 def ledger_feed(
-    reading: LedgerReading, attempt: Attempt, planned: Position, *, layout: SegmentLayout, budget: ByteBudget
+    reading: LedgerReading, attempt: Attempt, planned: Position, *, layout: SegmentLayout, uploads: UploadContext
 ) -> ReadAheadFeed:
     """Return the feed of an attempt's entries: up to its end if that is decided, else to the `planned` one."""
     end = planned if attempt.end is None else attempt.end
     part_bytes = (attempt.layout or layout).part_bytes
     batches = partial(ledger_batches, reading, end=end, batch_bytes=min(READ_BYTES, part_bytes))
-    return ReadAheadFeed(batches, budget, reserve_bytes=part_bytes, holder=attempt.segment_id)
+    holder = uploads.holder(attempt.bucket, attempt.segment_id)
+    return ReadAheadFeed(batches, uploads.budget, reserve_bytes=part_bytes, holder=holder)
 
 
 async def ledger_batches(reading: LedgerReading, after: Position, *, end: Position, batch_bytes: int) -> Reading:

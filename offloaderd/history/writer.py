@@ -195,6 +195,4 @@ class HistoryWriter:
             pace=self._turn,
             metrics=self._metrics,
         )
-        return ledger_feed(
-            reading, attempt, planned, layout=self._context.layout, budget=self._context.upload_context.budget
-        )
+        return ledger_feed(reading, attempt, planned, layout=self._context.layout, uploads=self._context.upload_context)

@@ -7,10 +7,11 @@ what the store lists of it and not sent again.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeVar
+from uuid import UUID
 
 import structlog
 
@@ -26,7 +27,7 @@ from offloaderd.core.errors import (
     OutcomeUnknown,
     Transient,
 )
-from offloaderd.core.limits import ByteBudget, Pace
+from offloaderd.core.limits import ByteBudget, InGroup, Pace
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.retry import Backoff
 from offloaderd.core.traces import NO_TRACES, Traces
@@ -88,6 +89,10 @@ class UploadContext:
         """Return what the uploads to a bucket's service share."""
         return self.further.get(bucket) or ServiceContext(self.pace, self.reach)
 
+    def holder(self, bucket: str, segment_id: UUID) -> Hashable:
+        """Return who holds memory for a segment in a bucket; with several services those of each are a group."""
+        return InGroup(self.service(bucket).reach, segment_id) if self.further else segment_id
+
     def follow_pace(self, limit: int) -> None:
         """Change how many parts may be in flight to each service."""
         for pace in (self.pace, *(one.pace for one in self.further.values())):
@@ -110,7 +115,7 @@ class SegmentUpload:
         self._up = upload_context
         self._objects = upload_context.objects.at(bucket)
         self._service = upload_context.service(bucket)
-        self._segment_id = where.segment_id
+        self._holder = upload_context.holder(bucket, where.segment_id)
         self._failure_tracker = failure_tracker
         self._labels = labels
         self._stored_as = stored_as
@@ -206,7 +211,7 @@ class SegmentUpload:
         try:
             if held is not None:
                 return await held.moved(part_bytes)
-            return await Reservation.of(self._up.budget, part_bytes, self._segment_id)
+            return await Reservation.of(self._up.budget, part_bytes, self._holder)
         except asyncio.CancelledError:
             self._slots.release()
             raise

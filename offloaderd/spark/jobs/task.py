@@ -253,7 +253,7 @@ async def _write(
         pace=clock,
         metrics=context.upload_context.metrics,
     )
-    feed = ledger_feed(reading, attempt, task.end, layout=context.layout, budget=context.upload_context.budget)
+    feed = ledger_feed(reading, attempt, task.end, layout=context.layout, uploads=context.upload_context)
     stop = RangeStop(payload_bytes=task.limit_bytes, gap=OnGap.END)
     committer = MarkStored(attempts, manifest=ObjectKind.DRAFT)
     work = Assignment(

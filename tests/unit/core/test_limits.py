@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from offloaderd.core.limits import Bounded, TokenBucket
+from offloaderd.core.limits import Admission, Bounded, InGroup, TokenBucket
 from offloaderd.testing.clock import FakeClock
 
 
@@ -45,3 +47,22 @@ def test_what_was_set_longest_ago_is_forgotten() -> None:
     assert known["b"] == 2
     known["c"] = 4
     assert dict(known) == {"a": 3, "c": 4}
+
+
+async def test_a_group_leaves_a_quarter_to_the_others() -> None:
+    """However many holders it has; alone it gets something all the same, and what waits in it holds up nobody else."""
+    budget = Admission(8)
+    for number in range(3):
+        assert budget.take_now(2, InGroup("a", number))
+    assert not budget.take_now(2, InGroup("a", 3))
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(budget.acquire(2, InGroup("a", 3)))
+        await asyncio.sleep(0)  # noqa: TID251 - it waits
+        await budget.acquire(2, InGroup("b", 0))
+        assert not waiting.done()
+        budget.release(2, InGroup("a", 0))
+    budget.release(2, InGroup("b", 0))
+    for number in (1, 2, 3):
+        budget.release(2, InGroup("a", number))
+    assert budget.idle
+    assert budget.take_now(9, InGroup("a", 0))

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from offloaderd.core.errors import Denied, Throttled, Transient
+from offloaderd.core.errors import Denied, NoSpace, Throttled, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position, RefusalKind, TopicName
 from offloaderd.metadata.topic_map import map as catalog
@@ -43,6 +43,8 @@ class Services(Buckets):
         self.down: set[str] = set()
         self.throttled = 0
         """How many parts the archive still refuses, as it is asked too often."""
+        self.full = False
+        """Whether the archive takes no parts."""
 
     def at(self, bucket: str) -> SegmentStore:  # type: ignore[override]  # with faults
         """See SegmentStore."""
@@ -51,6 +53,8 @@ class Services(Buckets):
             if (bucket, operation, when) == (ARCHIVE[0], "upload_part", "before") and self.throttled:
                 self.throttled -= 1
                 return Throttled("slow down")
+            if (bucket, operation, when) == (ARCHIVE[0], "upload_part", "before") and self.full:
+                return NoSpace("full")
             return Denied(f"no right to {bucket}") if bucket in self.down and when == "before" else None
 
         return FaultyStore(super().at(bucket), refuse)
@@ -167,6 +171,24 @@ async def test_each_service_has_its_own_pace_reach_and_refusal() -> None:
         assert "no right to archive" in engine.store_refuses(ARCHIVE[0])
         assert engine.store_refuses() == engine.store_refuses(HOME[0]) == ""
         services.down = set()
+
+
+async def test_topics_of_a_service_that_is_away_leave_memory_to_the_others() -> None:
+    """As many of them as would fill it: each holds a part that nobody takes, and topics of the other service go on."""
+    rig, services = rig_of()
+    async with apart(rig).engine() as engine:
+        await offload(rig, engine, HOME)
+        services.full = True
+        assert isinstance(rig.ledgers, MemoryLedgers)
+        stuck = [TopicName.parse(f"public/default/stuck-{number}") for number in range(24)]
+        for topic in stuck:
+            await rig.ledgers.append(topic, payloads(300))
+            await enabled(engine, policy_of(ARCHIVE), topic)
+        budget = engine.context.upload_context.budget
+        await until(lambda: budget.used > budget.limit // 2)
+        await rig.clock.sleep(5)
+        await offload(rig, engine, HOME)
+        services.full = False
 
 
 async def test_a_service_that_throttles_slows_down_its_own_uploads() -> None:
