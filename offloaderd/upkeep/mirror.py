@@ -80,10 +80,18 @@ class Unreadable(OffloaderError):
 class Mirror:
     """Copies the segments of this daemon's topics."""
 
-    def __init__(self, context: OffloadContext, options: MirrorSettings, *, again_s: float = AGAIN_S) -> None:
+    def __init__(
+        self,
+        context: OffloadContext,
+        options: MirrorSettings,
+        *,
+        again_s: float = AGAIN_S,
+        removal_s: float = REMOVAL_S,
+    ) -> None:
         up = context.upload_context
         self.context = context
         self.again_s = again_s
+        self.removal_s = removal_s
         self._turns: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
         self._throttle = TokenBucket(options.bytes_per_s, up.clock, burst_s=0)
         # Its requests do not slow down those of live segments, are not counted among them, and stall no topic.
@@ -235,7 +243,7 @@ class TopicMirror:
         if not self._loaded:
             await self._load()
         if self._attempt is not None and self._attempt.removing:
-            if self._removed_for_s(self._attempt) < REMOVAL_S:
+            if self._removed_for_s(self._attempt) < self._mirror.removal_s:
                 self._loaded = False
                 raise Transient("a collection of garbage deletes earlier copies")
             await self._write(None)  # it was broken off

@@ -225,7 +225,7 @@ class SimDaemon:
             clock=self.clock,
             metrics=self._world.metrics,
         )
-        mirror = Mirror(context, MirrorSettings(), again_s=100.0)
+        mirror = Mirror(context, MirrorSettings(), again_s=100.0, removal_s=100.0)
         beside = {"mirror": mirror.run} if options.mirror and not self.old else {}
         return {"retention": self.retention.run, "grants": grants.run, "scrub": scrubber.run, **beside}
 

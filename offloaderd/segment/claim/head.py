@@ -12,7 +12,8 @@ up: then it is on the trash list, or its manifest is deleted.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -46,7 +47,7 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 AGAIN_S = 60.0
-"""Time for which nothing is asked for the head of a topic that does not use the service, after that did not answer."""
+"""Time for which nothing is asked for the head of a topic that does not use the bucket, after that did not answer."""
 _RETRIED = (Transient, Denied, NoSpace, BucketMissing)
 
 
@@ -92,16 +93,15 @@ class HeadKeeper:
     ) -> None:
         """Compare the heads with the map, once under a claim; `committing` is the segment that is committed next.
 
-        With `storing`, the bucket of that segment, a service that the topic does not use may not answer: its heads are
+        With `storing`, the bucket of that segment, a bucket that the topic does not use may not answer: its heads are
         left out, and nothing of the topic is deleted or granted before they too were compared. `in_background`: nothing
-        waits for this check, so such a service does not count as a failure of the topic. Raises IdentityRefused,
-        Fenced.
+        waits for this check, so such a bucket does not count as a failure of the topic. Raises IdentityRefused, Fenced.
         """
         if self._checked:
             return
-        used, missing = self._services_of(topic_map, storing), False
+        used, missing = self._buckets_of(topic_map, storing), False
         for place in self._context.places:
-            needed = place.service in used
+            needed = place.bucket in used
             patient, counts = needed or storing is None, needed or not in_background
             done = await self._compared_with(place, topic_map, committing, patient=patient, counts=counts)
             missing = missing or not done
@@ -112,12 +112,11 @@ class HeadKeeper:
             await self._identity.clear(kind, about="head ")
         self._identity.checked.set()
 
-    def _services_of(self, topic_map: TopicMap, storing: str | None) -> list[Mapping[str, str]]:
-        """Return the services with segments of the topic, or else the first, by what their places have in common."""
+    def _buckets_of(self, topic_map: TopicMap, storing: str | None) -> AbstractSet[str]:
+        """Return the buckets with segments of the topic, or else the daemon's own; those of mirrors do not count."""
         places = self._context.places
         buckets = {segment.bucket for segment in topic_map.segments} | ({storing} if storing is not None else set())
-        known = [place for place in map(places.of_bucket, sorted(buckets)) if place is not None]
-        return [place.service for place in known or [places.home]]
+        return buckets & places.buckets or {places.home.bucket}
 
     async def _compared_with(
         self, place: Place, topic_map: TopicMap, committing: UUID | None, *, patient: bool, counts: bool

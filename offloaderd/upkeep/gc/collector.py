@@ -461,15 +461,23 @@ class Collection:
             except Conflict:
                 if not await self._took_over(path, removal):
                     return False
-            current = await catalog.load(self._metadata, committed.topic)
+            try:
+                current = await catalog.load(self._metadata, committed.topic)
+            except OffloaderError:
+                await self._ended(path, removal)  # no request for a deletion is on its way: no copy has to wait
+                raise
             known = next((it for it in current.segments if it.segment_id == one.segment_id), None)
             named = known is not None and one.place in {known.place, known.mirror}
             if not named:
                 await self._remove(one)
-            node = await nodes.node(self._metadata, path)
-            if node is not None and node.value == copy_record.encode(removal):  # else an owner took it for broken off
-                await self._metadata.delete(path, node.version)
+            await self._ended(path, removal)
         return not named
+
+    async def _ended(self, path: str, removal: CopyAttempt) -> None:
+        """Delete the record of a removal, unless an owner has taken it for broken off."""
+        node = await nodes.node(self._metadata, path)
+        if node is not None and node.value == copy_record.encode(removal):
+            await self._metadata.delete(path, node.version)
 
     async def _took_over(self, path: str, removal: CopyAttempt) -> bool:
         """Replace the record of a removal that was broken off long ago; False if a copy, or a removal, is under way.

@@ -537,3 +537,22 @@ async def test_a_mirror_that_is_no_place_of_the_daemons_is_told_as_that() -> Non
         assert "bucket 'gone', prefix 'x/', which is no place of this daemon's" in status.failure
         assert "nothing is copied there" in status.failure
         assert "offloaded" not in status.failure
+
+
+async def test_a_mirror_that_is_away_at_the_claim_holds_up_no_commit() -> None:
+    """Not even one of the same service: its head is compared later, and until then nothing is deleted or granted."""
+    rig = rig_of()
+    assert rig.ledgers is not None
+
+    def plan(operation: str, key: str, when: str) -> None:
+        raise Denied("no right to that bucket")
+
+    breaking(rig, AWAY[0], plan)
+    async with rig.engine() as engine:
+        topic = await enabled(engine, TopicPolicy(enabled=True, mirror="eu/topics/"))
+        last = await rig.ledgers.append(TOPIC, payloads(10))
+        await topic.request_roll()
+        await until_offloaded(topic, last)
+        assert not topic.identity.checked.is_set()
+        mended(rig)
+        await until(topic.identity.checked.is_set)

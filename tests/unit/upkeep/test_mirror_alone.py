@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd.core.errors import Transient
 from offloaderd.fleet.engine import mark_places
+from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.upkeep import rebuild
+from offloaderd.upkeep.gc.findings import Verdict
 from tests.unit.rigs.owned import Owned
 from tests.unit.rigs.rig import TOPIC, Rig, until
-from tests.unit.upkeep.test_mirror import AWAY, buckets_of, lag, mirroring, offloaded, rig_of
-from tests.unit.upkeep.test_mirrored import SITES, segments_of
+from tests.unit.upkeep.test_mirror import AWAY, THIRD, buckets_of, lag, mirroring, offloaded, rig_of
+from tests.unit.upkeep.test_mirrored import SITES, collected, segments_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from offloaderd.core.model import TopicName
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.upkeep.rebuild import Plan
     from offloaderd.upkeep.stored import Site
 
@@ -72,3 +79,23 @@ async def test_heads_count_before_markers() -> None:
     found = await rebuild.read_buckets(rig.store, SITES, lambda _: None)
     found.marked = {str(uuid.UUID(int=8))}
     assert rebuild.make_plan(found).deployment_id == OURS
+
+
+async def test_a_collection_that_fails_before_it_deletes_holds_up_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metadata do not answer after it has taken the record of the topic's copies: it gives the record back."""
+    rig = await marked_and_mirrored()
+    rig.policy = replace(rig.policy, mirror=THIRD)
+    async with mirroring(rig) as owned:
+        await until(lambda: not lag(owned))
+    store, load = rig.tree.connect(), catalog.load
+
+    async def fails(metadata: MetadataStore, topic: TopicName) -> TopicMap:
+        if await nodes.node(store, paths.mirror(topic)) is not None:
+            raise Transient("gone")
+        return await load(metadata, topic)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(catalog, "load", fails)
+        assert {one.verdict for one in await collected(rig)} == {Verdict.FAILED}
+    assert await nodes.node(store, paths.mirror(TOPIC)) is None
+    assert {one.verdict for one in await collected(rig)} == {Verdict.DELETED}
