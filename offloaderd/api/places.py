@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from offloaderd.api.calls import Context
-from offloaderd.core.errors import Conflict, CorruptData
+from offloaderd.core.errors import Conflict, CorruptData, InvalidInput
 from offloaderd.core.model import TopicName
 from offloaderd.fleet.engine import Engine
 from offloaderd.metadata import nodes, paths
@@ -22,7 +22,7 @@ from offloaderd.policy.rules import Surroundings, checked
 from offloaderd.protocol.v1 import places_pb2 as pb
 from offloaderd.protocol.v1 import places_pb2_grpc
 from offloaderd.upkeep import switching
-from offloaderd.upkeep.switching import Exchange, text_of
+from offloaderd.upkeep.switching import text_of
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +38,9 @@ class PlacesService(places_pb2_grpc.PlacesServiceServicer):
     metadata: MetadataStore
     place: Surroundings
     services: Services
+
+    def __post_init__(self) -> None:
+        self._clock = self.engine.context.upload_context.clock
 
     async def ListPlaces(self, request: pb.ListPlacesRequest, context: Context) -> pb.ListPlacesResponse:
         """Return the places, and what of a topic lies in each. Raises InvalidInput, Transient, CorruptData."""
@@ -62,7 +65,25 @@ class PlacesService(places_pb2_grpc.PlacesServiceServicer):
             uncopied_segments=len(due),
             uncopied_bytes=sum(one.object_bytes for one in due),
             open_place=text_of((properties.get("bucket", ""), properties.get("prefix", ""))) if attempt else "",
+            uncopied_since_ms=min((one.offloaded_ms for one in due), default=0),
+            now_ms=self._clock.wall_ms(),
         )
+
+    async def SetMirror(self, request: pb.SetMirrorRequest, context: Context) -> pb.SetMirrorResponse:
+        """Name the mirror in the topic's policy. Raises InvalidInput, NotFound (not enabled), Conflict, Transient.
+
+        Conflict: another daemon owns the topic, or its policy was changed meanwhile.
+        """
+        topic, mirror = TopicName.parse(request.topic), request.mirror
+        if place_named(mirror) is None:
+            raise InvalidInput("no place is named", hint="write BUCKET/PREFIX")
+        await self.engine.owned(topic)
+        policy = await self.engine.book.of(topic, fresh=True)
+        before = policy.values.mirror or ""
+        changed = place_named(before) != place_named(mirror)
+        if changed:
+            await self._change_policy(topic, policy, OffloadPolicies(mirror=mirror), dry_run=request.dry_run)
+        return pb.SetMirrorResponse(before=before, changed=changed)
 
     async def SwitchPlaces(
         self, request: pb.SwitchPlacesRequest, context: Context
@@ -84,7 +105,9 @@ class PlacesService(places_pb2_grpc.PlacesServiceServicer):
             waiting=wanted.waiting,
         )
         if wanted.policy_changes:
-            await self._change_policy(topic, policy, wanted, dry_run=request.dry_run)
+            bucket, prefix = wanted.first
+            places = OffloadPolicies(bucket=bucket, prefix=prefix, mirror=progress.mirror)
+            await self._change_policy(topic, policy, places, dry_run=request.dry_run)
         if not request.dry_run:
             async with aclosing(switching.exchange(offloader.record, wanted)) as exchanged:
                 async for progress.segments in exchanged:
@@ -101,27 +124,26 @@ class PlacesService(places_pb2_grpc.PlacesServiceServicer):
         progress.done = True
         yield progress
 
-    async def _change_policy(self, topic: TopicName, before: Effective, wanted: Exchange, *, dry_run: bool) -> None:
-        """Write the exchanged places into the topic's policy, and apply it. Raises InvalidInput, Conflict, Transient.
+    async def _change_policy(
+        self, topic: TopicName, before: Effective, places: OffloadPolicies, *, dry_run: bool
+    ) -> None:
+        """Write places into the topic's policy, and apply it. Raises InvalidInput, Conflict, Transient.
 
         A topic whose policy follows from a pattern has one by its name from then on, with the same other values.
         """
-        book, (bucket, prefix) = self.engine.book, wanted.first
-        places = OffloadPolicies(bucket=bucket, prefix=prefix, mirror=text_of(wanted.mirror))
+        book = self.engine.book
 
-        def exchanged(_: TopicName, now: TopicPolicy | CorruptData | None) -> TopicPolicy | None:
+        def changed(_: TopicName, now: TopicPolicy | CorruptData | None) -> TopicPolicy | None:
             if not isinstance(now, TopicPolicy) or not same_places(book.effective(topic, now), before):
                 return None
             return replace(now, selected_by="", **places.set_values())
 
         current = (await stored.read(self.metadata, [topic])).get(topic)
-        coming = exchanged(topic, current)
+        coming = changed(topic, current)
         if coming is not None:
             checked(places, [], book.effective(topic, coming), self.place)
         if not dry_run and coming is not None:
-            written = await stored.write(
-                self.metadata, self.engine.context.upload_context.clock, [topic], exchanged, known=[topic]
-            )
+            written = await stored.write(self.metadata, self._clock, [topic], changed, known=[topic])
             coming = written.get(topic)
             await self.engine.refresh_policy(topic)
         if coming is None:

@@ -201,6 +201,13 @@ class Calls(Connection):
         """Return the places of the daemon; for a topic with what lies in each."""
         return await self._ask(self._places.ListPlaces, places_pb2.ListPlacesRequest(topic=str(topic)))
 
+    async def set_mirror(
+        self, topic: TopicName | str, mirror: str, *, dry_run: bool = False
+    ) -> places_pb2.SetMirrorResponse:
+        """Name the mirror (BUCKET/PREFIX) in a topic's policy. Only its owner takes the call."""
+        request = places_pb2.SetMirrorRequest(topic=str(topic), mirror=mirror, dry_run=dry_run)
+        return await self._ask(self._places.SetMirror, request)
+
     def switch_places(
         self, topic: TopicName | str, *, to: str = "", dry_run: bool = False, timeout_s: float | None = None
     ) -> AsyncGenerator[places_pb2.SwitchProgress, None]:

@@ -8,11 +8,14 @@ from offloaderd.cli import options, show
 from offloaderd.cli.options import Session, last_of
 from offloaderd.cli.progress import Bars
 from offloaderd.client import DaemonClient
+from offloaderd.core.clock import SystemClock
 from offloaderd.core.model import TopicName
 from offloaderd.protocol.conversion import as_json
 from offloaderd.protocol.v1 import places_pb2
 
 SWITCH_TIMEOUT_S = 3600.0
+POLL_S = 2.0
+"""Pause between two looks at how far the copies are."""
 
 
 @click.group()
@@ -124,3 +127,69 @@ def switch_lines(topic: TopicName, found: places_pb2.SwitchProgress, *, dry_run:
             f"{show.plural(found.waiting, 'segment')} not in both places yet: repeat the command when they are copied"
         )
     return lines
+
+
+@places.command(short_help="Move a topic to another place.")
+@click.argument("topic", type=options.TOPIC)
+@click.option("--to", metavar="BUCKET/PREFIX", required=True, help="The place that is to be the first one afterwards.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; show what would be done.")
+@options.common
+def move(session: Session, topic: TopicName, *, to: str, dry_run: bool) -> None:
+    """Move a topic to another place while it is written and read.
+
+    The place becomes the mirror of the topic; when all segments of before are copied there, first place and mirror are
+    exchanged. The old place is the mirror then, and keeps its copies. Interrupted, the same command goes on where it
+    was: copies are made by the daemon, with or without the command. If the copies make no progress,
+    `offloadctl status TOPIC` has the reason. Only the daemon that owns the topic does it.
+
+    \b
+    Examples:
+      offloadctl places move orders --to pulsar-eu/topics/ --dry-run
+      offloadctl places move orders --to pulsar-eu/topics/
+      offloadctl places move orders --to pulsar-eu/topics/ --json | jq .waiting
+    """
+    document, lines = session.ask(lambda client: moved(client, topic, to=to, dry_run=dry_run))
+    session.tell({"topic": str(topic), "dry_run": dry_run, **document}, "\n".join(lines))
+
+
+async def moved(
+    client: DaemonClient, topic: TopicName, *, to: str, dry_run: bool
+) -> tuple[dict[str, object], list[str]]:
+    """Move a topic, or with `dry_run` check what can be; return the document, and the lines."""
+    found = await client.places(topic)
+    roles = {one.role: f"{one.bucket}/{one.prefix}" for one in found.places if one.role}
+    mirrored = places_pb2.SetMirrorResponse()
+    if to not in roles.values():
+        mirrored = await client.set_mirror(topic, to, dry_run=dry_run)
+    lines = []
+    if mirrored.changed:
+        would = "would be " if dry_run else ""
+        lines += [f"{topic}: mirror {to} ({would}set{f' instead of {mirrored.before}' if mirrored.before else ''})"]
+        if dry_run:
+            rows = [one for one in found.places if f"{one.bucket}/{one.prefix}" != to]
+            count, size_bytes = sum(one.segments for one in rows), sum(one.segment_bytes for one in rows)
+            copied = f"{show.plural(count, 'segment')}, {show.size(size_bytes)}"
+            lines += [f"would be copied, and then exchanged: {copied}"]
+            return {"to": to, "mirror_changed": True, "segments": count, "size_bytes": size_bytes}, lines
+    if not dry_run and roles.get("first") != to:
+        await _copied(client, topic)
+    last = await exchanged(client, topic, to=to, dry_run=dry_run)
+    return (
+        {"to": to, "mirror_changed": mirrored.changed, **as_json(last)},
+        [*lines, *switch_lines(topic, last, dry_run=dry_run)],
+    )
+
+
+async def _copied(client: DaemonClient, topic: TopicName) -> None:
+    """Wait until the mirror has every segment that was offloaded before; later ones do not hold it up."""
+    clock, began_ms, most = SystemClock(), 0, 0
+    with Bars() as bars:
+        while True:
+            found = await client.places(topic)
+            began_ms, most = began_ms or found.now_ms, max(most, found.uncopied_segments)
+            if not found.uncopied_segments or found.uncopied_since_ms >= began_ms:
+                return
+            left = f"{show.plural(found.uncopied_segments, 'segment')}, {show.size(found.uncopied_bytes)} left"
+            done = most - found.uncopied_segments
+            bars.show("copying", left, done, most, step=1 + done * 10 // most)
+            await clock.sleep(POLL_S)

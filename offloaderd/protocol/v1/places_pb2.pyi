@@ -103,12 +103,18 @@ class ListPlacesResponse(_message.Message):
     UNCOPIED_SEGMENTS_FIELD_NUMBER: _builtins.int
     UNCOPIED_BYTES_FIELD_NUMBER: _builtins.int
     OPEN_PLACE_FIELD_NUMBER: _builtins.int
+    UNCOPIED_SINCE_MS_FIELD_NUMBER: _builtins.int
+    NOW_MS_FIELD_NUMBER: _builtins.int
     uncopied_segments: _builtins.int
     """of the topic, that lack their copy in the mirror of its policy"""
     uncopied_bytes: _builtins.int
     """of their data objects"""
     open_place: _builtins.str
     """BUCKET/PREFIX in which the open segment is written; empty: none is open"""
+    uncopied_since_ms: _builtins.int
+    """when the oldest of the uncopied segments was offloaded; 0: there are none"""
+    now_ms: _builtins.int
+    """the daemon's time"""
     @_builtins.property
     def places(self) -> _containers.RepeatedCompositeFieldContainer[Global___ListPlacesResponse.Place]:
         """the daemon's own first"""
@@ -120,14 +126,67 @@ class ListPlacesResponse(_message.Message):
         uncopied_segments: _builtins.int = ...,
         uncopied_bytes: _builtins.int = ...,
         open_place: _builtins.str = ...,
+        uncopied_since_ms: _builtins.int = ...,
+        now_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["open_place", b"open_place", "places", b"places", "uncopied_bytes", b"uncopied_bytes", "uncopied_segments", b"uncopied_segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["now_ms", b"now_ms", "open_place", b"open_place", "places", b"places", "uncopied_bytes", b"uncopied_bytes", "uncopied_segments", b"uncopied_segments", "uncopied_since_ms", b"uncopied_since_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListPlacesResponse: _TypeAlias = ListPlacesResponse  # noqa: Y015
+
+@_typing.final
+class SetMirrorRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    MIRROR_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    mirror: _builtins.str
+    """BUCKET/PREFIX"""
+    dry_run: _builtins.bool
+    """change nothing, check only"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        mirror: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "mirror", b"mirror", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetMirrorRequest: _TypeAlias = SetMirrorRequest  # noqa: Y015
+
+@_typing.final
+class SetMirrorResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEFORE_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    before: _builtins.str
+    """the mirror until now; empty: none"""
+    changed: _builtins.bool
+    """with dry_run: would be"""
+    def __init__(
+        self,
+        *,
+        before: _builtins.str = ...,
+        changed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "changed", b"changed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetMirrorResponse: _TypeAlias = SetMirrorResponse  # noqa: Y015
 
 @_typing.final
 class SwitchPlacesRequest(_message.Message):

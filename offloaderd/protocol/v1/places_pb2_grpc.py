@@ -39,6 +39,11 @@ class PlacesServiceStub:
                 request_serializer=offloaderd_dot_v1_dot_places__pb2.ListPlacesRequest.SerializeToString,
                 response_deserializer=offloaderd_dot_v1_dot_places__pb2.ListPlacesResponse.FromString,
                 _registered_method=True)
+        self.SetMirror = channel.unary_unary(
+                '/offloaderd.v1.PlacesService/SetMirror',
+                request_serializer=offloaderd_dot_v1_dot_places__pb2.SetMirrorRequest.SerializeToString,
+                response_deserializer=offloaderd_dot_v1_dot_places__pb2.SetMirrorResponse.FromString,
+                _registered_method=True)
         self.SwitchPlaces = channel.unary_stream(
                 '/offloaderd.v1.PlacesService/SwitchPlaces',
                 request_serializer=offloaderd_dot_v1_dot_places__pb2.SwitchPlacesRequest.SerializeToString,
@@ -51,6 +56,14 @@ class PlacesServiceServicer:
 
     def ListPlaces(self, request, context):
         """The places of this daemon; for a topic also what lies in each. Any daemon answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetMirror(self, request, context):
+        """Names the mirror of a topic in its policy, whose other values stay; the owner copies all segments there from then on.
+        Only the owner of the topic takes the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,6 +85,11 @@ def add_PlacesServiceServicer_to_server(servicer, server):
                     servicer.ListPlaces,
                     request_deserializer=offloaderd_dot_v1_dot_places__pb2.ListPlacesRequest.FromString,
                     response_serializer=offloaderd_dot_v1_dot_places__pb2.ListPlacesResponse.SerializeToString,
+            ),
+            'SetMirror': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetMirror,
+                    request_deserializer=offloaderd_dot_v1_dot_places__pb2.SetMirrorRequest.FromString,
+                    response_serializer=offloaderd_dot_v1_dot_places__pb2.SetMirrorResponse.SerializeToString,
             ),
             'SwitchPlaces': grpc.unary_stream_rpc_method_handler(
                     servicer.SwitchPlaces,
@@ -106,6 +124,33 @@ class PlacesService:
             '/offloaderd.v1.PlacesService/ListPlaces',
             offloaderd_dot_v1_dot_places__pb2.ListPlacesRequest.SerializeToString,
             offloaderd_dot_v1_dot_places__pb2.ListPlacesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetMirror(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/offloaderd.v1.PlacesService/SetMirror',
+            offloaderd_dot_v1_dot_places__pb2.SetMirrorRequest.SerializeToString,
+            offloaderd_dot_v1_dot_places__pb2.SetMirrorResponse.FromString,
             options,
             channel_credentials,
             insecure,

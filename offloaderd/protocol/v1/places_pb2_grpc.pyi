@@ -33,6 +33,10 @@ class PlacesServiceStub:
     def __new__(cls, channel: _aio.Channel) -> PlacesServiceAsyncStub: ...
     ListPlaces: _grpc.UnaryUnaryMultiCallable[_places_pb2.ListPlacesRequest, _places_pb2.ListPlacesResponse]
     """The places of this daemon; for a topic also what lies in each. Any daemon answers."""
+    SetMirror: _grpc.UnaryUnaryMultiCallable[_places_pb2.SetMirrorRequest, _places_pb2.SetMirrorResponse]
+    """Names the mirror of a topic in its policy, whose other values stay; the owner copies all segments there from then on.
+    Only the owner of the topic takes the call.
+    """
     SwitchPlaces: _grpc.UnaryStreamMultiCallable[_places_pb2.SwitchPlacesRequest, _places_pb2.SwitchProgress]
     """Exchanges the first place and the mirror of a topic: in its policy, then in the topic map for each segment that has
     both. Only the owner of the topic takes the call. Streams the progress; the last message is `done`. After an
@@ -44,6 +48,10 @@ class PlacesServiceAsyncStub(PlacesServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListPlaces: _aio.UnaryUnaryMultiCallable[_places_pb2.ListPlacesRequest, _places_pb2.ListPlacesResponse]  # type: ignore[assignment]
     """The places of this daemon; for a topic also what lies in each. Any daemon answers."""
+    SetMirror: _aio.UnaryUnaryMultiCallable[_places_pb2.SetMirrorRequest, _places_pb2.SetMirrorResponse]  # type: ignore[assignment]
+    """Names the mirror of a topic in its policy, whose other values stay; the owner copies all segments there from then on.
+    Only the owner of the topic takes the call.
+    """
     SwitchPlaces: _aio.UnaryStreamMultiCallable[_places_pb2.SwitchPlacesRequest, _places_pb2.SwitchProgress]  # type: ignore[assignment]
     """Exchanges the first place and the mirror of a topic: in its policy, then in the topic map for each segment that has
     both. Only the owner of the topic takes the call. Streams the progress; the last message is `done`. After an
@@ -58,6 +66,16 @@ class PlacesServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_places_pb2.ListPlacesResponse, _abc.Awaitable[_places_pb2.ListPlacesResponse]]:
         """The places of this daemon; for a topic also what lies in each. Any daemon answers."""
+
+    @_abc_1.abstractmethod
+    def SetMirror(
+        self,
+        request: _places_pb2.SetMirrorRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_places_pb2.SetMirrorResponse, _abc.Awaitable[_places_pb2.SetMirrorResponse]]:
+        """Names the mirror of a topic in its policy, whose other values stay; the owner copies all segments there from then on.
+        Only the owner of the topic takes the call.
+        """
 
     @_abc_1.abstractmethod
     def SwitchPlaces(

@@ -24,6 +24,7 @@ class Places(places_pb2_grpc.PlacesServiceServicer):
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
+        self.answers: list[places_pb2.ListPlacesResponse] = []
         self.listed = places_pb2.ListPlacesResponse(
             places=[
                 Place(
@@ -46,9 +47,16 @@ class Places(places_pb2_grpc.PlacesServiceServicer):
         )  # fmt: skip
 
     def ListPlaces(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802 - as gRPC types and names it
-        """Answer with the places."""
+        """Answer with the places; the copies get on from one answer to the next."""
         self.requests.append(request)
+        if self.answers:
+            self.listed = self.answers.pop(0)
         return self.listed
+
+    def SetMirror(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        """Answer that it was another one."""
+        self.requests.append(request)
+        return places_pb2.SetMirrorResponse(before="eu/topics/", changed=True)
 
     def SwitchPlaces(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         """Yield progress, and the end."""
@@ -112,4 +120,49 @@ def test_a_dry_run_says_what_would_be(ctl: Ctl, daemon: Places) -> None:
     daemon.last.segments = 0
     answer = ctl("places", "switch", "orders", "--dry-run")
     assert "would be exchanged: 2 segments" in answer.out
+    assert daemon.requests[-1].dry_run
+
+
+def asked(daemon: Places) -> list[str]:
+    """Return what was asked, in order."""
+    return [type(one).__name__.removesuffix("Request") for one in daemon.requests]
+
+
+def test_a_topic_is_moved(ctl: Ctl, daemon: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mirror is named, the copies of before are waited for, later ones not, and then the places are exchanged."""
+    monkeypatch.setattr("offloaderd.cli.offloadctl.places.POLL_S", 0.0)
+    now: dict[str, Any] = {"places": daemon.listed.places, "now_ms": 1000}
+    daemon.answers = [
+        daemon.listed,
+        places_pb2.ListPlacesResponse(**now, uncopied_segments=3, uncopied_since_ms=10),
+        places_pb2.ListPlacesResponse(**now, uncopied_segments=2, uncopied_since_ms=20),
+        places_pb2.ListPlacesResponse(**now, uncopied_segments=1, uncopied_since_ms=1001),
+    ]
+    answer = ctl("places", "move", "orders", "--to", "us/")
+    assert asked(daemon) == ["ListPlaces", "SetMirror", *["ListPlaces"] * 3, "SwitchPlaces"]
+    assert (daemon.requests[1].mirror, daemon.requests[-1].to) == ("us/", "us/")
+    assert answer.out.startswith(f"{TOPIC}: mirror us/ (set instead of eu/topics/)\n")
+    assert "exchanged: 2 segments" in answer.out
+    assert "copying" in answer.err
+
+
+def test_a_move_that_was_interrupted_goes_on_where_it_was(ctl: Ctl, daemon: Places) -> None:
+    """A mirror that is named already is not named again; after the exchange nothing is waited for."""
+    daemon.listed.uncopied_segments = 0
+    assert ctl("places", "move", "orders", "--to", "eu/topics/", "--json").json["mirror_changed"] is False
+    assert asked(daemon) == ["ListPlaces", "ListPlaces", "SwitchPlaces"]
+    daemon.requests.clear()
+    assert ctl("places", "move", "orders", "--to", "b/seg/").code == 0
+    assert asked(daemon) == ["ListPlaces", "SwitchPlaces"]
+
+
+def test_a_dry_run_of_a_move_changes_nothing(ctl: Ctl, daemon: Places) -> None:
+    """It says what would be copied; of a move that has begun, what would be exchanged."""
+    answer = ctl("places", "move", "orders", "--to", "us/", "--dry-run")
+    assert answer.out.splitlines() == [
+        f"{TOPIC}: mirror us/ (would be set instead of eu/topics/)",
+        "would be copied, and then exchanged: 3 segments, 5.0 MiB",
+    ]
+    assert daemon.requests[-1].dry_run
+    assert "would be exchanged" in ctl("places", "move", "orders", "--to", "eu/topics/", "--dry-run").out
     assert daemon.requests[-1].dry_run

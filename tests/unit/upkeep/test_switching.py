@@ -14,6 +14,7 @@ from offloaderd.core.model import MirrorRequired
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import record
 from offloaderd.metadata.topic_map.mirroring import exchanged
+from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.records import TopicPolicy, decode_policy, encode_policy
 from offloaderd.policy.rules import Surroundings
 from offloaderd.protocol.v1 import places_pb2 as pb
@@ -212,14 +213,40 @@ async def test_what_cannot_be_exchanged_is_refused_with_the_reason() -> None:
         node = await store.get(paths.policy(TOPIC))
         changed = TopicPolicy(enabled=True, mirror="us/")
         await store.replace(paths.policy(TOPIC), encode_policy(changed), node.version)
-        wanted = planned([], before.values)
         with pytest.raises(Conflict, match="changed meanwhile"):
-            await one.service._change_policy(TOPIC, before, wanted, dry_run=False)
+            await one.service._change_policy(TOPIC, before, OffloadPolicies(mirror=HOME_TEXT), dry_run=False)
         assert await one.policy() == (None, None, "us/")
         node = await store.get(paths.policy(TOPIC))
         await store.replace(paths.policy(TOPIC), encode_policy(TopicPolicy(enabled=True)), node.version)
         with pytest.raises(Conflict, match="no mirror"):
             await one.switch()
+
+
+async def test_a_mirror_is_named_and_everything_copied_there() -> None:
+    """The policy keeps its other values; a place that cannot be a mirror is refused, and a dry run changes nothing."""
+    rig = rig_of(mirror=None)
+    async with running(rig) as one:
+        await offload(rig, one, 25)
+        await one.copied()
+
+        async def named(mirror: str, *, dry_run: bool = False) -> pb.SetMirrorResponse:
+            request = pb.SetMirrorRequest(topic=str(TOPIC), mirror=mirror, dry_run=dry_run)
+            return await one.service.SetMirror(request, CALLER)
+
+        for wrong in ("", "elsewhere/", HOME_TEXT):
+            with pytest.raises(InvalidInput):
+                await named(wrong)
+        assert await named("us/", dry_run=True) == pb.SetMirrorResponse(before=AWAY_TEXT, changed=True)
+        assert await one.policy() == (None, None, AWAY_TEXT)
+        assert (await named("us/")).changed
+        listed = await one.service.ListPlaces(pb.ListPlacesRequest(topic=str(TOPIC)), CALLER)
+        assert (listed.uncopied_segments, listed.uncopied_since_ms) == (
+            1,
+            one.topic.map.segments[0].offloaded_ms,
+        )
+        await one.copied()
+        assert places_of(one.topic.map.segments) == [(HOME, THIRD)]
+        assert not (await named("us/")).changed
 
 
 async def test_only_a_copy_becomes_the_first_place() -> None:
