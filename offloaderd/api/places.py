@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from offloaderd.api.calls import Context
-from offloaderd.core.errors import Conflict, CorruptData, InvalidInput
+from offloaderd.core.errors import Conflict, CorruptData
 from offloaderd.core.model import TopicName
 from offloaderd.fleet.engine import Engine
 from offloaderd.metadata import nodes, paths
@@ -75,8 +75,6 @@ class PlacesService(places_pb2_grpc.PlacesServiceServicer):
         Conflict: another daemon owns the topic, or its policy was changed meanwhile.
         """
         topic, mirror = TopicName.parse(request.topic), request.mirror
-        if place_named(mirror) is None:
-            raise InvalidInput("no place is named", hint="write BUCKET/PREFIX")
         await self.engine.owned(topic)
         policy = await self.engine.book.of(topic, fresh=True)
         before = policy.values.mirror or ""
@@ -121,6 +119,28 @@ class PlacesService(places_pb2_grpc.PlacesServiceServicer):
                 waiting=progress.waiting,
             )
             offloader.changed.notify()
+        progress.done = True
+        yield progress
+
+    async def DeleteCopies(
+        self, request: pb.DeleteCopiesRequest, context: Context
+    ) -> AsyncGenerator[pb.DeleteCopiesProgress, None]:
+        """Put copies in places that the policy does not name on the trash list. Raises as SwitchPlaces."""
+        topic = TopicName.parse(request.topic)
+        offloader = await self.engine.owned(topic)
+        policy = (await self.engine.book.of(topic, fresh=True)).values
+        wanted = switching.unnamed(offloader.map.segments, policy)
+        progress = pb.DeleteCopiesProgress(
+            places=sorted({text_of(place) for _, place in wanted}),
+            copies_total=len(wanted),
+            bytes_total=sum(one.object_bytes for one, _ in wanted),
+        )
+        for number, (segment, place) in enumerate(wanted if not request.dry_run else (), start=1):
+            await offloader.record.drop_copy(segment.segment_id, place)
+            progress.copies = number
+            yield progress
+        if progress.copies:
+            log.info("places.copies_deleted", topic=str(topic), places=list(progress.places), copies=progress.copies)
         progress.done = True
         yield progress
 
@@ -177,6 +197,7 @@ def _count(found: dict[Place, pb.ListPlacesResponse.Place], segment: CommittedSe
     here.segments += 1
     here.segment_bytes += segment.object_bytes
     here.segment_entries += segment.entries
+    here.broker_segments += segment.foreign
     if segment.mirror is None:
         return
     there = found.setdefault(segment.mirror, _place(segment.mirror))

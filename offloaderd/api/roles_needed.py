@@ -158,6 +158,7 @@ _SERVICES: dict[str, dict[str, Need]] = {
         "ListPlaces": Need(Role.READ, _topic_or_everything),
         "SetMirror": Need(Role.ADMIN, _topic),
         "SwitchPlaces": Need(Role.ADMIN, _topic),
+        "DeleteCopies": Need(Role.ADMIN, _topic),
     },
     "offloaderd.v1.UpkeepService": {"Gc": Need(Role.ADMIN, _everything)},
     "offloaderd.v1.LedgerService": {

@@ -215,6 +215,13 @@ class Calls(Connection):
         request = places_pb2.SwitchPlacesRequest(topic=str(topic), to=to, dry_run=dry_run)
         return self._stream(lambda: self._places.SwitchPlaces(request, timeout=timeout_s))
 
+    def delete_copies(
+        self, topic: TopicName | str, *, dry_run: bool = False, timeout_s: float | None = None
+    ) -> AsyncGenerator[places_pb2.DeleteCopiesProgress, None]:
+        """Delete the copies of a topic in places that its policy does not name; yields progress."""
+        request = places_pb2.DeleteCopiesRequest(topic=str(topic), dry_run=dry_run)
+        return self._stream(lambda: self._places.DeleteCopies(request, timeout=timeout_s))
+
     async def reload(self, *, dry_run: bool = False) -> control_pb2.ReloadResponse:
         """Make the daemon read its settings again; returns the changes. Raises InvalidConfig with every mistake."""
         return await self._ask(self._control.Reload, control_pb2.ReloadRequest(dry_run=dry_run))

@@ -13,6 +13,7 @@
         ledgers/<ledger id>
         losses/<ledger id>[-<entry id>...]
         trash/<segment uuid>
+        trash/<segment uuid>.<place>
         grants/<ledger id>
         history/plan  attempt  ranges/<number>  driver  holder  attempts/<segment uuid>  writers/<segment uuid>
         rollback/order  attempt
@@ -22,6 +23,7 @@ that ZooKeeper would refuse (`.`, `..`, characters beyond ASCII) are encoded as 
 """
 
 from collections.abc import Callable
+from hashlib import sha256
 from urllib.parse import quote, unquote
 from uuid import UUID
 
@@ -107,6 +109,13 @@ trash = _node("trash")
 """Folder of the segments whose objects are to be deleted."""
 trash_record = _by_segment("trash")
 """One segment whose objects are to be deleted."""
+
+
+def trash_copy(name: TopicName, segment_id: UUID, place: tuple[str, str]) -> str:
+    """Return the node of one copy whose objects are to be deleted, of a segment that stays in the map."""
+    return f"{trash_record(name, segment_id)}.{sha256('/'.join(place).encode()).hexdigest()[:12]}"
+
+
 mirror = _node("mirror")
 """The one copy of a segment that is being made in another place."""
 floor = _node("floor")

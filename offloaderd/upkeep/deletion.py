@@ -1,12 +1,15 @@
 """Decided deletions of a topic: the trash record comes first, then the objects are deleted, then the record.
 
-Only segments on a topic's trash list are deleted, and never one of its map. Each step may be repeated, so a crash
+Only segments on a topic's trash list are deleted, and never one of its map; of a segment that stays in the map a place
+that its record does not name any more (`Trash.of_copy`). Each step may be repeated, so a crash
 between two of them only repeats work. Objects that were part of the map stay for some time, for readers that were sent
 to them. Objects in places that this daemon does not have stay with their record, until a daemon with that place or an
 operator deletes them.
 """
 
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
@@ -14,17 +17,22 @@ import structlog
 
 from offloaderd.core.aio import race
 from offloaderd.core.errors import CorruptData, NotFound, OffloaderError, Transient
+from offloaderd.core.model import TopicName
 from offloaderd.core.retry import Backoff
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.identity import deletion_refused
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import deletion
+from offloaderd.metadata.records.copy import REMOVAL_S, CopyAttempt
 from offloaderd.metadata.records.deletion import Trash
 from offloaderd.metadata.topic_map.last_copy import last_copy
 from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.metadata.topic_map.removal import holds
 from offloaderd.objects.keys import SegmentKeys
 from offloaderd.objects.places import Places
 from offloaderd.segment.context import OffloadContext
 from offloaderd.topic.offloader import TopicOffloader
+from offloaderd.upkeep.copy_removal import removal_of, removed
 
 log = structlog.get_logger(__name__)
 
@@ -49,18 +57,33 @@ class Emptied(NamedTuple):
     due_s: float | None = None
 
 
-async def empty_trash(
-    context: OffloadContext, current: Callable[[], TopicMap], dues_s: dict[str, float] | None = None
-) -> Emptied:
+@dataclass(slots=True)
+class Known:
+    """What an owner knows of its topic's trash: when records that stay for readers may be deleted (monotonic), and
+    since when it has seen a removal of a copy.
+    """
+
+    dues_s: dict[str, float] = field(default_factory=dict)
+    removal: tuple[CopyAttempt, float] | None = None
+
+    def removed_for_s(self, removal: CopyAttempt, now_s: float) -> float:
+        """Return for how long a removal has been seen: wall clocks may differ."""
+        if self.removal is None or self.removal[0] != removal:
+            self.removal = removal, now_s
+        return now_s - self.removal[1]
+
+
+async def empty_trash(context: OffloadContext, current: Callable[[], TopicMap], known: Known | None = None) -> Emptied:
     """Delete the objects of every trash record, then the record. Safe to repeat; an error leaves the record.
 
-    The caller owns the topic, whose map `current` returns, and keeps `dues_s`: when records that stay for readers may
-    be deleted (monotonic). They are not read again before. A place that fails keeps only the records that need it;
-    its error is raised after the others were handled.
+    The caller owns the topic, whose map `current` returns, and keeps what is `known`: records that stay for readers
+    are not read again before they are due. A place that fails keeps only the records that need it; its error is raised
+    after the others were handled.
     """
     gone = left = held = kept = 0
     failed: dict[frozenset[str], OffloaderError] = {}
-    dues_s = {} if dues_s is None else dues_s
+    known = Known() if known is None else known
+    dues_s = known.dues_s
     now_s = context.upload_context.clock.monotonic()
     store, topic = context.metadata, current().topic
     waiting = context.upload_context.metrics.trash_waiting.labels(topic=str(topic))
@@ -71,18 +94,12 @@ async def empty_trash(
         return Emptied(0, len(names), kept=len(names))
     for name in _due(names, dues_s, now_s):
         try:
-            path = paths.trash_record(topic, UUID(name))
-            node = await store.get(path)
-        except ValueError:
-            log.warning("metadata.foreign_node", path=f"{paths.trash(topic)}/{name}", hint="not a segment; delete it")
-            continue
-        except NotFound:
-            continue
-        try:
-            record = deletion.decode_trash(node.value, path=path)
+            record = await _record(store, topic, name)
         except CorruptData as error:
             log.error("trash.blocked", topic=str(topic), segment_id=name, why=str(error), hint=_HINT)  # noqa: TRY400
             left += 1
+            continue
+        if record is None:
             continue
         if why := reason_to_leave(record, current(), context.places):
             log.error("trash.blocked", topic=str(topic), segment_id=str(record.segment_id), why=why, hint=_HINT)
@@ -96,13 +113,16 @@ async def empty_trash(
         if any(buckets >= needed for needed in failed):
             continue
         try:
-            why = await _emptied(context, record, current())
+            stays = await _emptied(context, record, current, known)
         except OffloaderError as error:
             failed[buckets] = error
             continue
-        if why:
-            log.error("trash.blocked", topic=str(topic), segment_id=str(record.segment_id), why=why, hint=_HINT)
+        if stays:
+            log.error("trash.blocked", topic=str(topic), segment_id=str(record.segment_id), why=stays, hint=_HINT)
             left, kept = left + 1, kept + 1
+        if stays is None:
+            dues_s[name] = now_s + KEPT_S
+        if stays != "":
             continue
         waiting.dec()
         gone += 1
@@ -111,6 +131,17 @@ async def empty_trash(
     return Emptied(
         gone, left, held, kept, min((due_s - now_s for due_s in dues_s.values() if due_s > now_s), default=None)
     )
+
+
+async def _record(store: MetadataStore, topic: TopicName, name: str) -> Trash | None:
+    """Read a trash record, None for one that was deleted meanwhile or is none. Raises CorruptData, Transient."""
+    path = f"{paths.trash(topic)}/{name}"
+    try:
+        UUID(name.partition(".")[0])
+    except ValueError:
+        log.warning("metadata.foreign_node", path=path, hint="not a segment; delete it")
+        return None
+    return await nodes.record(store, path, deletion.decode_trash)
 
 
 def _due(names: Sequence[str], dues_s: dict[str, float], now_s: float) -> list[str]:
@@ -144,11 +175,6 @@ def reason_to_leave(record: Trash, topic_map: TopicMap, places: Places) -> str:
     return ""
 
 
-def holds(topic_map: TopicMap, record: Trash) -> bool:
-    """Whether the segment of a trash record is in the map."""
-    return any(segment.segment_id == record.segment_id for segment in topic_map.segments)
-
-
 def _places(context: OffloadContext, record: Trash) -> list[tuple[str, SegmentKeys]]:
     """Return the bucket and the keys of a segment's objects, and of its copy."""
     home = context.places.home
@@ -163,19 +189,44 @@ async def _last_copy(context: OffloadContext, record: Trash, topic_map: TopicMap
     return ""
 
 
-async def _emptied(context: OffloadContext, record: Trash, topic_map: TopicMap) -> str:
-    """Delete the objects of a record, then the record; return why they stay instead, empty if they are gone."""
-    if why := await _last_copy(context, record, topic_map):
+async def _emptied(context: OffloadContext, record: Trash, current: Callable[[], TopicMap], known: Known) -> str | None:
+    """Delete the objects of a record, then the record; return why they stay instead, empty if they are gone.
+
+    None: they stay for a while, as copies of the topic are made, or deleted, elsewhere.
+    """
+    up, topic = context.upload_context, current().topic
+    if why := await _last_copy(context, record, current()):
         return why
-    await _delete_objects(context, record)
-    path = paths.trash_record(topic_map.topic, record.segment_id)
+    if record.of_copy and not await _copy_removed(context, record, current, known):
+        return None
+    if not record.of_copy:
+        await _delete_objects(context, record)
+    path = record.path(topic)
     try:
         await context.metadata.delete(path)
     except NotFound:
         log.debug("trash.already_deleted", path=path)
-    log.info("trash.emptied", topic=str(topic_map.topic), segment_id=str(record.segment_id), reason=record.reason)
-    context.upload_context.metrics.trash_emptied.inc()
+    log.info("trash.emptied", topic=str(topic), segment_id=str(record.segment_id), reason=record.reason)
+    up.metrics.trash_emptied.inc()
     return ""
+
+
+async def _copy_removed(context: OffloadContext, record: Trash, current: Callable[[], TopicMap], known: Known) -> bool:
+    """Delete a copy while none of the topic can begin; False if that is not possible now."""
+    clock = context.upload_context.clock
+    [place] = record.places(("", ""))
+
+    async def named() -> bool:
+        return holds(current(), record)
+
+    return await removed(
+        context.metadata,
+        current().topic,
+        removal_of(record.segment_id, place, clock.wall_ms()),
+        broke_off=lambda removal: known.removed_for_s(removal, clock.monotonic()) >= REMOVAL_S,
+        named=named,
+        remove=partial(_delete_objects, context, record),
+    )
 
 
 async def _delete_objects(context: OffloadContext, record: Trash) -> None:
@@ -198,7 +249,7 @@ async def keep_trash_empty(context: OffloadContext, offloader: TopicOffloader) -
     """
     backoff = Backoff(context.upload_context.clock)
     topic, folder, seen = str(offloader.topic), paths.trash(offloader.topic), 0
-    dues_s: dict[str, float] = {}
+    known = Known()
     changes = context.metadata.watch(folder)
     await anext(changes)
     await offloader.identity.checked.wait()
@@ -212,7 +263,7 @@ async def keep_trash_empty(context: OffloadContext, offloader: TopicOffloader) -
                     await offloader.record.reload()
                     seen = found.version
                     offloader.changed.notify()
-                done = await empty_trash(context, lambda: offloader.map, dues_s)
+                done = await empty_trash(context, lambda: offloader.map, known)
             except OffloaderError as error:
                 context.upload_context.metrics.delete_failures.inc()
                 log.warning("trash.retried", topic=topic, error=str(error))

@@ -305,6 +305,10 @@ class TopicMirror:
         known = self._attempt
         if known is not None and (known.segment_id, known.place) == (segment.segment_id, (place.bucket, place.prefix)):
             return known
+        here = place.bucket, place.prefix
+        earlier = paths.trash_copy(self._owned.topic, segment.segment_id, here)
+        if await nodes.node(self._mirror.context.metadata, earlier) is not None:
+            raise Transient(f"an earlier copy of segment {segment.segment_id} in {place} is still to be deleted")
         made = CopyAttempt(
             segment_id=segment.segment_id,
             bucket=place.bucket,

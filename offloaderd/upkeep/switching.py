@@ -70,6 +70,15 @@ def planned(segments: Sequence[CommittedSegment], policy: OffloadPolicies, to: s
     )
 
 
+def unnamed(segments: Sequence[CommittedSegment], policy: OffloadPolicies) -> list[tuple[CommittedSegment, Place]]:
+    """Return the segments whose copy lies in a place that the policy does not name, each with the place.
+
+    Segments of such a place that have no other one are not touched: only a copy goes, the first place stays.
+    """
+    named = {(policy.bucket or "", policy.prefix or ""), place_named(policy.mirror or "")}
+    return [(one, one.mirror) for one in segments if one.mirror is not None and one.mirror not in named]
+
+
 async def exchange(record: TopicRecord, wanted: Exchange) -> AsyncGenerator[int, None]:
     """Exchange the places of the planned segments in the map; yield how many are done. Raises Fenced, Conflict.
 

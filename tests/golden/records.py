@@ -402,6 +402,20 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
             readable=True,
         ),
     ),
+    "trash-of-a-copy": (
+        deletion.encode_trash,
+        deletion.decode_trash,
+        deletion.Trash(
+            segment_id=SEGMENT,
+            upload_id="",
+            reason="moved",
+            decided_ms=1_700_000_000_000,
+            bucket="eu",
+            prefix="topics/",
+            readable=True,
+            of_copy=True,
+        ),
+    ),
     "trash-with-a-copy": (
         deletion.encode_trash,
         deletion.decode_trash,

@@ -132,23 +132,40 @@ def switch_lines(topic: TopicName, found: places_pb2.SwitchProgress, *, dry_run:
 @places.command(short_help="Move a topic to another place.")
 @click.argument("topic", type=options.TOPIC)
 @click.option("--to", metavar="BUCKET/PREFIX", required=True, help="The place that is to be the first one afterwards.")
+@click.option("--delete-old", is_flag=True, help="Delete the copies in the old place at the end; for good.")
+@click.option("--yes", is_flag=True, help="Do not ask before --delete-old.")
 @click.option("--dry-run", is_flag=True, help="Change nothing; show what would be done.")
 @options.common
-def move(session: Session, topic: TopicName, *, to: str, dry_run: bool) -> None:
+def move(session: Session, topic: TopicName, *, to: str, delete_old: bool, yes: bool, dry_run: bool) -> None:
     """Move a topic to another place while it is written and read.
 
     The place becomes the mirror of the topic; when all segments of before are copied there, first place and mirror are
-    exchanged. The old place is the mirror then, and keeps its copies. Interrupted, the same command goes on where it
-    was: copies are made by the daemon, with or without the command. If the copies make no progress,
-    `offloadctl status TOPIC` has the reason. Only the daemon that owns the topic does it.
+    exchanged. The old place is the mirror then, and keeps its copies. With --delete-old the topic has no mirror in the
+    end: once nothing is first in the old place any more, the copies there are put on the trash list, and their objects
+    are deleted after retention.reader_grace_s (1 h). Interrupted, the same command goes on where it was: copies are
+    made by the daemon, with or without the command. If they make no progress, `offloadctl status TOPIC` has the reason.
+    Only the daemon that owns the topic does it.
 
     \b
     Examples:
       offloadctl places move orders --to pulsar-eu/topics/ --dry-run
       offloadctl places move orders --to pulsar-eu/topics/
+      offloadctl places move orders --to pulsar-eu/topics/ --delete-old --yes
       offloadctl places move orders --to pulsar-eu/topics/ --json | jq .waiting
     """
-    document, lines = session.ask(lambda client: moved(client, topic, to=to, dry_run=dry_run))
+    if delete_old and not dry_run and not yes:
+        options.confirm(f"Move {topic} to {to}? In the end its copies elsewhere are deleted")
+
+    async def work(client: DaemonClient) -> tuple[dict[str, object], list[str]]:
+        if delete_old:
+            await client.set_mirror(topic, "", dry_run=True)  # a policy that demands the mirror refuses it now
+        document, lines = await moved(client, topic, to=to, dry_run=dry_run)
+        if delete_old:
+            more, told = await deleted(client, topic, to=to, dry_run=dry_run)
+            document, lines = {**document, **more}, [*lines, *told]
+        return document, lines
+
+    document, lines = session.ask(work)
     session.tell({"topic": str(topic), "dry_run": dry_run, **document}, "\n".join(lines))
 
 
@@ -157,7 +174,9 @@ async def moved(
 ) -> tuple[dict[str, object], list[str]]:
     """Move a topic, or with `dry_run` check what can be; return the document, and the lines."""
     found = await client.places(topic)
-    roles = {one.role: f"{one.bucket}/{one.prefix}" for one in found.places if one.role}
+    roles = named_roles(found)
+    if roles.get("first") == to and "mirror" not in roles:
+        return {"to": to, "mirror_changed": False}, [f"{topic}: first place {to}, no mirror"]
     mirrored = places_pb2.SetMirrorResponse()
     if to not in roles.values():
         mirrored = await client.set_mirror(topic, to, dry_run=dry_run)
@@ -166,7 +185,7 @@ async def moved(
         would = "would be " if dry_run else ""
         lines += [f"{topic}: mirror {to} ({would}set{f' instead of {mirrored.before}' if mirrored.before else ''})"]
         if dry_run:
-            rows = [one for one in found.places if f"{one.bucket}/{one.prefix}" != to]
+            rows = [one for one in found.places if place_text(one) != to]
             count, size_bytes = sum(one.segments for one in rows), sum(one.segment_bytes for one in rows)
             copied = f"{show.plural(count, 'segment')}, {show.size(size_bytes)}"
             lines += [f"would be copied, and then exchanged: {copied}"]
@@ -178,6 +197,53 @@ async def moved(
         {"to": to, "mirror_changed": mirrored.changed, **as_json(last)},
         [*lines, *switch_lines(topic, last, dry_run=dry_run)],
     )
+
+
+def place_text(one: Row) -> str:
+    """Return a place as policies write it."""
+    return f"{one.bucket}/{one.prefix}"
+
+
+def named_roles(found: places_pb2.ListPlacesResponse) -> dict[str, str]:
+    """Return the places of a topic's policy by their role."""
+    return {one.role: place_text(one) for one in found.places if one.role}
+
+
+async def deleted(
+    client: DaemonClient, topic: TopicName, *, to: str, dry_run: bool
+) -> tuple[dict[str, object], list[str]]:
+    """Take the mirror from a topic whose first place is `to`, and delete the copies elsewhere; returns as `moved`."""
+    if not dry_run:
+        await _settled(client, topic, to)
+        await client.set_mirror(topic, "")
+    with Bars() as bars:
+
+        def take(one: places_pb2.DeleteCopiesProgress) -> None:
+            bars.show("deleting", f"{one.copies} of {one.copies_total} copies", one.copies, one.copies_total)
+
+        last = await last_of(client.delete_copies(topic, dry_run=dry_run, timeout_s=SWITCH_TIMEOUT_S), take)
+    where = f" in {', '.join(last.places)}" if last.places else ""
+    text = f"deleted: {show.plural(last.copies, 'copy', 'copies')}{where}, {show.size(last.bytes_total)}"
+    if dry_run:
+        text = "then the topic would have no mirror, and the copies in the old place would be deleted"
+    return {"copies_deleted": last.copies, "deleted_in": list(last.places)}, [text]
+
+
+async def _settled(client: DaemonClient, topic: TopicName, to: str) -> None:
+    """Wait until every segment that has a copy in `to` is read there, and none is being written elsewhere."""
+    clock = SystemClock()
+    with Bars() as bars:
+        while True:
+            found = await client.places(topic)
+            mirror = named_roles(found).get("mirror")
+            old = next((one for one in found.places if place_text(one) == mirror), None)
+            left = old.segments - old.broker_segments if old is not None else 0
+            if mirror is None or (not left and found.open_place != mirror):
+                return
+            opened = ", and the open one" if found.open_place == mirror else ""
+            bars.show("settling", f"{show.plural(left, 'segment')}{opened} left in {mirror}", step=1)
+            await clock.sleep(POLL_S)
+            await exchanged(client, topic, to=to)
 
 
 async def _copied(client: DaemonClient, topic: TopicName) -> None:

@@ -1,16 +1,20 @@
 """`floor`, `trash/<segment id>`: end of a topic's deleted oldest segments; a segment whose objects are to be deleted.
 
+`trash/<segment id>.<place>` is the same for one copy of a segment that stays in the map.
+
 The floor keeps the offloaded position from falling. It only rises, in the transaction that removes a segment from the
 map. It keeps the end of its ledger, because the ledger's context is deleted with the ledger's last segment. A trash
 record is written before the first deletion.
 """
 
 from dataclasses import dataclass, field
+from typing import Final
 from uuid import UUID
 
-from offloaderd.core.model import LedgerEnd, Position
+from offloaderd.core.model import LedgerEnd, Position, TopicName
 from offloaderd.format.parsing import halves
 from offloaderd.format.pb.storage import records_pb2
+from offloaderd.metadata import paths
 from offloaderd.metadata.records import codec
 from offloaderd.objects.keys import SegmentKeys
 
@@ -57,6 +61,10 @@ def decode_floor(data: bytes, *, path: str) -> Floor:
     return codec.read(Floor, record, position=position, end=end)
 
 
+FORMAT_COPY: Final = 1
+"""Format of the trash record of a copy: earlier releases would take it for that of the segment."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trash:
     """A decided deletion; `upload_id` names an unfinished multipart upload, empty if there is none.
@@ -64,7 +72,7 @@ class Trash:
     `ledger_id` is that of a whole-ledger object, None for a streaming segment. `bucket` and `prefix` locate the
     objects; None, as in records of the first version, is the reading daemon's own place. `mirror_bucket` and
     `mirror_prefix` locate its copy, None without one. `readable`: it was part of the map, so readers may hold its keys;
-    None if unknown.
+    None if unknown. `of_copy`: only what lies in this place goes, and the segment stays in the map.
     """
 
     segment_id: UUID
@@ -77,6 +85,13 @@ class Trash:
     readable: bool | None = None
     mirror_bucket: str | None = None
     mirror_prefix: str | None = None
+    of_copy: bool = False
+
+    def path(self, topic: TopicName) -> str:
+        """Return its node."""
+        if not self.of_copy:
+            return paths.trash_record(topic, self.segment_id)
+        return paths.trash_copy(topic, self.segment_id, (self.bucket or "", self.prefix or ""))
 
     def keys(self, prefix: str) -> SegmentKeys:
         """Return the keys of its objects."""
@@ -92,10 +107,12 @@ class Trash:
 
 def encode_trash(value: Trash) -> bytes:
     """Return the node's content."""
-    return codec.content(records_pb2.TrashRecord, value)
+    return codec.content(records_pb2.TrashRecord, value, format=FORMAT_COPY if value.of_copy else codec.FORMAT)
 
 
 def decode_trash(data: bytes, *, path: str) -> Trash:
     """Read a node's content; raises CorruptData."""
-    record = codec.parse(records_pb2.TrashRecord, data, path)
+    record = codec.parse(records_pb2.TrashRecord, data, path, known=FORMAT_COPY)
+    if record.of_copy is not (record.format == FORMAT_COPY):
+        codec.corrupt(path, f"format {FORMAT_COPY} for a copy, and only then", record.format)
     return codec.read(Trash, record, segment_id=codec.segment_id(path, record.segment_id))

@@ -11,8 +11,9 @@ from uuid import UUID
 from offloaderd.core.errors import Conflict
 from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.committed import CommittedSegment
-from offloaderd.metadata.port import Step
+from offloaderd.metadata.port import Create, Step
 from offloaderd.metadata.records.context import LedgerSegment
+from offloaderd.metadata.records.deletion import Trash, encode_trash
 from offloaderd.metadata.topic_map.map import TopicMap, properties_of
 
 Place = tuple[str, str]
@@ -47,6 +48,30 @@ def exchanged(topic_map: TopicMap, segment_id: UUID, first: Place) -> tuple[list
         return [], topic_map
     bucket, prefix = first
     return _with_places(topic_map, segment, replace(segment, bucket=bucket, prefix=prefix, mirror=segment.place))
+
+
+def without_copy(topic_map: TopicMap, segment_id: UUID, place: Place, *, now_ms: int) -> tuple[list[Step], TopicMap]:
+    """Return the steps that move a segment's copy in `place` from its record to the trash list, and the map afterwards.
+
+    Without a step for a segment that has no copy there: its first place is never taken away.
+    """
+    segment = next((one for one in topic_map.segments if one.segment_id == segment_id), None)
+    if segment is None or segment.mirror != place:
+        return [], topic_map
+    bucket, prefix = place
+    trash = Trash(
+        segment_id=segment_id,
+        upload_id="",
+        reason="moved",
+        decided_ms=now_ms,
+        bucket=bucket,
+        prefix=prefix,
+        ledger_id=segment.keys.ledger_id,
+        readable=True,
+        of_copy=True,
+    )
+    steps, after = _with_places(topic_map, segment, replace(segment, mirror=None))
+    return [*steps, Create(trash.path(topic_map.topic), encode_trash(trash))], after
 
 
 def _with_places(topic_map: TopicMap, before: CommittedSegment, after: CommittedSegment) -> tuple[list[Step], TopicMap]:

@@ -105,6 +105,14 @@ def to_trash(topic: TopicName, segment: CommittedSegment, *, reason: str, now_ms
     return Create(paths.trash_record(topic, segment.segment_id), deletion.encode_trash(trash))
 
 
+def holds(topic_map: TopicMap, record: deletion.Trash) -> bool:
+    """Whether the map has what a trash record names: a segment, or the place of one if only a copy goes."""
+    segment = next((one for one in topic_map.segments if one.segment_id == record.segment_id), None)
+    if segment is None or not record.of_copy:
+        return segment is not None
+    return (record.bucket, record.prefix) in {segment.place, segment.mirror}
+
+
 def without_oldest(
     topic_map: TopicMap, segment: CommittedSegment, *, reason: str, now_ms: int
 ) -> tuple[list[Step], TopicMap]:

@@ -58,6 +58,7 @@ class ListPlacesResponse(_message.Message):
         COPY_BYTES_FIELD_NUMBER: _builtins.int
         COPY_ENTRIES_FIELD_NUMBER: _builtins.int
         BOTH_FIELD_NUMBER: _builtins.int
+        BROKER_SEGMENTS_FIELD_NUMBER: _builtins.int
         service: _builtins.str
         """name of the table in objects.services; `objects` for the first; empty: unknown here"""
         kind: _builtins.str
@@ -77,6 +78,8 @@ class ListPlacesResponse(_message.Message):
         copy_entries: _builtins.int
         both: _builtins.int
         """segments here, first or copy, that are in another place as well"""
+        broker_segments: _builtins.int
+        """of `segments`, those that a broker wrote: they stay where they are"""
         def __init__(
             self,
             *,
@@ -92,10 +95,11 @@ class ListPlacesResponse(_message.Message):
             copy_bytes: _builtins.int = ...,
             copy_entries: _builtins.int = ...,
             both: _builtins.int = ...,
+            broker_segments: _builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["both", b"both", "bucket", b"bucket", "copies", b"copies", "copy_bytes", b"copy_bytes", "copy_entries", b"copy_entries", "kind", b"kind", "prefix", b"prefix", "role", b"role", "segment_bytes", b"segment_bytes", "segment_entries", b"segment_entries", "segments", b"segments", "service", b"service"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["both", b"both", "broker_segments", b"broker_segments", "bucket", b"bucket", "copies", b"copies", "copy_bytes", b"copy_bytes", "copy_entries", b"copy_entries", "kind", b"kind", "prefix", b"prefix", "role", b"role", "segment_bytes", b"segment_bytes", "segment_entries", b"segment_entries", "segments", b"segments", "service", b"service"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -146,7 +150,7 @@ class SetMirrorRequest(_message.Message):
     DRY_RUN_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     mirror: _builtins.str
-    """BUCKET/PREFIX"""
+    """BUCKET/PREFIX; empty: none"""
     dry_run: _builtins.bool
     """change nothing, check only"""
     def __init__(
@@ -263,3 +267,62 @@ class SwitchProgress(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SwitchProgress: _TypeAlias = SwitchProgress  # noqa: Y015
+
+@_typing.final
+class DeleteCopiesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    dry_run: _builtins.bool
+    """change nothing"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteCopiesRequest: _TypeAlias = DeleteCopiesRequest  # noqa: Y015
+
+@_typing.final
+class DeleteCopiesProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACES_FIELD_NUMBER: _builtins.int
+    COPIES_TOTAL_FIELD_NUMBER: _builtins.int
+    COPIES_FIELD_NUMBER: _builtins.int
+    BYTES_TOTAL_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    copies_total: _builtins.int
+    copies: _builtins.int
+    """put on the trash list so far; their objects go after retention.reader_grace_s"""
+    bytes_total: _builtins.int
+    """of their data objects"""
+    done: _builtins.bool
+    @_builtins.property
+    def places(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """BUCKET/PREFIX in which they lie"""
+
+    def __init__(
+        self,
+        *,
+        places: _abc.Iterable[_builtins.str] | None = ...,
+        copies_total: _builtins.int = ...,
+        copies: _builtins.int = ...,
+        bytes_total: _builtins.int = ...,
+        done: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_total", b"bytes_total", "copies", b"copies", "copies_total", b"copies_total", "done", b"done", "places", b"places"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteCopiesProgress: _TypeAlias = DeleteCopiesProgress  # noqa: Y015

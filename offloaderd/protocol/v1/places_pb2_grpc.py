@@ -49,6 +49,11 @@ class PlacesServiceStub:
                 request_serializer=offloaderd_dot_v1_dot_places__pb2.SwitchPlacesRequest.SerializeToString,
                 response_deserializer=offloaderd_dot_v1_dot_places__pb2.SwitchProgress.FromString,
                 _registered_method=True)
+        self.DeleteCopies = channel.unary_stream(
+                '/offloaderd.v1.PlacesService/DeleteCopies',
+                request_serializer=offloaderd_dot_v1_dot_places__pb2.DeleteCopiesRequest.SerializeToString,
+                response_deserializer=offloaderd_dot_v1_dot_places__pb2.DeleteCopiesProgress.FromString,
+                _registered_method=True)
 
 
 class PlacesServiceServicer:
@@ -78,6 +83,14 @@ class PlacesServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteCopies(self, request, context):
+        """Puts the copies of a topic's segments on the trash list that lie in places which its policy does not name any more;
+        the segments stay where they are read. Only the owner of the topic takes the call. Streams the progress; the last message is `done`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PlacesServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +108,11 @@ def add_PlacesServiceServicer_to_server(servicer, server):
                     servicer.SwitchPlaces,
                     request_deserializer=offloaderd_dot_v1_dot_places__pb2.SwitchPlacesRequest.FromString,
                     response_serializer=offloaderd_dot_v1_dot_places__pb2.SwitchProgress.SerializeToString,
+            ),
+            'DeleteCopies': grpc.unary_stream_rpc_method_handler(
+                    servicer.DeleteCopies,
+                    request_deserializer=offloaderd_dot_v1_dot_places__pb2.DeleteCopiesRequest.FromString,
+                    response_serializer=offloaderd_dot_v1_dot_places__pb2.DeleteCopiesProgress.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +196,33 @@ class PlacesService:
             '/offloaderd.v1.PlacesService/SwitchPlaces',
             offloaderd_dot_v1_dot_places__pb2.SwitchPlacesRequest.SerializeToString,
             offloaderd_dot_v1_dot_places__pb2.SwitchProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteCopies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/offloaderd.v1.PlacesService/DeleteCopies',
+            offloaderd_dot_v1_dot_places__pb2.DeleteCopiesRequest.SerializeToString,
+            offloaderd_dot_v1_dot_places__pb2.DeleteCopiesProgress.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,10 @@ class PlacesServiceStub:
     both. Only the owner of the topic takes the call. Streams the progress; the last message is `done`. After an
     interruption the same call does the rest.
     """
+    DeleteCopies: _grpc.UnaryStreamMultiCallable[_places_pb2.DeleteCopiesRequest, _places_pb2.DeleteCopiesProgress]
+    """Puts the copies of a topic's segments on the trash list that lie in places which its policy does not name any more;
+    the segments stay where they are read. Only the owner of the topic takes the call. Streams the progress; the last message is `done`.
+    """
 
 @_typing.type_check_only
 class PlacesServiceAsyncStub(PlacesServiceStub):
@@ -56,6 +60,10 @@ class PlacesServiceAsyncStub(PlacesServiceStub):
     """Exchanges the first place and the mirror of a topic: in its policy, then in the topic map for each segment that has
     both. Only the owner of the topic takes the call. Streams the progress; the last message is `done`. After an
     interruption the same call does the rest.
+    """
+    DeleteCopies: _aio.UnaryStreamMultiCallable[_places_pb2.DeleteCopiesRequest, _places_pb2.DeleteCopiesProgress]  # type: ignore[assignment]
+    """Puts the copies of a topic's segments on the trash list that lie in places which its policy does not name any more;
+    the segments stay where they are read. Only the owner of the topic takes the call. Streams the progress; the last message is `done`.
     """
 
 class PlacesServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -86,6 +94,16 @@ class PlacesServiceServicer(metaclass=_abc_1.ABCMeta):
         """Exchanges the first place and the mirror of a topic: in its policy, then in the topic map for each segment that has
         both. Only the owner of the topic takes the call. Streams the progress; the last message is `done`. After an
         interruption the same call does the rest.
+        """
+
+    @_abc_1.abstractmethod
+    def DeleteCopies(
+        self,
+        request: _places_pb2.DeleteCopiesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_places_pb2.DeleteCopiesProgress], _abc.AsyncIterator[_places_pb2.DeleteCopiesProgress]]:
+        """Puts the copies of a topic's segments on the trash list that lie in places which its policy does not name any more;
+        the segments stay where they are read. Only the owner of the topic takes the call. Streams the progress; the last message is `done`.
         """
 
 def add_PlacesServiceServicer_to_server(servicer: PlacesServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

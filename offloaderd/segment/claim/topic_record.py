@@ -326,6 +326,12 @@ class TopicRecord:
         """Make a segment's mirror its first place, if that is `first`; else change nothing. Raises Fenced, Conflict."""
         await self._edit(partial(mirroring.exchanged, segment_id=segment_id, first=first))
 
+    async def drop_copy(self, segment_id: UUID, place: tuple[str, str]) -> None:
+        """Put a segment's copy in a place on the trash list; nothing if it has none there. Raises Fenced, Conflict."""
+        now_ms = self._clock.wall_ms()
+        await self._edit(partial(mirroring.without_copy, segment_id=segment_id, place=place, now_ms=now_ms))
+        self.trash_due = True
+
     def trimmed(self) -> list[int]:
         """Return the map's ledgers that the source has trimmed: those before the first that it lists."""
         listed = self.chain.ledgers

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -20,8 +21,10 @@ from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.last_copy import last_copy
 from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.metadata.topic_map.removal import holds
 from offloaderd.objects.port import SegmentStore, find
 from offloaderd.policy.records import decode_policy
+from offloaderd.upkeep.copy_removal import removal_of, removed
 from offloaderd.upkeep.gc.findings import Finding, Kind, Rules, Summary, Verdict
 from offloaderd.upkeep.gc.references import References
 from offloaderd.upkeep.stored import Site
@@ -60,10 +63,10 @@ class Unowned:
 
     async def trash(self, found: References, summary: Summary) -> AsyncGenerator[Finding, None]:
         """Yield the trash that is older than the grace age and the time for readers, of topics without an owner."""
-        for segment_id, (topic, record) in found.trash.items():
+        for topic, record in (*found.trash.values(), *found.copies.values()):
             if not self._sites(record):
                 summary.elsewhere += 1
-            elif segment_id not in found.committed and self._rules.age_s(record.decided_ms) >= self._stays_s(record):
+            elif not _named(record, found) and self._rules.age_s(record.decided_ms) >= self._stays_s(record):
                 for find in await self._handle(topic, record):
                     yield find
 
@@ -124,23 +127,43 @@ class Unowned:
     async def _empty(self, topic: TopicName, record: deletion.Trash, left: Sequence[_Left]) -> bool:
         """Delete uploads and objects of all places, then the record. False if they must stay after all."""
         current = await catalog.load(self._metadata, topic)
-        if any(one.segment_id == record.segment_id for one in current.segments):
-            return False
-        if await deletion_refused(self._metadata, topic):
+        if holds(current, record) or await deletion_refused(self._metadata, topic):
             return False
         for one in left:
             if await self._hole(one.site, record, current):
                 return False
+        if not record.of_copy:
+            await self._delete(record, left)
+        elif not await self._copy_removed(topic, record, left):
+            return False
+        try:
+            await self._metadata.delete(record.path(topic))
+        except NotFound:
+            return True  # an owner was faster
+        return True
+
+    async def _copy_removed(self, topic: TopicName, record: deletion.Trash, left: Sequence[_Left]) -> bool:
+        """Delete a copy while none of the topic can begin; False if that is not possible now."""
+        [place] = record.places(("", ""))
+
+        async def named() -> bool:
+            return holds(await catalog.load(self._metadata, topic), record)
+
+        return await removed(
+            self._metadata,
+            topic,
+            removal_of(record.segment_id, place, self._rules.now_ms),
+            broke_off=self._rules.broke_off,
+            named=named,
+            remove=partial(self._delete, record, left),
+        )
+
+    async def _delete(self, record: deletion.Trash, left: Sequence[_Left]) -> None:
         for one in left:
             store = self._objects.at(one.site.bucket)
             for upload_id in one.uploads:
                 await store.abort_upload(one.key, upload_id)
             await store.delete(record.keys(one.site.prefix).every)
-        try:
-            await self._metadata.delete(paths.trash_record(topic, record.segment_id))
-        except NotFound:
-            return True  # an owner was faster
-        return True
 
     async def attempts(self, found: References, summary: Summary) -> AsyncGenerator[Finding, None]:
         """Yield a finding for the open segment of each topic that is not offloaded, once older than the grace age."""
@@ -291,3 +314,11 @@ def _raised(topic: TopicName, epoch: Versioned) -> Step:
     path = paths.epoch(topic)
     before = ownership.decode_epoch(epoch.value, path=path)
     return Replace(path, ownership.encode_epoch(replace(before, epoch=before.epoch + 1)), epoch.version)
+
+
+def _named(record: deletion.Trash, found: References) -> bool:
+    """Whether the map has what a trash record names."""
+    known = found.committed.get(record.segment_id)
+    if known is None or not record.of_copy:
+        return known is not None
+    return (record.bucket, record.prefix) in known.places

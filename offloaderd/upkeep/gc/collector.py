@@ -39,15 +39,14 @@ from offloaderd.core.errors import (
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
 from offloaderd.ledgers.port import LedgerSource
-from offloaderd.metadata import identity, nodes, paths
+from offloaderd.metadata import identity
 from offloaderd.metadata.port import MetadataStore
-from offloaderd.metadata.records import copy as copy_record
-from offloaderd.metadata.records.copy import REMOVAL_S, CopyAttempt
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects import keys, marker
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.objects.port import ObjectInfo, SegmentStore, find
 from offloaderd.upkeep import stored
+from offloaderd.upkeep.copy_removal import removal_of, removed
 from offloaderd.upkeep.gc import references
 from offloaderd.upkeep.gc.abandoned import Unowned
 from offloaderd.upkeep.gc.findings import (
@@ -446,55 +445,22 @@ class Collection:
         if not one.objects.keys() - {ObjectKind.DRAFT}:
             await self._remove(one)
             return True
-        path, (bucket, prefix) = paths.mirror(committed.topic), one.place
-        async with self._removals[committed.topic]:
-            removal = CopyAttempt(
-                segment_id=one.segment_id,
-                bucket=bucket,
-                prefix=prefix,
-                part_bytes=1,
-                begun_ms=self._clock.wall_ms(),
-                removing=True,
-            )
-            try:
-                await self._metadata.create(path, copy_record.encode(removal))
-            except Conflict:
-                if not await self._took_over(path, removal):
-                    return False
-            try:
-                current = await catalog.load(self._metadata, committed.topic)
-            except OffloaderError:
-                await self._ended(path, removal)  # no request for a deletion is on its way: no copy has to wait
-                raise
+        topic = committed.topic
+
+        async def named() -> bool:
+            current = await catalog.load(self._metadata, topic)
             known = next((it for it in current.segments if it.segment_id == one.segment_id), None)
-            named = known is not None and one.place in {known.place, known.mirror}
-            if not named:
-                await self._remove(one)
-            await self._ended(path, removal)
-        return not named
+            return known is not None and one.place in {known.place, known.mirror}
 
-    async def _ended(self, path: str, removal: CopyAttempt) -> None:
-        """Delete the record of a removal, unless an owner has taken it for broken off."""
-        node = await nodes.node(self._metadata, path)
-        if node is not None and node.value == copy_record.encode(removal):
-            await self._metadata.delete(path, node.version)
-
-    async def _took_over(self, path: str, removal: CopyAttempt) -> bool:
-        """Replace the record of a removal that was broken off long ago; False if a copy, or a removal, is under way.
-
-        Its collector has died, and an owner that has nothing to copy does not read the record.
-        """
-        node = await nodes.node(self._metadata, path)
-        if node is None:
-            return False
-        left = copy_record.decode(node.value, path=path)
-        if not left.removing or self._rules.age_s(left.begun_ms) < max(self._rules.grace_s, REMOVAL_S):
-            return False
-        try:
-            await self._metadata.replace(path, copy_record.encode(removal), node.version)
-        except (Conflict, NotFound):
-            return False
-        return True
+        async with self._removals[topic]:
+            return await removed(
+                self._metadata,
+                topic,
+                removal_of(one.segment_id, one.place, self._clock.wall_ms()),
+                broke_off=self._rules.broke_off,
+                named=named,
+                remove=partial(self._remove, one),
+            )
 
     async def _remove(self, one: StoredSegment) -> None:
         store = self._objects.at(one.bucket)

@@ -22,6 +22,7 @@ from offloaderd.format.manifest import SegmentManifest
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.port import MetadataStore
+from offloaderd.metadata.records.copy import REMOVAL_S, CopyAttempt
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.last_copy import first_uncovered, same_content
 from offloaderd.metadata.topic_map.map import TopicMap
@@ -56,6 +57,10 @@ class Rules:
         """Return the age of something by the clock of the store that has it, by default of the first one."""
         now_ms = self.now_ms if bucket is None else self.clocks.get(bucket, self.now_ms)
         return max(0, now_ms - stored_ms) / 1000
+
+    def broke_off(self, removal: CopyAttempt) -> bool:
+        """Whether the removal of a copy began so long ago that whoever did it has died."""
+        return self.age_s(removal.begun_ms) >= max(self.grace_s, REMOVAL_S)
 
 
 class Kind(StrEnum):

@@ -78,6 +78,8 @@ class References:
     committed: dict[UUID, Committed] = field(default_factory=dict)
     attempts: dict[UUID, TopicName] = field(default_factory=dict)
     trash: dict[UUID, tuple[TopicName, Trash]] = field(default_factory=dict)
+    copies: dict[tuple[UUID, tuple[str, str]], tuple[TopicName, Trash]] = field(default_factory=dict)
+    """Copies on the trash list by segment and place, of segments that stay in the map."""
 
     def __contains__(self, segment_id: object) -> bool:
         """Whether anything refers to a segment."""
@@ -87,6 +89,8 @@ class References:
         """Whether anything refers to a segment's objects in a place: its copies elsewhere may be garbage."""
         known = self.committed.get(segment_id)
         there = known is None or place in known.places
+        if (segment_id, place) in self.copies:
+            return True
         return segment_id in self.attempts or segment_id in self.trash or (known is not None and there)
 
 
@@ -105,7 +109,9 @@ async def read(store: MetadataStore) -> References:
         found.topics.add(topic)
         found.attempts.update(dict.fromkeys(attempts, topic))
         found.committed.update(segments)
-        found.trash.update({one.segment_id: (topic, one) for one in trash})
+        found.trash.update({one.segment_id: (topic, one) for one in trash if not one.of_copy})
+        copies = [one for one in trash if one.of_copy]
+        found.copies.update({(one.segment_id, (one.bucket or "", one.prefix or "")): (topic, one) for one in copies})
     return found
 
 

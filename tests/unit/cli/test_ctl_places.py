@@ -64,6 +64,13 @@ class Places(places_pb2_grpc.PlacesServiceServicer):
         yield places_pb2.SwitchProgress(segments=1, segments_total=2)
         yield self.last
 
+    def DeleteCopies(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
+        """Yield the end."""
+        self.requests.append(request)
+        yield places_pb2.DeleteCopiesProgress(
+            places=["b/seg/"], copies=0 if request.dry_run else 2, copies_total=2, bytes_total=4 * MIB, done=True
+        )
+
 
 @pytest.fixture
 def daemon() -> Places:
@@ -166,3 +173,42 @@ def test_a_dry_run_of_a_move_changes_nothing(ctl: Ctl, daemon: Places) -> None:
     assert daemon.requests[-1].dry_run
     assert "would be exchanged" in ctl("places", "move", "orders", "--to", "eu/topics/", "--dry-run").out
     assert daemon.requests[-1].dry_run
+
+
+def test_the_old_copies_are_deleted_once_nothing_is_read_there(
+    ctl: Ctl, daemon: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the open segment is waited for; then the topic has no mirror, and the copies go."""
+    monkeypatch.setattr("offloaderd.cli.offloadctl.places.POLL_S", 0.0)
+    new = Place(service="archive", kind="azure", bucket="eu", prefix="topics/", role="first", segments=2)
+    old = Place(bucket="b", prefix="seg/", role="mirror", segments=1, broker_segments=1, copies=2)
+    busy = Place(bucket="b", prefix="seg/", role="mirror", segments=2, broker_segments=1)
+    daemon.answers = [
+        places_pb2.ListPlacesResponse(places=[new, busy]),
+        places_pb2.ListPlacesResponse(places=[new, busy]),
+        places_pb2.ListPlacesResponse(places=[new, old], open_place="b/seg/"),
+        places_pb2.ListPlacesResponse(places=[new, old], open_place="eu/topics/"),
+    ]
+    answer = ctl("places", "move", "orders", "--to", "eu/topics/", "--delete-old", "--yes")
+    looks = ["ListPlaces", "SwitchPlaces"]
+    assert asked(daemon) == ["SetMirror", *looks * 3, "ListPlaces", "SetMirror", "DeleteCopies"]
+    assert (daemon.requests[-2].mirror, daemon.requests[-2].dry_run, daemon.requests[0].dry_run) == ("", False, True)
+    assert answer.out.splitlines()[-1] == "deleted: 2 copies in b/seg/, 4.0 MiB"
+
+
+def test_a_deletion_that_was_interrupted_goes_on(ctl: Ctl, daemon: Places) -> None:
+    """The topic has no mirror any more: nothing is exchanged, and what is left is deleted."""
+    daemon.listed = places_pb2.ListPlacesResponse(places=[Place(bucket="eu", prefix="topics/", role="first")])
+    answer = ctl("places", "move", "orders", "--to", "eu/topics/", "--delete-old", "--yes", "--json")
+    assert answer.json["copies_deleted"] == 2
+    assert asked(daemon) == ["SetMirror", "ListPlaces", "ListPlaces", "SetMirror", "DeleteCopies"]
+
+
+def test_a_deletion_is_asked_for(ctl: Ctl, daemon: Places) -> None:
+    """Without a terminal and --yes nothing is done; a dry run asks nobody and deletes nothing."""
+    answer = ctl("places", "move", "orders", "--to", "eu/topics/", "--delete-old")
+    assert (answer.code, daemon.requests) == (2, [])
+    assert "--yes" in answer.err
+    answer = ctl("places", "move", "orders", "--to", "eu/topics/", "--delete-old", "--dry-run")
+    assert answer.out.splitlines()[-1].startswith("then the topic would have no mirror")
+    assert all(one.dry_run for one in daemon.requests if not isinstance(one, places_pb2.ListPlacesRequest))

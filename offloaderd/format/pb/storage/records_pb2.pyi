@@ -683,6 +683,7 @@ class TrashRecord(_message.Message):
     READABLE_FIELD_NUMBER: _builtins.int
     MIRROR_BUCKET_FIELD_NUMBER: _builtins.int
     MIRROR_PREFIX_FIELD_NUMBER: _builtins.int
+    OF_COPY_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.str
     upload_id: _builtins.str
@@ -698,6 +699,8 @@ class TrashRecord(_message.Message):
     mirror_bucket: _builtins.str
     """where its copy lies; absent: it has none"""
     mirror_prefix: _builtins.str
+    of_copy: _builtins.bool
+    """only what lies in this place goes, the segment stays in the map; then format is 1"""
     format: _builtins.int
     """what a reader has to know to touch the record at all; see records/codec.py"""
     def __init__(
@@ -713,11 +716,12 @@ class TrashRecord(_message.Message):
         readable: _builtins.bool | None = ...,
         mirror_bucket: _builtins.str | None = ...,
         mirror_prefix: _builtins.str | None = ...,
+        of_copy: _builtins.bool = ...,
         format: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_ledger_id", b"_ledger_id", "_mirror_bucket", b"_mirror_bucket", "_mirror_prefix", b"_mirror_prefix", "_prefix", b"_prefix", "_readable", b"_readable", "bucket", b"bucket", "ledger_id", b"ledger_id", "mirror_bucket", b"mirror_bucket", "mirror_prefix", b"mirror_prefix", "prefix", b"prefix", "readable", b"readable"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_ledger_id", b"_ledger_id", "_mirror_bucket", b"_mirror_bucket", "_mirror_prefix", b"_mirror_prefix", "_prefix", b"_prefix", "_readable", b"_readable", "bucket", b"bucket", "decided_ms", b"decided_ms", "format", b"format", "ledger_id", b"ledger_id", "mirror_bucket", b"mirror_bucket", "mirror_prefix", b"mirror_prefix", "prefix", b"prefix", "readable", b"readable", "reason", b"reason", "segment_id", b"segment_id", "upload_id", b"upload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bucket", b"_bucket", "_ledger_id", b"_ledger_id", "_mirror_bucket", b"_mirror_bucket", "_mirror_prefix", b"_mirror_prefix", "_prefix", b"_prefix", "_readable", b"_readable", "bucket", b"bucket", "decided_ms", b"decided_ms", "format", b"format", "ledger_id", b"ledger_id", "mirror_bucket", b"mirror_bucket", "mirror_prefix", b"mirror_prefix", "of_copy", b"of_copy", "prefix", b"prefix", "readable", b"readable", "reason", b"reason", "segment_id", b"segment_id", "upload_id", b"upload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bucket: _TypeAlias = _typing.Literal["bucket"]  # noqa: Y015
     _WhichOneofArgType__bucket: _TypeAlias = _typing.Literal["_bucket", b"_bucket"]  # noqa: Y015
