@@ -262,7 +262,7 @@ async def test_a_topic_with_a_source_declines_and_reads_for_itself() -> None:
 async def test_what_the_source_does_not_know_is_refused_with_the_reason(
     listed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Taken, it would wait in memory for good, and nobody would know: an unknown ledger, or more than a ledger has."""
+    """Taken, it would wait in memory for good, and nobody would know: of an unknown ledger, or behind its last."""
     monkeypatch.setattr(handle, "APPEARS_S", 0.05)
     rig = small()
     rig.ledgers = memory_ledgers(rig.clock)
@@ -270,7 +270,8 @@ async def test_what_the_source_does_not_know_is_refused_with_the_reason(
         topic = await enabled(engine)
         if listed:
             await rig.ledgers.append(topic.topic, payloads(1))
-        call = stream(stub, iter([opening(), batch(1 if listed else 0, payloads(3), ledger_id=0 if listed else 7)]))
+        beyond = batch(1, payloads(1), ledger_id=0) if listed else batch(0, payloads(3), ledger_id=7)
+        call = stream(stub, iter([opening(), beyond]))
         with pytest.raises(aio.AioRpcError) as caught:
             _ = [answer async for answer in call]
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION

@@ -251,11 +251,12 @@ async def test_a_handshake_that_breaks_off_is_one_failure() -> None:
 
 
 async def test_the_handshake_has_its_time() -> None:
-    """A bookie that says yes to TLS and then nothing is given up; a reader who gives up first leaves no socket."""
+    """A bookie that says yes to TLS and then nothing is given up and avoided; who gives up first leaves no socket."""
     async with world(BookkeeperSettings(**TLS, connect_timeout_s=0.1)) as it:
         it.bookie.on_tls = lambda asked: asked.reply(wire.v3_start_tls(asked.number))
         with pytest.raises(TimedOut, match="no connection within"):
             await it.pool.read(it.id, LEDGER, 1)
+        assert it.value("offloaderd_bookies_avoided") == 1
         await it.ended()
         await it.clock.advance(1)
         async with asyncio.TaskGroup() as group:

@@ -68,6 +68,15 @@ def test_a_plan_comes_back_as_it_was(plan: HistoryPlan) -> None:
     assert record.decode(record.encode(plan), path="p") == plan
 
 
+def test_a_plan_of_one_entry_comes_back_as_it_was() -> None:
+    """Its first entry is its last one."""
+    plan = HistoryPlan(
+        boundary=5, first=4, last=Position(4, 0), order=HistoryOrder.ALONGSIDE, worker=Worker.DAEMON, planned_ms=1,
+        epoch=1, daemon_id="one", entries=1, payload_bytes=10,
+    )  # fmt: skip
+    assert record.decode(record.encode(plan), path="p") == plan
+
+
 @given(
     st.sampled_from(RangeState),
     st.text(max_size=5),

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
+from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
 from offloaderd.core.errors import CorruptData, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position
 from offloaderd.core.retry import RetryPolicy
+from offloaderd.read import broker_ledgers
 from offloaderd.read.disk.cache import CLOSE_S, RESTORE_S, RETRY_S, DiskCache, DiskOptions, Wanted
 from offloaderd.read.disk.files import SUFFIX, BlockFiles, Replaced, owner_of, place_of
 from offloaderd.read.segments import SegmentOptions, SegmentReader
@@ -410,6 +412,32 @@ async def test_a_broker_s_ledger_comes_from_the_disk(rig: Rig) -> None:
     files, data = BlockFiles(rig.directory), max(rig.files, key=lambda path: path.stat().st_size)
     place = bytes.fromhex(data.stem)
     files.write(place, bytes(len(files.read(place, 0, 0))))
+    with pytest.raises(CorruptData):
+        await entries()
+    assert await entries() == payloads
+
+
+async def test_damage_where_an_entry_begins_drops_that_piece_too(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry lies in two pieces: a wrong length in the first is noticed in the second, and the next read is right."""
+    monkeypatch.setattr(broker_ledgers, "PIECE_BYTES", 1000)
+    payloads = [bytes([number % 7]) * 300 for number in range(40)]
+    one = BrokerLedger(topic=TOPIC, ledger_id=9, object_id=uuid.UUID(int=77), payloads=payloads)
+    one.block_bytes_max = 1 << 20
+    await one.put(rig.store)
+    data = await rig.store.get(one.adopted.keys.data)
+
+    async def entries() -> list[bytes]:
+        async with rig.disk() as disk, rig.reader(disk) as reader:
+            found = [batch async for batch in reader.read(TOPIC, one.adopted, Position(9, 0), Position(9, 39))]
+            await written(disk)
+        return [payload for batch in found for payload in batch.payloads]
+
+    assert await entries() == payloads
+    files = BlockFiles(rig.directory)
+    [place] = [it for it in (bytes.fromhex(path.stem) for path in rig.files) if files.read(it, 0, 0) == data[:1000]]
+    begin = data.rindex((300).to_bytes(4, "big"), 0, 1000)
+    assert begin + ENTRY_OVERHEAD_BYTES + 300 > 1000, "it ends in the next piece"
+    files.write(place, data[:begin] + (301).to_bytes(4, "big") + data[begin + 4 : 1000])
     with pytest.raises(CorruptData):
         await entries()
     assert await entries() == payloads

@@ -112,6 +112,20 @@ async def test_a_clock_that_was_wrong_for_a_moment_misleads_no_search_of_segment
             assert await found_at(rig, SeekKind.TIME, time) == (Position(*position), True)
 
 
+async def test_ledgers_that_have_left_a_segment_are_not_found_in_it() -> None:
+    """The manifest still has their blocks, the map does not: rewritten, or deleted, they are nobody's to read here."""
+    rig = make_read_rig()
+    pieces = [Piece(number, 0, [message(time) for time in times]) for number, times in ((1, [10, 30]), (2, [20, 40]))]
+    past = past_of(TopicMap(TOPIC, ()), Position(1, 0), {}, None)
+    whole = await put_segment(rig.store, pieces, segment_id=uuid.UUID(int=1), surveyed=True, past=past)
+    async with rig.reader:
+        rig.map.segments = [whole]
+        assert await found_at(rig, SeekKind.TIME, 25) == (Position(1, 1), True)
+        rig.map.segments = [replace(whole, slices=whole.slices[1:])]
+        assert await found_at(rig, SeekKind.TIME, 5) == (Position(2, 0), True)
+        assert await found_at(rig, SeekKind.TIME, 25) == (Position(2, 1), True)
+
+
 async def test_slight_disorder_misleads_no_search_of_the_source() -> None:
     """An entry that is a little older than one before it does not hide that."""
     shelf = Shelf()

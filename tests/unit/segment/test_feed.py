@@ -11,7 +11,7 @@ import pytest
 from offloaderd.core.errors import NotFound, Transient
 from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.model import START, LedgerInfo, Loss, Position
+from offloaderd.core.model import START, EntryBatch, LedgerInfo, Loss, Position
 from offloaderd.history.segment import LedgerReading, ledger_batches
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.segment.feed import Empty, End, Entries, EntryHash, HashingFeed, ReadAheadFeed, Reservation
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from offloaderd.core.errors import OffloaderError
-    from offloaderd.core.model import EntryBatch, TopicName
+    from offloaderd.core.model import TopicName
     from offloaderd.segment.feed import Batches
 
 END = Position(9, 99)
@@ -247,6 +247,18 @@ async def test_nothing_is_held_while_more_is_asked_for() -> None:
         group.create_task(sent(first))
         group.create_task(sent(second))
     assert budget.used == 0
+
+
+def test_a_hash_tells_where_an_entry_ends() -> None:
+    """The same bytes in other entries are other entries; how they are cut into batches does not matter."""
+    whole, parted, other = EntryHash(), EntryHash(), EntryHash()
+    whole.take(EntryBatch(1, 0, (b"ab", b"c")))
+    for entry_id, payload in enumerate((b"ab", b"c")):
+        parted.take(EntryBatch(1, entry_id, (payload,)))
+    other.take(EntryBatch(1, 0, (b"a", b"bc")))
+    assert (whole.entries, whole.digest()) == (parted.entries, parted.digest())
+    assert other.entries == whole.entries
+    assert other.digest() != whole.digest()
 
 
 def info(ledger_id: int, entries: int) -> LedgerInfo:

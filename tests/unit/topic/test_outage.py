@@ -219,6 +219,27 @@ async def test_what_is_not_protected_is_told_from_begin_to_end() -> None:
     assert (told[1]["entries_max"], told[1]["bytes_max"]) == (250, 25_000)
 
 
+async def test_an_outage_ends_though_entries_keep_coming() -> None:
+    """It is over once what had come when the store was back is stored, however much came since."""
+    rig, _ = faulty_rig()
+    await appended(rig, 1)
+    async with rig.engine() as engine:
+        topic = await enabled(engine, TopicPolicy(method=OffloadMethod.NONE))
+        outage, tracker = topic.outage, topic.failure_tracker
+
+        def unprotected(newest: int, offloaded: int) -> int:
+            return outage.unprotected(
+                newest - offloaded, 100, newest=Position(1, newest), offloaded=Position(1, offloaded)
+            ).entries
+
+        tracker.record(Denied("no"), "put")
+        assert unprotected(9, 3) == 6
+        tracker.clear("put")
+        assert unprotected(12, 4) == 8
+        assert unprotected(30, 11) == 19, "one entry of the outage is not stored"
+        assert unprotected(50, 12) == 0
+
+
 def sample(rig: Rig, name: str, **labels: str) -> float | None:
     """A gauge of the topic."""
     return rig.metrics.registry.get_sample_value(name, {"topic": str(TOPIC), **labels})

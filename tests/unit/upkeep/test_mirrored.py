@@ -547,3 +547,26 @@ async def test_verify_gives_up_a_place_and_not_the_other() -> None:
     assert "the others were" in error
     assert len({key.partition(".")[0] for key in asked}) == IN_A_ROW_MAX
     assert [[flaw.kind for flaw in one.flaws] for one in reports] == 5 * [[FlawKind.UNREACHABLE]]
+
+
+async def test_verify_gives_a_place_up_only_after_segments_in_a_row() -> None:
+    """What is read between begins the count anew: each segment is asked for, however many were not read in all."""
+    rig = await mirrored(10, 10, 10, 10, 10, 10, 10)
+    owned = await Owned.claim(rig)
+    ids = [str(one.segment_id) for one in owned.offloader.map.segments]
+    gone = [*ids[:2], *ids[3:5], *ids[6:]]
+    assert len(gone) > IN_A_ROW_MAX
+    asked: set[str] = set()
+
+    def plan(operation: str, key: str, when: str) -> None:
+        for one in gone:
+            if one in key:
+                asked.add(one)
+                raise Transient("gone")
+
+    breaking(rig, AWAY[0], plan)
+    verifier = TopicVerifier(ReadableMap(owned), partial(RetryingReader, rig.store, clock=rig.clock), SITES)
+    reports, error = await verified(verifier)
+    assert f"{len(gone)} of {len(ids)} segments" in error
+    assert asked == set(gone)
+    assert [bool(one.flaws) for one in reports] == [one in gone for one in ids]

@@ -216,6 +216,15 @@ async def test_a_rebuild_of_all_that_is_broken_off_goes_on_without_daemons(groun
     assert await written(ground, target, topics=[OTHER]) == [OTHER], "a topic comes back beside them"
 
 
+async def test_daemons_are_told_of_topics_that_come_back(ground: Ground) -> None:
+    """They look for topics when the version of the folder moves."""
+    target = MemoryTree().connect()
+    await target.create(paths.TOPICS, b"")
+    before = (await target.get(paths.TOPICS)).version
+    assert await written(ground, target, topics=[OTHER], enable=True) == [OTHER]
+    assert (await target.get(paths.TOPICS)).version > before
+
+
 async def test_answers_that_are_lost_are_settled_on_the_way(ground: Ground) -> None:
     """Whichever write was carried out though nobody said so: it is there, and the rebuild complete."""
     for number in range(25):
