@@ -249,7 +249,7 @@ async def test_nothing_is_held_while_more_is_asked_for() -> None:
     assert budget.used == 0
 
 
-def test_a_hash_tells_where_an_entry_ends() -> None:
+def test_a_hash_depends_on_where_entries_end() -> None:
     """The same bytes in other entries are other entries; how they are cut into batches does not matter."""
     whole, parted, other = EntryHash(), EntryHash(), EntryHash()
     whole.take(EntryBatch(1, 0, (b"ab", b"c")))
