@@ -140,11 +140,13 @@ def move(session: Session, topic: TopicName, *, to: str, delete_old: bool, yes: 
     """Move a topic to another place while it is written and read.
 
     The place becomes the mirror of the topic; when all segments of before are copied there, first place and mirror are
-    exchanged. The old place is the mirror then, and keeps its copies. With --delete-old the topic has no mirror in the
-    end: once nothing is first in the old place any more, the copies there are put on the trash list, and their objects
-    are deleted after retention.reader_grace_s (1 h). Interrupted, the same command goes on where it was: copies are
-    made by the daemon, with or without the command. If they make no progress, `offloadctl status TOPIC` has the reason.
-    Only the daemon that owns the topic does it.
+    exchanged. The old place is the mirror then, and keeps its copies. If new segments are stored there already, the old
+    place becomes the mirror, and what is left in it is copied and exchanged.
+
+    With --delete-old the topic has no mirror in the end: once nothing is first in the old place any more, the copies
+    there are put on the trash list, and their objects are deleted after retention.reader_grace_s (1 h). Interrupted,
+    the same command goes on where it was: copies are made by the daemon, with or without the command. If they make no
+    progress, `offloadctl status TOPIC` has the reason. Only the daemon that owns the topic does it.
 
     \b
     Examples:
@@ -175,22 +177,25 @@ async def moved(
     """Move a topic, or with `dry_run` check what can be; return the document, and the lines."""
     found = await client.places(topic)
     roles = named_roles(found)
-    if roles.get("first") == to and "mirror" not in roles:
-        return {"to": to, "mirror_changed": False}, [f"{topic}: first place {to}, no mirror"]
-    mirrored = places_pb2.SetMirrorResponse()
-    if to not in roles.values():
-        mirrored = await client.set_mirror(topic, to, dry_run=dry_run)
+    mirrored, mirror = places_pb2.SetMirrorResponse(), to
+    if roles.get("first") == to and "mirror" not in roles:  # its policy was changed by hand, or the move has ended
+        left = [one for one in found.places if place_text(one) != to and one.segments > one.broker_segments]
+        if not left:
+            return {"to": to, "mirror_changed": False}, [f"{topic}: first place {to}, no mirror"]
+        mirror = place_text(max(left, key=lambda one: one.segments))
+    if mirror not in roles.values():
+        mirrored = await client.set_mirror(topic, mirror, dry_run=dry_run)
     lines = []
     if mirrored.changed:
         would = "would be " if dry_run else ""
-        lines += [f"{topic}: mirror {to} ({would}set{f' instead of {mirrored.before}' if mirrored.before else ''})"]
+        lines += [f"{topic}: mirror {mirror} ({would}set{f' instead of {mirrored.before}' if mirrored.before else ''})"]
         if dry_run:
             rows = [one for one in found.places if place_text(one) != to]
             count, size_bytes = sum(one.segments for one in rows), sum(one.segment_bytes for one in rows)
             copied = f"{show.plural(count, 'segment')}, {show.size(size_bytes)}"
             lines += [f"would be copied, and then exchanged: {copied}"]
             return {"to": to, "mirror_changed": True, "segments": count, "size_bytes": size_bytes}, lines
-    if not dry_run and roles.get("first") != to:
+    if not dry_run and (mirrored.changed or roles.get("first") != to):
         await _copied(client, topic)
     last = await exchanged(client, topic, to=to, dry_run=dry_run)
     return (

@@ -212,3 +212,18 @@ def test_a_deletion_is_asked_for(ctl: Ctl, daemon: Places) -> None:
     answer = ctl("places", "move", "orders", "--to", "eu/topics/", "--delete-old", "--dry-run")
     assert answer.out.splitlines()[-1].startswith("then the topic would have no mirror")
     assert all(one.dry_run for one in daemon.requests if not isinstance(one, places_pb2.ListPlacesRequest))
+
+
+def test_what_an_earlier_change_of_the_policy_left_behind_is_moved(ctl: Ctl, daemon: Places) -> None:
+    """New segments are in the new place already: the old place becomes the mirror, so that the rest is copied."""
+    daemon.listed = places_pb2.ListPlacesResponse(
+        places=[
+            Place(bucket="eu", prefix="topics/", role="first", segments=1),
+            Place(bucket="b", prefix="seg/", segments=3, broker_segments=1),
+            Place(bucket="theirs", segments=2, broker_segments=2),
+        ]
+    )
+    answer = ctl("places", "move", "orders", "--to", "eu/topics/")
+    assert asked(daemon) == ["ListPlaces", "SetMirror", "ListPlaces", "SwitchPlaces"]
+    assert (daemon.requests[1].mirror, daemon.requests[-1].to) == ("b/seg/", "eu/topics/")
+    assert answer.out.startswith(f"{TOPIC}: mirror b/seg/ (set")

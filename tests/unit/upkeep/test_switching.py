@@ -11,6 +11,7 @@ import pytest
 from offloaderd.api.places import PlacesService
 from offloaderd.core.errors import Conflict, Fenced, InvalidInput
 from offloaderd.core.model import MirrorRequired
+from offloaderd.core.names.patterns import of_topic
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import record
 from offloaderd.metadata.topic_map.mirroring import exchanged
@@ -247,6 +248,24 @@ async def test_a_mirror_is_named_and_everything_copied_there() -> None:
         await one.copied()
         assert places_of(one.topic.map.segments) == [(HOME, THIRD)]
         assert not (await named("us/")).changed
+
+
+async def test_what_began_elsewhere_is_moved_after_its_policy() -> None:
+    """A policy that names another place leaves old segments behind; with their place as the mirror they follow."""
+    rig = rig_of(mirror=None)
+    async with running(rig) as one:
+        await offload(rig, one, 25)
+        await one.copied()
+        bucket, prefix = THIRD
+        await one.engine.select(of_topic(TOPIC), TopicPolicy(enabled=True, bucket=bucket, prefix=prefix, mirror=""))
+        await until(lambda: one.topic.policy.place == THIRD)
+        await offload(rig, one, 10, seed=1)
+        assert [it.place for it in one.topic.map.segments] == [HOME, THIRD]
+        await one.service.SetMirror(pb.SetMirrorRequest(topic=str(TOPIC), mirror=HOME_TEXT), CALLER)
+        await one.copied()
+        found = await one.switch("us/")
+        assert (found.policy_changed, found.segments, found.waiting) == (False, 1, 0)
+        assert places_of(one.topic.map.segments) == [(THIRD, HOME)] * 2
 
 
 async def test_only_a_copy_becomes_the_first_place() -> None:
