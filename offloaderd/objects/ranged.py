@@ -43,10 +43,15 @@ class RangedGet:
         return self.first > 0 or self.length is not None
 
     @property
+    def text(self) -> str:
+        """The range as HTTP has it, "" for the whole object."""
+        last = "" if self.length is None else self.first + self.length - 1
+        return f"bytes={self.first}-{last}" if self.is_part else ""
+
+    @property
     def headers(self) -> dict[str, str]:
         """The request's header for the range; none for the whole object."""
-        last = "" if self.length is None else self.first + self.length - 1
-        return {"Range": f"bytes={self.first}-{last}"} if self.is_part else {}
+        return {"Range": self.text} if self.is_part else {}
 
     async def read(self, call: Call, answer: ClientResponse, bytes_per_s_min: int) -> Sequence[bytes]:
         """Return the body of a successful answer, under a deadline that has its size.

@@ -23,7 +23,8 @@ from azure.core.pipeline.transport import AioHttpTransport
 from azure.storage.blob.aio import BlobServiceClient
 
 from offloaderd.core.errors import Closed, InvalidConfig
-from offloaderd.objects.request import SLICE_BYTES, Body
+from offloaderd.objects.azure.gets import Gets
+from offloaderd.objects.request import Body
 
 if TYPE_CHECKING:
     from azure.core.credentials_async import AsyncTokenCredential
@@ -38,8 +39,8 @@ KEEPALIVE_S = 12.0
 """Idle connections are closed after this time, before servers and load balancers drop them."""
 RENEWAL_S = 5.0
 """Least time between two readings of the file: many simultaneous refusals read it once."""
-GET_BYTES_MAX = 1 << 30
-"""The library cuts a longer download into several; no range of ours is as long."""
+PUT_BYTES_MAX = 1 << 30
+"""The library cuts a longer content into blocks; none of ours is as long."""
 
 
 log = structlog.get_logger(__name__)
@@ -53,6 +54,13 @@ class _Transport(AioHttpTransport):  # type: ignore[misc] # the module hands it 
         return Body([data]) if isinstance(data, bytes) and data else data
 
 
+class _Opened(NamedTuple):
+    """The client of the account, and what sends GETs with its credentials."""
+
+    service: BlobServiceClient
+    gets: Gets
+
+
 class Access:
     """The connections to an account, open between `open` and `close`."""
 
@@ -64,57 +72,64 @@ class Access:
         self._refused = False
         self._read_s: float | None = None
         self._stack = AsyncExitStack()
-        self._service: BlobServiceClient | None = None
+        self._opened: _Opened | None = None
 
     def container(self, name: str) -> ContainerClient:
-        """Return the client of a container, without a request. Raises Closed."""
-        if self._service is None:
+        """Return the client of a container, without a request, for all but GETs of blobs. Raises Closed."""
+        return self._current().service.get_container_client(name)
+
+    def gets(self) -> Gets:
+        """Return what sends GETs of blobs. Raises Closed."""
+        return self._current().gets
+
+    def _current(self) -> _Opened:
+        if self._opened is None:
             raise Closed("the Azure store is closed")
-        return self._service.get_container_client(name)
+        return self._opened
 
     async def open(self) -> None:
         """Make the client, without a request. Raises InvalidConfig."""
-        if self._service is not None:
+        if self._opened is not None:
             return
         self._session = await self._stack.enter_async_context(
             aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._options.connections_max, keepalive_timeout=KEEPALIVE_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
-                read_bufsize=SLICE_BYTES,
                 trust_env=True,
             )
         )
         try:
             self._given = await self._in_file()
-            self._service = await self._made(self._session)
+            self._opened = await self._made(self._session)
         except InvalidConfig:
             await self.close()
             raise
 
-    async def _made(self, session: aiohttp.ClientSession) -> BlobServiceClient:
+    async def _made(self, session: aiohttp.ClientSession) -> _Opened:
         """Return a client over the open connections. Raises InvalidConfig."""
         options = self._options
-        more: dict[str, Any] = {
-            "transport": _Transport(
-                session=session,
-                session_owner=False,
-                connection_timeout=options.connect_timeout_s,
-                read_timeout=options.read_timeout_s,
-                connection_data_block_size=SLICE_BYTES,
-            ),
-            "retry_total": 0,
-            "max_single_get_size": GET_BYTES_MAX,
-            "max_single_put_size": GET_BYTES_MAX,
-        }
+        transport = _Transport(
+            session=session,
+            session_owner=False,
+            connection_timeout=options.connect_timeout_s,
+            read_timeout=options.read_timeout_s,
+        )
         account = account_of(options, self._given)
         try:
-            return BlobServiceClient(account.url, credential=await self._credential(account), **more)
+            service = BlobServiceClient(
+                account.url,
+                credential=await self._credential(account),
+                transport=transport,
+                retry_total=0,
+                max_single_put_size=PUT_BYTES_MAX,
+            )
         except ValueError as error:
             raise InvalidConfig(
                 f"cannot make a client for {account.url}: {error}",
                 hint="check objects.azure_account, its credentials and objects.endpoint",
             ) from error
+        return _Opened(service, Gets(service, account.url, transport, self._clock))
 
     async def _in_file(self) -> str:
         """Return what the file of the settings holds, "" without one. Raises InvalidConfig."""
@@ -149,12 +164,12 @@ class Access:
             log.warning("credentials.unreadable", where="the Azure store", error=error.message)
             return
         if made is not None and self._session is session:
-            self._service = made
+            self._opened = made
             log.info("credentials.reloaded", where="the Azure store")
 
     async def close(self) -> None:
         """Close the connections."""
-        self._service = self._session = None
+        self._opened = self._session = None
         await self._stack.aclose()
 
     async def _credential(self, account: Account) -> Credential:

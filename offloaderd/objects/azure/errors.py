@@ -6,6 +6,7 @@ AuthenticationFailed and says the cause in a detail, so some details have a code
 
 import re
 
+import aiohttp
 from azure.core.exceptions import (
     AzureError,
     ClientAuthenticationError,
@@ -95,7 +96,7 @@ _DETAILS = (
 
 
 def failure(error: Exception, request: Request) -> Failure | None:
-    """Translate an exception of Azure's libraries or a time-out; None for any other."""
+    """Translate an exception of Azure's libraries, aiohttp's in a body, or a time-out; None for any other."""
     if isinstance(error, ClientAuthenticationError) and getattr(error, "error_code", None) is None:
         # From azure-identity: the service itself gives every refusal a code.
         return Failure(Denied(line(request, _first(error)), hint=HINT_IDENTITY), "error")
@@ -105,7 +106,7 @@ def failure(error: Exception, request: Request) -> Failure | None:
         return lost("no answer in time", request, "timeout")
     if isinstance(error, ServiceRequestError) and _never_connected(error):
         return unreachable(_first(error), request)
-    if isinstance(error, ServiceResponseError | AzureError | ConnectionError):
+    if isinstance(error, ServiceResponseError | AzureError | aiohttp.ClientError | ConnectionError):
         return lost(_first(error), request, "error")
     return None
 

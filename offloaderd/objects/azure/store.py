@@ -25,7 +25,6 @@ from offloaderd.core.errors import (
     InvalidInput,
     NotFound,
     OffloaderError,
-    Transient,
 )
 from offloaderd.objects import checks
 from offloaderd.objects.azure.access import Access, account_of
@@ -45,7 +44,7 @@ from offloaderd.objects.buckets import Buckets
 from offloaderd.objects.failures import Request
 from offloaderd.objects.kinds import KINDS
 from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo
-from offloaderd.objects.ranged import check_answered_range
+from offloaderd.objects.ranged import RangedGet
 from offloaderd.objects.request import (
     BYTES_PER_S_MIN,
     Body,
@@ -143,36 +142,20 @@ class AzureStore(Buckets):
 
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
         """See ObjectReader."""
-        checks.check_key(key)
-        checks.check_range(key, first, length)
-        ranged = first > 0 or length is not None
-
-        async with self._request("GetBlob", key, size_bytes=length or 0) as (call, container):
-
-            def note(response: PipelineResponse[Any, Any]) -> None:
-                _note(call, response)
-                headers = response.http_response.headers
-                size_bytes = int(headers.get("Content-Length", 0))
-                if ranged and not size_bytes:
-                    raise InvalidInput(f"range from byte {first} of {key}: the object ends before")  # Azurite's answer
-                if ranged:
-                    check_answered_range(call, headers.get("Content-Range", ""), size_bytes, first, length)
-                else:
-                    call.extend(size_bytes / BYTES_PER_S_MIN)
-                    checks.check_whole(key, size_bytes, first, length)
-
-            blob = container.get_blob_client(key)
-            offset = first if ranged else None
-            answer = await blob.download_blob(offset, length, max_concurrency=1, raw_response_hook=_only_answers(note))
-            data = await answer.readall()
-            call.bytes_in = len(data)
-            if len(data) != answer.size:
-                raise Transient(f"{call}: {len(data)} bytes came instead of {answer.size}")
-        return data
+        return (await self._get(RangedGet(key, first, length)))[0]
 
     async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
         """See ObjectReader."""
-        return checks.cut(await self.get(key, first, sum(lengths)), lengths)
+        return await self._get(RangedGet(key, first, sum(lengths), lengths))
+
+    async def _get(self, wanted: RangedGet) -> Sequence[bytes]:
+        async with (
+            self._request("GetBlob", wanted.key) as (call, _),
+            await self._access.gets().send(self._options.bucket, wanted.key, wanted.text) as answer,
+        ):
+            if wanted.is_part and not answer.content_length:  # Azurite's answer
+                raise InvalidInput(f"range from byte {wanted.first} of {wanted.key}: the object ends before")
+            return await wanted.read(call, answer, BYTES_PER_S_MIN)
 
     async def head(self, key: str) -> ObjectInfo:
         """See ObjectReader."""
@@ -419,20 +402,6 @@ def _noting(call: Call) -> dict[str, Any]:
 
 def _note(call: Call, response: PipelineResponse[Any, Any]) -> None:
     call.status = str(response.http_response.status_code)
-
-
-def _only_answers(note: Any) -> Any:  # noqa: ANN401 - a callback of the library
-    """Return a callback for answers that are no refusals; an error in it ends the answer."""
-
-    def hook(response: PipelineResponse[Any, Any]) -> None:
-        if response.http_response.status_code < 300:
-            try:
-                note(response)
-            except BaseException:
-                response.http_response.internal_response.close()  # aiohttp's
-                raise
-
-    return hook
 
 
 def _ms(moment: Any) -> int:  # noqa: ANN401 - a datetime, untyped there
