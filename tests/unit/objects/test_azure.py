@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+from aiohttp import web
 from pydantic import SecretStr
 
 from offloaderd.core.clock import SystemClock
@@ -36,8 +37,6 @@ from tests.azure.service import ACCOUNT, KEY, Refusal, Service, options, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from aiohttp import web
 
     from offloaderd.objects.buckets import BucketStore
 
@@ -331,6 +330,29 @@ async def test_a_service_that_stays_silent_is_given_up_after_the_time_of_the_set
             with pytest.raises(Transient, match="no answer in time"):
                 await store.get("key")
         service.may.set()
+
+
+class Breaking(Service):
+    """A service whose bodies break off."""
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Send a part of the body."""
+        self.requests.append(request.method)
+        answer = web.StreamResponse(status=206, headers={"Content-Length": "4", "Content-Range": "bytes 0-3/9"})
+        await answer.prepare(request)
+        await answer.write(b"ab")
+        assert request.transport is not None
+        request.transport.close()
+        return answer
+
+
+async def test_a_body_that_breaks_is_not_asked_for_again() -> None:
+    """It is an error at once, as with other stores: when to try again is decided elsewhere."""
+    service = Breaking(SystemClock())
+    async with serving(service) as endpoint, AzureStore(options(endpoint, "segments")) as store:
+        with pytest.raises(Transient, match="the answer was lost"):
+            await store.get("key", 0, 4)
+    assert service.requests == ["GET"]
 
 
 async def test_nobody_listens(endpoint: str) -> None:
