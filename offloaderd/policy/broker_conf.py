@@ -47,10 +47,6 @@ STORES: Mapping[Driver, str] = {
 OWN_KEYS: Mapping[Driver, str] = {Driver.AWS_S3: "s3ManagedLedgerOffload", Driver.GCS: "gcsManagedLedgerOffload"}
 """The begin of a driver's own keys, which it reads before the universal ones."""
 KEY_FILE = "gcsManagedLedgerOffloadServiceAccountKeyFile"
-NOT_ADOPTED = (
-    "ledgers that Pulsar's driver has stored there are not adopted by this release: brokers go on reading them"
-)
-
 UNSUPPORTED = ("aliyun-oss", "transient")
 OURS = re.compile(
     r"managedLedgerOffload|managedLedgerDataReadPriority|s3ManagedLedgerOffload|gcsManagedLedgerOffload|fileSystem"
@@ -247,8 +243,6 @@ class _Reader:
                 "brokers have account and key in their environment (AZURE_STORAGE_ACCOUNT, AZURE_STORAGE_ACCESS_KEY): "
                 "set objects.azure_account and OFFLOADERD__OBJECTS__AZURE_KEY, or give the daemon a managed identity"
             )
-        if driver in {Driver.GCS, Driver.AZURE}:
-            self._out.notes.append(NOT_ADOPTED)
 
     def _place(self, one: "Property | None", setting: str) -> None:
         if one is None:

@@ -8,6 +8,7 @@ what the store lists of it and not sent again.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeVar
@@ -18,6 +19,7 @@ import structlog
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import (
     BucketMissing,
+    Conflict,
     CorruptData,
     Denied,
     InvalidInput,
@@ -29,7 +31,7 @@ from offloaderd.core.errors import (
 )
 from offloaderd.core.limits import ByteBudget, InGroup, Pace
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.retry import Backoff
+from offloaderd.core.retry import Backoff, retried
 from offloaderd.core.traces import NO_TRACES, Traces
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
@@ -181,7 +183,7 @@ class SegmentUpload:
         Raises SegmentFailed as `resume`.
         """
         self.upload_id = upload_id
-        listed = await self._persist(self._list)
+        listed = await self._list_with(recorded)
         if listed is None:
             if object_bytes is None:
                 raise SegmentFailed(f"upload {self.upload_id} of {self._key} does not exist any more")
@@ -201,6 +203,20 @@ class SegmentUpload:
         """Return the stored parts, None when the upload does not exist any more."""
         found = await present(self._objects.list_parts(self._key, self.upload_id))
         return {part.part_number: part for part in found} if found is not None else None
+
+    async def _list_with(self, recorded: Mapping[int, PartInfo]) -> dict[int, PartInfo] | None:
+        """Return the stored parts as `_list`; a list without all that are recorded may lag, and is asked for again."""
+        listed: dict[int, PartInfo] | None = None
+
+        async def once() -> None:
+            nonlocal listed
+            listed = await self._persist(self._list)
+            if listed is not None and (missing := recorded.keys() - listed.keys()):
+                raise Transient(f"the list of the parts of {self._key} is without {len(missing)} that are recorded")
+
+        with suppress(Transient):  # they are not there
+            await retried(once, clock=self._up.clock)
+        return listed
 
     async def reserve(self, part_bytes: int, held: Reservation | None = None) -> Reservation:
         """Wait for memory and a slot for one part; `unreserve` must follow, however sending it ends.
@@ -290,7 +306,7 @@ class SegmentUpload:
         return None
 
     async def complete(self, object_bytes: int, *, compared: bool = False) -> None:
-        """Complete the data object. A missing upload may be one whose completion was not answered.
+        """Complete the data object. A missing upload, or a conflict, may be one whose completion was not answered.
 
         In such a doubt, or if it is to be `compared`, the store compares the object with the parts.
         """
@@ -299,7 +315,7 @@ class SegmentUpload:
         async def once() -> None:
             try:
                 await self._objects.complete_upload(self._key, self.upload_id, parts)
-            except NotFound:
+            except (NotFound, Conflict):
                 self._doubt = True
                 if await self._head() is None:
                     raise
@@ -404,7 +420,7 @@ class SegmentUpload:
                         result = await request()
                     service.reach.worked(self._up.clock)
                     return result
-                except (Transient, Denied, NoSpace, BucketMissing) as error:
+                except (Transient, Conflict, Denied, NoSpace, BucketMissing) as error:
                     kind = error_class(error)
                     self._up.metrics.upload_retries.labels(**{"class": kind}).inc()
                     pace.failed(error, mark)

@@ -99,10 +99,11 @@ async def test_a_wrong_key_a_wrong_account_and_no_container(owner: ObjectsSettin
 
 
 def test_the_roles_allow_what_the_code_requests_and_no_more() -> None:
-    """Each request has its data action in deploy/azure/role.json, and each action a request."""
+    """Each request has its data action in deploy/azure/role.json, and each action a request, or sets tags."""
     needed = {right.partition(" ")[0] for operation, right in RIGHTS.items() if operation != "CreateContainer"}
     role = json.loads((DEPLOY / "role.json").read_text(encoding="utf-8"))
-    assert set(role["DataActions"]) == needed
+    tags = "Microsoft.Storage/storageAccounts/blobServices/containers/blobs/tags/write"
+    assert set(role["DataActions"]) == {*needed, tags}
     assert role["Actions"] == []
     reader = json.loads((DEPLOY / "reader-role.json").read_text(encoding="utf-8"))
     assert set(reader["DataActions"]) == {one for one in needed if one.endswith("/read")}

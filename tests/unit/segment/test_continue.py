@@ -34,7 +34,10 @@ from tests.unit.rigs.rig import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from offloaderd.metadata.records.attempt import Attempt
+    from offloaderd.objects.port import PartInfo
 
 DAY_S = 86_400
 ENTRIES = 700
@@ -274,6 +277,26 @@ async def test_an_attempt_that_cannot_be_trusted_is_given_up(change: dict[str, o
         assert target is not None
         await until_offloaded(topic, target)
     assert [payload for _, payload in await rig.committed()] == payloads(ENTRIES)
+
+
+class LaggingStore(CountingStore):
+    """Lists stored parts late: the first two lists have none."""
+
+    lists = 0
+
+    async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
+        """See ObjectStore."""
+        self.lists += 1
+        listed = await super().list_parts(key, upload_id)
+        return listed if self.lists > 2 else listed[:1]
+
+
+async def test_a_list_of_parts_that_lags_is_asked_for_again() -> None:
+    """A recorded part that is not listed yet is no reason to give the segment up, or to send it again."""
+    rig, store = await made_rig(kind=LaggingStore)
+    left = await left_behind(rig)
+    await finish(rig, store)
+    assert (store.sent_again, {key for key, _ in store.sent}) == (0, {keys.SegmentKeys("seg/", left.segment_id).data})
 
 
 async def test_a_seal_is_kept_by_the_next_owner() -> None:

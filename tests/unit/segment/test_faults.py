@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offloaderd.core.errors import Denied, NoSpace, NotFound, OffloaderError, Transient
+from offloaderd.core.errors import Conflict, Denied, NoSpace, NotFound, OffloaderError, OutcomeUnknown, Transient
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.retry import Backoff
 from offloaderd.metadata import paths
@@ -28,6 +28,8 @@ from tests.virtual import virtually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from offloaderd.objects.port import ObjectInfo, PartInfo
 
 
 class QuickClock:
@@ -91,6 +93,43 @@ async def test_lost_answers_of_the_store_are_read_back(operation: str) -> None:
     await offload_all(rig, payloads(300))
     assert faults.fired == (0 if operation == "abort_upload" else 2)
     assert await rig.leftovers() == []
+
+
+class CompletingOnce(MemoryStore):
+    """Loses the answer to each completion, and answers the repeated one with a conflict."""
+
+    def __init__(self, rig: Rig) -> None:
+        super().__init__(rig.clock, part_bytes_min=1)
+        self.completed: list[str] = []
+
+    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
+        """See ObjectStore."""
+        if upload_id in self.completed:
+            raise Conflict("412 PreconditionFailed: the object exists")
+        await super().complete_upload(key, upload_id, parts)
+        self.completed.append(upload_id)
+        raise OutcomeUnknown("the answer was lost")
+
+
+async def test_a_conflict_at_a_repeated_completion_is_read_back() -> None:
+    """Some stores answer it with 409 or 412: the object is there and is compared, by the same owner, once."""
+    rig, _ = faulty_rig()
+    store = CompletingOnce(rig)
+    rig.objects = store
+    await offload_all(rig, payloads(300))
+    epoch = await rig.tree.connect().get(paths.epoch(TOPIC))
+    assert (len(store.completed), ownership.decode_epoch(epoch.value, path="epoch").epoch) == (3, 1)
+    assert await rig.leftovers() == []
+
+
+async def test_a_conflict_at_a_completion_that_did_not_happen_is_tried_again() -> None:
+    """Another request for the same object is in progress: nothing is given up, and no new claim is needed."""
+    rig, faults = faulty_rig()
+    faults.fail("complete_upload", Conflict("409 OperationAborted"), times=3)
+    await offload_all(rig, payloads(300))
+    epoch = await rig.tree.connect().get(paths.epoch(TOPIC))
+    assert (faults.fired, ownership.decode_epoch(epoch.value, path="epoch").epoch) == (3, 1)
+    assert rig.metrics.segments.labels(state="failed")._value.get() == 0
 
 
 @pytest.mark.parametrize("skip", range(8))
