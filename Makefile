@@ -126,7 +126,7 @@ test-stores: $(DEPENDENCIES)dev stores ## Run what depends on the S3 server on v
 	S3_SERVER=versitygw $(BIN)/python -m pytest -n $(WORKERS) $(ON_STORES)
 	S3_SERVER=minio $(BIN)/python -m pytest -n $(WORKERS) $(ON_STORES)
 	$(BIN)/python -m pytest -n 0 tests/real/on_minio.py
-	$(BIN)/python -m pytest -n $(WORKERS) tests/conformance/test_objects.py $(addprefix tests/integration/,kills/test_gcs_kills.py commands/test_gcs.py) -k gcs
+	$(BIN)/python -m pytest -n $(WORKERS) tests/conformance/test_objects.py $(addprefix tests/integration/,kills commands/test_gcs.py) -k gcs
 
 fuzz: $(DEPENDENCIES)fuzz ## Feed foreign bytes to every decoder that reads any, guided by coverage (MINUTES=n in all)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)

@@ -18,6 +18,7 @@ from botocore.session import get_session
 from offloaderd.core.clock import SystemClock
 from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper
+from tests.azure import azurite as azurite_program
 from tests.real import gcs_emulator as emulator
 from tests.real import stores
 
@@ -88,6 +89,14 @@ def gcs_emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if reason := emulator.lacking():
         pytest.skip(reason)
     with running(emulator.gcs_emulator(tmp_path_factory.mktemp("gcs"), SystemClock())) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Endpoint of a running Azurite; where it cannot be installed the test is left out."""
+    node = azurite_program.installed()
+    with running(azurite_program.azurite_in(tmp_path_factory.mktemp("azurite"), node)) as endpoint:
         yield endpoint
 
 

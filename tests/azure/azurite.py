@@ -18,10 +18,9 @@ import pytest
 from offloaderd.core.clock import SystemClock
 from offloaderd.standalone.ports import LOOPBACK, free_ports, http_get
 from offloaderd.standalone.process import ChildProcess, Command
-from tests.servers import running
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parents[1] / "build" / "azurite"
@@ -70,11 +69,3 @@ async def azurite_in(directory: Path, node: Path) -> AsyncIterator[str]:
 
         await child.ready(answers, START_S)
         yield f"http://{LOOPBACK}:{port}"
-
-
-@pytest.fixture(scope="session")
-def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The endpoint of a running Azurite."""
-    node = installed()
-    with running(azurite_in(tmp_path_factory.mktemp("azurite"), node)) as endpoint:
-        yield endpoint

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.metadata.zookeeper import client
-from tests.azure.azurite import azurite  # noqa: F401 - a fixture
 from tests.conformance.metadata_stores import MemoryTrees, Tree, ZooKeeperTree
 from tests.conformance.simulated import SIMULATED, SimulatedTree, simulated_world
 from tests.simulation.loop import VirtualLoop

@@ -15,7 +15,6 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import BucketMissing, Denied, Expired
 from offloaderd.objects.azure.errors import RIGHTS
 from offloaderd.objects.azure.store import AzureStore
-from tests.azure.azurite import azurite  # noqa: F401 - a fixture
 from tests.azure.service import ACCOUNT, KEY, options
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy" / "azure"
 
 
 @pytest.fixture
-async def owner(azurite: str) -> ObjectsSettings:  # noqa: F811
+async def owner(azurite: str) -> ObjectsSettings:
     """Access by the account's key to a new container that has one object."""
     found = options(azurite, f"test-{SystemClock().uuid().hex[:16]}")
     async with AzureStore(found) as store:

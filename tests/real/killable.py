@@ -19,8 +19,9 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.daemon import stores
 from offloaderd.ledgers.embedded.store import EmbeddedLedgers
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
+from offloaderd.objects.azure import store as azure_store
+from offloaderd.objects.gcs import store as gcs_store
 from offloaderd.objects.s3 import store as s3_store
-from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.stored_as import PLAIN, StoredAs
 from tests.real import labels
 from tests.real.points import KillPoint
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from offloaderd.core.model import TopicName
     from offloaderd.metadata.port import Step
+    from offloaderd.objects.buckets import BucketStore
     from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, Pieces, UploadInfo
 
 T = TypeVar("T")
@@ -68,71 +70,76 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class KillableObjects(S3Store):
-    """The S3 adapter, with the trap round each of its requests."""
+def killable(store: type[BucketStore]) -> type[BucketStore]:
+    """Return an adapter of a bucket with the trap round each of its requests."""
 
-    async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
-        """See ObjectReader."""
-        return await around(labels.of_object("get", key), super().get(key, first, length))
+    class KillableObjects(store):  # type: ignore[valid-type,misc] # each adapter in turn
+        """See the adapter."""
 
-    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
-        """See ObjectReader."""
-        return await around(labels.of_object("get", key), super().get_pieces(key, first, lengths))
+        async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
+            """See ObjectReader."""
+            return await around(labels.of_object("get", key), super().get(key, first, length))
 
-    async def head(self, key: str) -> ObjectInfo:
-        """See ObjectReader."""
-        return await around(labels.of_object("head", key), super().head(key))
+        async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+            """See ObjectReader."""
+            return await around(labels.of_object("get", key), super().get_pieces(key, first, lengths))
 
-    async def put(
-        self,
-        key: str,
-        data: Bytes,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        if_etag: str | None = None,
-        stored_as: StoredAs = PLAIN,
-    ) -> ObjectInfo:
-        """See ObjectStore."""
-        return await around(
-            labels.of_object("put", key),
-            super().put(key, data, metadata=metadata, if_etag=if_etag, stored_as=stored_as),
-        )
+        async def head(self, key: str) -> ObjectInfo:
+            """See ObjectReader."""
+            return await around(labels.of_object("head", key), super().head(key))
 
-    async def delete(self, keys: Sequence[str]) -> None:
-        """See ObjectStore."""
-        await around("delete", super().delete(keys))
+        async def put(
+            self,
+            key: str,
+            data: Bytes,
+            *,
+            metadata: Mapping[str, str] | None = None,
+            if_etag: str | None = None,
+            stored_as: StoredAs = PLAIN,
+        ) -> ObjectInfo:
+            """See ObjectStore."""
+            return await around(
+                labels.of_object("put", key),
+                super().put(key, data, metadata=metadata, if_etag=if_etag, stored_as=stored_as),
+            )
 
-    async def create_upload(
-        self,
-        key: str,
-        *,
-        metadata: Mapping[str, str] | None = None,
-        stored_as: StoredAs = PLAIN,
-    ) -> str:
-        """See MultipartStore."""
-        return await around("create_upload", super().create_upload(key, metadata=metadata, stored_as=stored_as))
+        async def delete(self, keys: Sequence[str]) -> None:
+            """See ObjectStore."""
+            await around("delete", super().delete(keys))
 
-    async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
-        """See MultipartStore."""
-        return await around("upload_part", super().upload_part(key, upload_id, part_number, pieces))
+        async def create_upload(
+            self,
+            key: str,
+            *,
+            metadata: Mapping[str, str] | None = None,
+            stored_as: StoredAs = PLAIN,
+        ) -> str:
+            """See MultipartStore."""
+            return await around("create_upload", super().create_upload(key, metadata=metadata, stored_as=stored_as))
 
-    async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
-        """See MultipartStore."""
-        return await around("list_parts", super().list_parts(key, upload_id))
+        async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
+            """See MultipartStore."""
+            return await around("upload_part", super().upload_part(key, upload_id, part_number, pieces))
 
-    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        """See MultipartStore."""
-        return await around("complete_upload", super().complete_upload(key, upload_id, parts))
+        async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
+            """See MultipartStore."""
+            return await around("list_parts", super().list_parts(key, upload_id))
 
-    async def abort_upload(self, key: str, upload_id: str) -> None:
-        """See MultipartStore."""
-        await around("abort_upload", super().abort_upload(key, upload_id))
+        async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
+            """See MultipartStore."""
+            return await around("complete_upload", super().complete_upload(key, upload_id, parts))
 
-    async def list_uploads(self, prefix: str = "") -> AsyncGenerator[UploadInfo, None]:
-        """See MultipartStore."""
-        await around("list_uploads", nothing())
-        async for upload in super().list_uploads(prefix):
-            yield upload
+        async def abort_upload(self, key: str, upload_id: str) -> None:
+            """See MultipartStore."""
+            await around("abort_upload", super().abort_upload(key, upload_id))
+
+        async def list_uploads(self, prefix: str = "") -> AsyncGenerator[UploadInfo, None]:
+            """See MultipartStore."""
+            await around("list_uploads", nothing())
+            async for upload in super().list_uploads(prefix):
+                yield upload
+
+    return KillableObjects
 
 
 class KillableMetadata(ZooKeeperStore):
@@ -172,7 +179,9 @@ point = KillPoint("", "before")
 if __name__ == "__main__":
     point = KillPoint.parse(os.environ[VARIABLE])
     with (
-        mock.patch.object(s3_store, "S3Store", KillableObjects),
+        mock.patch.object(s3_store, "S3Store", killable(s3_store.S3Store)),
+        mock.patch.object(azure_store, "AzureStore", killable(azure_store.AzureStore)),
+        mock.patch.object(gcs_store, "GcsStore", killable(gcs_store.GcsStore)),
         mock.patch.object(stores, "ZooKeeperStore", KillableMetadata),
         mock.patch.object(stores, "EmbeddedLedgers", KillableLedgers),
     ):

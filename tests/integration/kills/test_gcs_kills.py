@@ -1,26 +1,21 @@
 """SIGKILL at the requests of an upload to Google Cloud Storage: nothing is lost, left behind, or sent twice.
 
-The server is in the test's process, so it can end the daemon at exactly one request; on the emulator it ends when two
-parts are stored.
+The server is in the test's process, so it can end the daemon at exactly one request of those that make one call of the
+port. The points between calls are those of `test_kill_points.py`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
 from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import TopicName
 from offloaderd.objects.gcs import uploads
-from offloaderd.objects.gcs.store import GcsStore
-from offloaderd.objects.settings import ObjectsSettings
 from tests.gcs_server import GcsServer, Refusal, gcs_server
-from tests.integration.processes import CLOCK, DaemonProcess, Site
-from tests.real.audit import bucket_of, parts_stored
+from tests.integration.processes import DaemonProcess, Site
 from tests.real.mortal import dies
 from tests.real.proof import ends_well
 from tests.real.workload import Workload
@@ -36,8 +31,6 @@ TOPIC = TopicName.parse("public/default/killed")
 BUCKET = "segments"
 ENTRIES, ENTRY_BYTES = 400, 40_000
 """Enough for one segment that is full, of three parts, and one that is not."""
-TWO_PARTS = 280
-"""Enough for two parts of a segment that is not full."""
 
 
 def site_at(directory: Path, zookeeper: str, endpoint: str, bucket: str) -> Site:
@@ -105,26 +98,3 @@ async def test_a_daemon_that_dies_in_an_upload(server: GcsServer, tmp_path: Path
     parts = {key: count for key, count in server.inserted.items() if re.search(r"/\d{5}$", key)}
     assert len(parts) >= 2
     assert set(parts.values()) == {1}
-
-
-async def test_a_daemon_that_dies_over_the_emulator(gcs_emulator: str, tmp_path: Path, zookeeper: str) -> None:
-    """Killed with two parts stored, it is followed by one that goes on behind them."""
-    site = site_at(tmp_path, zookeeper, gcs_emulator, f"test-{CLOCK.uuid().hex}")
-    workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
-    async with GcsStore(ObjectsSettings(kind="gcs", bucket=site.bucket, endpoint=gcs_emulator)) as store:
-        await store.create_bucket()
-    async with DaemonProcess(site) as daemon:
-        with contextlib.suppress(OffloaderError):
-            async with daemon.client() as client:
-                await client.enable(TOPIC)
-                await workload.append(client, TWO_PARTS)
-                before, _ = await parts_stored(site, 2)
-        daemon.signal(signal.SIGKILL)
-        await daemon.ended()
-    async with bucket_of(site) as bucket:
-        stored = await bucket.list_parts(before.key, before.upload_id)
-    found = await ends_well(site, workload, entries=20)
-    assert found.segments == 1
-    assert len(stored) >= 2
-    async with bucket_of(site) as bucket:
-        assert [one async for one in bucket.list_uploads()] == []

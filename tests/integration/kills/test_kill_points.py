@@ -2,7 +2,7 @@
 
 Each test is one history: a client appends, asks for everything to be offloaded and reads, over one daemon that dies at
 its kill point (some over two that do) and one that does not. At the end the history is checked, and the bucket is
-compared with the metadata. The points are those of `tests/real/points.py`.
+compared with the metadata. The points are those of `tests/real/points.py`, on each kind of store.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import TopicName
 from offloaderd.drill.s3_proxy import S3Proxy
 from offloaderd.objects.port import PART_BYTES_MIN
-from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.integration.processes import CLOCK, DaemonProcess
 from tests.real import points
 from tests.real.audit import bucket_of, parts_stored
 from tests.real.mortal import dies, killed_at
@@ -27,11 +27,9 @@ from tests.real.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
-
-    from _pytest.mark import ParameterSet
 
     from offloaderd.client import DaemonClient
+    from tests.integration.processes import Site
     from tests.servers import S3Server
 
 pytestmark = pytest.mark.timeout(300)
@@ -45,9 +43,9 @@ TWO_PARTS = 280
 
 
 @pytest.fixture
-def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) -> Site:
-    """A site whose segments have several parts."""
-    site = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
+def site(request: pytest.FixtureRequest) -> Site:
+    """A site on a kind of store, S3 unless the test names one; its segments have several parts."""
+    site: Site = request.getfixturevalue(f"{getattr(request, 'param', 's3')}_site")
     site.settings["ledgers"] = {"ledger_entries_max": 170}
     site.settings["offload"] = {"segment_bytes_max": 12 << 20, "block_bytes": 256 << 10, "part_bytes": PART_BYTES_MIN}
     return site
@@ -59,17 +57,23 @@ async def taken(client: DaemonClient, count: int) -> None:
         await CLOCK.sleep(0.02)
 
 
-WITNESSES = {"commit:midway", "complete_upload:midway"}
-"""Points that `make test` has on real servers: an answer that nobody hears, of each of the two."""
+STORES = ("s3", "azure", "gcs")
+WITNESSES = {("s3", "commit:midway"), *((store, "complete_upload:midway") for store in STORES)}
+"""Points that `make test` has on real servers: an answer that nobody hears, of ZooKeeper and of each kind of store."""
 
 
-def params(names: Sequence[str]) -> list[ParameterSet]:
-    """Return points as parameters of a test, the witnesses marked."""
+def on_each_store(names: Sequence[str]) -> pytest.MarkDecorator:
+    """Return the parameters of a test that runs at each point, on each kind of store; the witnesses are marked."""
     mark = pytest.mark.witness("zookeeper", "s3")
-    return [pytest.param(name, marks=[mark] if name in WITNESSES else []) for name in names]
+    pairs = [
+        pytest.param(store, name, marks=[mark] if (store, name) in WITNESSES else [])
+        for store in STORES
+        for name in names
+    ]
+    return pytest.mark.parametrize(("site", "point"), pairs, indirect=["site"])
 
 
-@pytest.mark.parametrize("point", params(points.FIRST_LIFE))
+@on_each_store(points.FIRST_LIFE)
 async def test_a_daemon_that_dies_loses_and_leaves_nothing(site: Site, point: str) -> None:
     """Killed at this step of a topic's first segments, it is followed by one that completes them."""
     workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
@@ -77,7 +81,7 @@ async def test_a_daemon_that_dies_loses_and_leaves_nothing(site: Site, point: st
     assert not (await ends_well(site, workload)).collected
 
 
-@pytest.mark.parametrize("point", points.AT_THE_END)
+@on_each_store(points.AT_THE_END)
 async def test_a_daemon_that_dies_while_it_drains_loses_and_leaves_nothing(site: Site, point: str) -> None:
     """Told to stop with a segment open, it is killed at this step of completing it."""
     workload = Workload(TOPIC)
@@ -91,7 +95,7 @@ async def test_a_daemon_that_dies_while_it_drains_loses_and_leaves_nothing(site:
     assert not (await ends_well(site, workload)).collected
 
 
-@pytest.mark.parametrize("point", points.WHILE_OPEN)
+@on_each_store(points.WHILE_OPEN)
 async def test_a_daemon_that_dies_with_a_segment_open_loses_and_leaves_nothing(site: Site, point: str) -> None:
     """Two parts are in the bucket, nobody asks for more, and it is killed when it notes that."""
     workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
@@ -124,7 +128,7 @@ async def test_a_part_that_is_stored_is_never_sent_again(site: Site, s3_server: 
     assert proxy.counts.part_bytes - sent_bytes == found.object_bytes - stored_bytes
 
 
-@pytest.mark.parametrize("point", points.CONTINUED)
+@on_each_store(points.CONTINUED)
 async def test_a_daemon_that_dies_while_it_continues_loses_and_leaves_nothing(site: Site, point: str) -> None:
     """The first owner dies in the middle of a segment, the next one goes on with it and is killed at this step."""
     workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
@@ -133,7 +137,7 @@ async def test_a_daemon_that_dies_while_it_continues_loses_and_leaves_nothing(si
     assert not (await ends_well(site, workload)).collected
 
 
-@pytest.mark.parametrize("point", points.AFTER_A_FAILURE)
+@on_each_store(points.AFTER_A_FAILURE)
 async def test_a_daemon_that_dies_while_it_gives_up_loses_and_leaves_nothing(site: Site, point: str) -> None:
     """The first owner dies in the middle of a segment, its upload vanishes, the next one is killed at this step."""
     workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
@@ -145,7 +149,7 @@ async def test_a_daemon_that_dies_while_it_gives_up_loses_and_leaves_nothing(sit
     assert not (await ends_well(site, workload)).collected
 
 
-@pytest.mark.parametrize("point", points.GRANTED)
+@on_each_store(points.GRANTED)
 async def test_a_daemon_that_dies_while_the_source_is_deleted_loses_nothing(site: Site, point: str) -> None:
     """Ledgers go from their source as soon as their copies are verified; every entry is still there for readers."""
     workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
@@ -154,7 +158,7 @@ async def test_a_daemon_that_dies_while_the_source_is_deleted_loses_nothing(site
     assert not (await ends_well(eager, workload)).collected
 
 
-@pytest.mark.parametrize("point", points.RETIRED)
+@on_each_store(points.RETIRED)
 async def test_a_daemon_that_dies_while_segments_are_retired_leaves_nothing(site: Site, point: str) -> None:
     """Only the newest segment is to be kept; what is above the floor is all there, what is below leaves no object."""
     workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)

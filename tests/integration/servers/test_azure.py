@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
 
 import pytest
 
 from offloaderd.core.model import TopicName
 from offloaderd.objects.azure.store import AzureStore
-from tests.azure.azurite import azurite  # noqa: F401 - a fixture
-from tests.azure.service import ACCOUNT, KEY, options
+from tests.azure.service import options
 from tests.integration.command_line import started
-from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.integration.processes import DaemonProcess, Site
 from tests.real.audit import parts_stored
 from tests.real.proof import ends_well
 from tests.real.workload import Workload
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.witness("zookeeper")]
 
@@ -27,21 +22,10 @@ ENTRY_BYTES, TWO_PARTS = 40_000, 280
 
 
 @pytest.fixture
-async def site(tmp_path: Path, zookeeper: str, azurite: str) -> Site:  # noqa: F811
-    """A site with a new container, whose segments have several parts."""
-    container = f"test-{CLOCK.uuid().hex[:16]}"
-    async with AzureStore(options(azurite, container)) as store:
-        await store.create_bucket()
-    found = Site(tmp_path, zookeeper, azurite, "", "", container)
-    found.settings["objects"] = {
-        "kind": "azure",
-        "azure_account": ACCOUNT,
-        "azure_key": KEY,
-        "connect_timeout_s": 10,
-        "read_timeout_s": 30,
-    }
-    found.settings["offload"] = {"segment_bytes_max": 12 << 20, "block_bytes": 256 << 10, "part_bytes": 5 << 20}
-    return found
+def site(azure_site: Site) -> Site:
+    """A site on Azurite, whose segments have several parts."""
+    azure_site.settings["offload"] = {"segment_bytes_max": 12 << 20, "block_bytes": 256 << 10, "part_bytes": 5 << 20}
+    return azure_site
 
 
 async def test_a_killed_daemon_is_followed_by_one_that_sends_no_stored_part_again(site: Site) -> None:

@@ -14,7 +14,6 @@ from offloaderd.core.model import TopicName
 from offloaderd.objects import keys
 from offloaderd.objects.azure.store import AzureStore
 from offloaderd.protocol.v1 import policy_pb2
-from tests.azure.azurite import azurite  # noqa: F401 - a fixture
 from tests.azure.service import ACCOUNT, KEY, options
 from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Site
@@ -81,7 +80,7 @@ async def move(client: DaemonClient, traffic: Traffic, bucket: str) -> None:
     traffic.moved.set()
 
 
-async def test_a_topic_goes_from_s3_to_azure_while_it_is_written_and_read(site: Site, azurite: str) -> None:  # noqa: F811
+async def test_a_topic_goes_from_s3_to_azure_while_it_is_written_and_read(site: Site, azurite: str) -> None:
     """Nothing is lost, every byte is equal, both stores have segments, and upkeep knows both."""
     container = f"test-{CLOCK.uuid().hex[:16]}"
     async with AzureStore(options(azurite, container)) as archive:

@@ -1,0 +1,56 @@
+"""Sites whose bucket is in a store of each kind: SeaweedFS, Azurite, and Google's emulator or a server of the tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.azure.service import ACCOUNT, KEY
+from tests.gcs_server import gcs_server
+from tests.integration.processes import CLOCK, Site
+from tests.real import gcs_emulator as emulator
+from tests.real.audit import bucket_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from tests.servers import S3Server
+
+AZURE = {"kind": "azure", "azure_account": ACCOUNT, "azure_key": KEY, "connect_timeout_s": 10, "read_timeout_s": 30}
+
+
+@pytest.fixture
+def s3_site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) -> Site:
+    """A site with a bucket of the S3 server."""
+    return Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
+
+
+@pytest.fixture
+async def azure_site(tmp_path: Path, zookeeper: str, azurite: str) -> Site:
+    """A site with a new container of Azurite."""
+    site = Site(tmp_path, zookeeper, azurite, "", "", f"test-{CLOCK.uuid().hex[:16]}")
+    site.settings["objects"] = dict(AZURE)
+    async with bucket_of(site) as store:
+        await store.create_bucket()  # type: ignore[attr-defined] # of Azure's store
+    return site
+
+
+@pytest.fixture(scope="session")
+def gcs_endpoint(request: pytest.FixtureRequest) -> str:
+    """Endpoint of the emulator of Google Cloud Storage; empty where it was not built (make stores)."""
+    return "" if emulator.lacking() else str(request.getfixturevalue("gcs_emulator"))
+
+
+@pytest.fixture
+async def gcs_site(tmp_path: Path, zookeeper: str, gcs_endpoint: str) -> AsyncIterator[Site]:
+    """A site with a new bucket of the emulator, or of a server in the process of the test."""
+    bucket = f"test-{CLOCK.uuid().hex}"
+    async with gcs_server(bucket) as server:
+        site = Site(tmp_path, zookeeper, gcs_endpoint or server.endpoint, "", "", bucket)
+        site.settings["objects"] = {"kind": "gcs"}
+        if gcs_endpoint:
+            async with bucket_of(site) as store:
+                await store.create_bucket()  # type: ignore[attr-defined] # of Google's store
+        yield site
