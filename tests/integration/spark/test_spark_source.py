@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 from click.testing import CliRunner
@@ -27,7 +27,8 @@ from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map import removal
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects import keys
-from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.azure.store import AzureStore
+from offloaderd.objects.opening import bucket_store
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.policy.records import TopicPolicy, encode_policy
 from offloaderd.policy.resolver import PolicyResolver
@@ -39,6 +40,8 @@ from offloaderd.spark.export.iceberg import COMMIT
 from offloaderd.spark.session import spark_session
 from offloaderd.spark.source import register
 from offloaderd.spark.verify import verify
+from tests.azure.service import ACCOUNT, KEY
+from tests.gcs_server import gcs_server
 from tests.unit.format.test_pulsar_message import entry
 from tests.unit.read.build import PREFIX, Hot, Piece, put_segment
 from tests.unit.rigs.stored_maps import StoredMaps
@@ -47,14 +50,17 @@ from tests.unit.spark.test_export_iceberg import Lake, library_threads
 from tests.unit.spark.test_value_schema import record, written
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Mapping
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from pathlib import Path
     from uuid import UUID
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from offloaderd.objects.buckets import BucketStore
     from tests.servers import S3Server
 
+T = TypeVar("T")
 pytestmark = pytest.mark.timeout(300)  # the first test starts Java and three servers, on a machine that may be busy
 
 CLOCK = SystemClock()
@@ -78,8 +84,8 @@ class Site:
     """A bucket and a ZooKeeper root of a test's own, and what is committed in them."""
 
     zookeeper: str
-    s3: S3Server
-    bucket: str
+    objects: Mapping[str, str]
+    """Settings of the bucket."""
     root: str = field(default_factory=lambda: f"/t{CLOCK.uuid().hex[:12]}")
 
     def options(self, **more: str) -> dict[str, str]:
@@ -88,28 +94,20 @@ class Site:
             "metadata.servers": self.zookeeper,
             "metadata.root": self.root,
             "daemon.cluster": "test",
-            "objects.bucket": self.bucket,
             "objects.prefix": PREFIX,
-            "objects.endpoint": self.s3.endpoint,
-            "objects.access_key": self.s3.access_key,
-            "objects.secret_key": self.s3.secret_key,
+            **{f"objects.{name}": value for name, value in self.objects.items()},
             **more,
         }
 
-    def s3_options(self) -> ObjectsSettings:
-        """Return what the store wants to know."""
-        return ObjectsSettings(
-            bucket=self.bucket,
-            endpoint=self.s3.endpoint,
-            access_key=self.s3.access_key,
-            secret_key=self.s3.secret_key,
-        )
+    def bucket(self) -> BucketStore:
+        """Return a client of the bucket."""
+        return bucket_store(ObjectsSettings.model_validate(self.objects), CLOCK)
 
     @asynccontextmanager
-    async def stores(self) -> AsyncIterator[tuple[ZooKeeperStore, S3Store]]:
+    async def stores(self) -> AsyncIterator[tuple[ZooKeeperStore, BucketStore]]:
         """Open both."""
         metadata = ZooKeeperStore(self.zookeeper, f"{self.root}/test")
-        async with metadata, S3Store(self.s3_options()) as objects:
+        async with metadata, self.bucket() as objects:
             yield metadata, objects
 
     async def commit(self, topic: TopicName, pieces: list[Piece]) -> UUID:
@@ -125,7 +123,7 @@ class Site:
             )
             for key in segment.keys.all:
                 await objects.put(key, await objects.get(key), metadata=keys.segment_metadata("test"))
-            segment = replace(segment, bucket=self.bucket)
+            segment = replace(segment, bucket=self.objects["bucket"])
             steps, _ = (await catalog.load(metadata, topic)).with_commit(segment)
             await metadata.transact(steps)
             return segment_id
@@ -139,7 +137,7 @@ class Site:
 
     async def spoil(self, segment_id: UUID) -> None:
         """Flip a bit in the middle of a segment's data."""
-        async with S3Store(self.s3_options()) as objects:
+        async with self.bucket() as objects:
             key = f"{PREFIX}{segment_id}"
             data = bytearray(await objects.get(key))
             data[len(data) // 2] ^= 1
@@ -161,9 +159,46 @@ class Site:
 
 
 @pytest.fixture
-def site(zookeeper: str, s3_server: S3Server, s3_bucket: str) -> Site:
-    """An empty site."""
-    return Site(zookeeper, s3_server, s3_bucket)
+def site(request: pytest.FixtureRequest, zookeeper: str) -> Iterator[Site]:
+    """An empty site, on S3 unless the test names another kind of store."""
+    kind = getattr(request, "param", "s3")
+    if kind == "s3":
+        server: S3Server = request.getfixturevalue("s3_server")
+        yield Site(zookeeper, {"bucket": request.getfixturevalue("s3_bucket"), **server._asdict()})
+        return
+    bucket = f"test-{CLOCK.uuid().hex[:16]}"
+    if kind == "azure":
+        account = {"azure_account": ACCOUNT, "azure_key": KEY}
+        found = Site(
+            zookeeper, {"kind": kind, "bucket": bucket, "endpoint": request.getfixturevalue("azurite"), **account}
+        )
+        asyncio.run(created(found))
+        yield found
+        return
+    with in_thread(gcs_server(bucket)) as served:
+        yield Site(zookeeper, {"kind": kind, "bucket": bucket, "endpoint": served.endpoint})
+
+
+async def created(site: Site) -> None:
+    """Create the container of a site."""
+    async with site.bucket() as store:
+        assert isinstance(store, AzureStore)
+        await store.create_bucket()
+
+
+@contextmanager
+def in_thread(server: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """Run a server in a thread of its own, since Spark's calls block."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="server")
+    thread.start()
+    try:
+        yield asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result()
+        asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 def held(ledger_id: int, first: int, count: int) -> list[bytes]:
@@ -176,21 +211,9 @@ def table(spark: SparkSession, site: Site, **more: str) -> DataFrame:
     return spark.read.format("offload").options(**site.options(**more)).load("orders")
 
 
-@contextmanager
-def counted(endpoint: str) -> Iterator[S3Proxy]:
-    """Have a proxy before the S3 server that counts requests, in a thread of its own, since Spark's calls block."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="proxy")
-    thread.start()
-    proxy = S3Proxy(endpoint, prefix=PREFIX)
-    try:
-        asyncio.run_coroutine_threadsafe(proxy.__aenter__(), loop).result()
-        yield proxy
-        asyncio.run_coroutine_threadsafe(proxy.__aexit__(None, None, None), loop).result()
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+def counted(site: Site) -> AbstractContextManager[S3Proxy]:
+    """Have a proxy before the S3 server that counts requests."""
+    return in_thread(S3Proxy(site.objects["endpoint"], prefix=PREFIX))
 
 
 @pytest.mark.witness("spark")
@@ -210,15 +233,38 @@ def test_sql_and_hash(spark: SparkSession, site: Site) -> None:
     assert {row.topic for row in rows} == {str(TOPIC)}
     plan = found._jdf.queryExecution().toString()
     assert "offload" in plan
-    assert site.s3.secret_key not in plan
-    assert site.s3.access_key not in plan
+    assert site.objects["secret_key"] not in plan
+    assert site.objects["access_key"] not in plan
+
+
+@pytest.mark.witness("spark")
+@pytest.mark.parametrize("site", ["azure", "gcs"], indirect=True)
+def test_other_kinds_of_stores(spark: SparkSession, site: Site, tmp_path: Path) -> None:
+    """A query, an export and a verification of a topic in Azure or Google Cloud Storage; damage is found there too."""
+    asyncio.run(site.commit(TOPIC, [Piece(3, 0, held(3, 0, ROWS), ROWS)]))
+    last = asyncio.run(site.commit(TOPIC, [Piece(4, 0, held(4, 0, 300))]))
+    digest = sha256()
+    for row in sorted(
+        table(spark, site, partition_bytes="200KiB").select("ledger_id", "entry_id", "payload").collect()
+    ):
+        digest.update(row.payload)
+    assert digest.hexdigest() == asyncio.run(site.hash_of_reads(TOPIC))
+    options = site.options(topic="orders")
+    target = str(tmp_path / "archive")
+    assert sum(one.rows for one in export(spark, options, target)) == ROWS + 300
+    assert spark.read.parquet(target).where("day IS NOT NULL").count() == ROWS + 300
+    before = verify(spark, options)
+    assert (before.exit_code, before.segments, before.entries) == (0, 2, ROWS + 300)
+    asyncio.run(site.spoil(last))
+    after = verify(spark, options)
+    assert (after.exit_code, after.problems, after.unreachable) == (1, 1, 0)
 
 
 def test_pushed_filters_by_requests(spark: SparkSession, site: Site) -> None:
     """What a WHERE leaves out is not fetched: segments not at all, and of those that are left no other blocks."""
     for ledger_id in range(1, 5):
         asyncio.run(site.commit(TOPIC, [Piece(ledger_id, 0, held(ledger_id, 0, 400), 400)]))
-    with counted(site.s3.endpoint) as proxy:
+    with counted(site) as proxy:
         found = table(spark, site, **{"objects.endpoint": proxy.endpoint})
         requests = proxy.counts.requests
         assert found.where("ledger_id = 2").count() == 400
