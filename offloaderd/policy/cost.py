@@ -54,12 +54,13 @@ class Requests(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cutting:
-    """How entries become objects; sizes in bytes, as in the settings of the same names."""
+    """How entries become objects; sizes in bytes, as in the settings of the same names. `kind` is `objects.kind`."""
 
     segment_bytes_max: int
     segment_age_max_s: float
     block_bytes: int
     part_bytes: int
+    kind: str = "s3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +144,24 @@ def _shape(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> tuple[
     return ceil(entries / in_block), BLOCK_FRAME_BYTES + min(entries, in_block) * framed
 
 
+class SegmentRequests(NamedTuple):
+    """Requests for one segment in a kind of store: those of every segment, and those of each part."""
+
+    segment: Requests
+    part: Requests = Requests(puts=1)
+
+
+SEGMENT_REQUESTS = {
+    "s3": SegmentRequests(Requests(puts=5, gets=4, deletes=1)),
+    # An upload is marked by a blob, which is deleted; the list of blocks is read, and objects are deleted one by one.
+    "azure": SegmentRequests(Requests(puts=5, gets=9, deletes=4)),
+    # An upload and its parts are objects: looked for before each part, listed, composed, deleted. More than 32 parts
+    # are composed in steps, which is left out here: a step is for 32 parts.
+    "gcs": SegmentRequests(Requests(puts=6, gets=5, deletes=4), Requests(puts=1, gets=1, deletes=1)),
+}
+"""By `objects.kind`; any other kind has those of S3, and no price."""
+
+
 def per_segment(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> Requests:
     """Return the requests that write one segment of entries of one size and verify it, and delete it in the end.
 
@@ -150,7 +169,8 @@ def per_segment(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> R
     object's size is asked for after the completion and before the commit. A part has whole blocks until it is as long
     as it should be.
     """
-    return Requests(puts=parts_of(payload_bytes, entry_bytes, cutting) + 5, gets=4, deletes=1)
+    of = SEGMENT_REQUESTS.get(cutting.kind, SEGMENT_REQUESTS["s3"])
+    return of.segment.plus(of.part.times(parts_of(payload_bytes, entry_bytes, cutting)))
 
 
 def parts_of(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> int:

@@ -29,6 +29,11 @@ class ClassPrices:
         """`SERVICE/CLASS`, as commands take it."""
         return f"{self.service}/{self.storage_class}"
 
+    @property
+    def kind(self) -> str:
+        """The service's `objects.kind`."""
+        return "s3" if self.service == "aws" else self.service
+
 
 @dataclass(frozen=True, slots=True)
 class Source:

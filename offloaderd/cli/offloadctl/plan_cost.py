@@ -1,7 +1,8 @@
 """`offloadctl plan-cost`: requests and costs by segment size and age, for measured or given rates."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,12 +99,14 @@ def plan_cost(
     sizes = sizes or tuple(sorted({size for size, _ in held}))
     chosen = {(size, age) for size in sizes for age in ages or (60.0, 600.0, 3600.0)}
     scrub_s = settings.scrub.interval_s if settings.scrub.enabled else None
-    cut = {"block_bytes": offload.block_bytes, "part_bytes": offload.part_bytes}
-    plans = []
-    for size, age in sorted(chosen | held):
-        cutting = Cutting(segment_bytes_max=size, segment_age_max_s=age, **cut)
-        takes = estimate(loads, cutting, prices, scrub_interval_s=scrub_s)
-        plans.append(Plan(size, age, (size, age) in held, takes))
+    cut = partial(Cutting, block_bytes=offload.block_bytes, part_bytes=offload.part_bytes)
+    kind = settings.objects.kind if priced is None else TABLE[priced].kind
+
+    def takes(size: int, age: float, kind: str) -> Estimate:
+        cutting = cut(segment_bytes_max=size, segment_age_max_s=age, kind=kind)
+        return estimate(loads, cutting, prices, scrub_interval_s=scrub_s)
+
+    plans = [Plan(size, age, (size, age) in held, takes(size, age, kind)) for size, age in sorted(chosen | held)]
     topic_count, rate_s = plans[0].takes.topics, plans[0].takes.gib_per_hour * GIB / HOUR_S
     measure = {"topics": topic_count, "bytes_per_s": rate_s}
     document = {"load": measure, "prices": prices.model_dump(), "plans": [as_json(one) for one in plans]}
@@ -114,7 +117,8 @@ def plan_cost(
         f"costs are a month's, {whose}"
     )
     if compare:
-        offers, compared = offers_for(next(one for one in plans if one.present))
+        present = next(one for one in plans if one.present)
+        offers, compared = offers_for(present, partial(takes, present.size_bytes, present.age_s))
         document["classes"] = [offer_json(one) for one in offers]
         text += compared
     session.tell(document, text)
@@ -192,9 +196,12 @@ OFFERS = show.Table[Offer](
 )
 
 
-def offers_for(present: Plan) -> tuple[list[Offer], str]:
-    """Return what a choice costs in each class, and the text of it with the sources of the prices."""
-    offers = [Offer(row, *class_costs(present.takes, row)) for row in TABLE.values()]
+def offers_for(present: Plan, takes: Callable[[str], Estimate]) -> tuple[list[Offer], str]:
+    """Return what a choice costs in each class, and the text of it with the sources of the prices.
+
+    `takes` estimates the choice for a kind of store.
+    """
+    offers = [Offer(row, *class_costs(takes(row.kind), row)) for row in TABLE.values()]
     segments = f"{show.size(present.size_bytes)} or {show.age(present.age_s)}"
     sources = "\n".join(f"{name}: {one.region}, {one.date}, {one.url}" for name, one in SOURCES.items())
     return offers, (
