@@ -43,6 +43,7 @@ from offloaderd.objects.azure.errors import failure
 from offloaderd.objects.buckets import Buckets
 from offloaderd.objects.failures import Request
 from offloaderd.objects.kinds import KINDS
+from offloaderd.objects.life_cycle import LifeCycleRule, Versioning
 from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo
 from offloaderd.objects.ranged import RangedGet
 from offloaderd.objects.request import (
@@ -139,6 +140,24 @@ class AzureStore(Buckets):
         with suppress(Conflict):
             async with self._request("CreateContainer", write=True) as (call, container):
                 await container.create_container(**_noting(call))
+
+    async def life_cycle_rules(self) -> list[LifeCycleRule]:
+        """See LifeCycle: raises InvalidInput, as rules are the account's, and no right to a container shows them."""
+        raise InvalidInput(
+            "Azure keeps such rules with the storage account, and shows them to its managers alone",
+            hint=f"see that none deletes or archives blobs below the prefix: {self._managed('management-policy')}",
+        )
+
+    async def versioning(self) -> Versioning:
+        """See LifeCycle; raises as `life_cycle_rules`."""
+        raise InvalidInput(
+            "Azure keeps versioning and soft delete with the storage account, and shows them to its managers alone",
+            hint=f"with either, deleted segments stay and are paid for: {self._managed('blob-service-properties')}",
+        )
+
+    def _managed(self, what: str) -> str:
+        account, group = self._options.azure_account or "ACCOUNT", "--resource-group GROUP"
+        return f"az storage account {what} show --account-name {account} {group}"
 
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
         """See ObjectReader."""

@@ -53,5 +53,6 @@ async def test_the_doctor_finds_the_container_in_order(site: Site) -> None:
     async with started(site, "offloaderd", "doctor") as doctor:
         code, said = await doctor.ended()
     assert (code, "bucket multipart" in said) == (0, True), said
+    assert "az storage account management-policy show --account-name" in said
     async with AzureStore(options(site.endpoint, site.bucket)) as store:
         assert [info.key async for info in store.list()] == []
