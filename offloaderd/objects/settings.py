@@ -14,8 +14,8 @@ from offloaderd.objects.stored_as import STORAGE_CLASS, STORAGE_CLASS_FORM, TAGS
 AWS = ".amazonaws.com"
 Bucket = Annotated[
     str,
-    Field(pattern=r"^([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?$"),
-    Shape("3 to 63 lower-case letters, digits, dots and dashes"),
+    Field(pattern=r"^([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])?$"),
+    Shape("3 to 63 lower-case letters, digits, dots, dashes and (Google) underscores"),
 ]
 KeyPrefix = Annotated[
     str,
@@ -24,7 +24,7 @@ KeyPrefix = Annotated[
 ]
 StorageClass = Annotated[str, Field(pattern=rf"^{STORAGE_CLASS}$"), Shape(STORAGE_CLASS_FORM)]
 Tags = Annotated[str, Field(pattern=rf"^{TAGS}$"), Shape(TAGS_FORM)]
-_PLACE = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/([^,/\x00-\x1f\x7f][^,\x00-\x1f\x7f]{0,499})?)?"
+_PLACE = r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/([^,/\x00-\x1f\x7f][^,\x00-\x1f\x7f]{0,499})?)?"
 PlaceList = Annotated[
     str,
     Field(pattern=rf"^(\s*{_PLACE}(\s*,\s*{_PLACE})*\s*)?$"),

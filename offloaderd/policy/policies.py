@@ -143,7 +143,10 @@ def _value(kind: Kind, option: str, pulsar: str = "", scale: Fraction = Fraction
 _word, _text = partial(_value, Kind.WORD), partial(_value, Kind.TEXT)
 _bytes, _seconds = partial(_value, Kind.BYTES), partial(_value, Kind.SECONDS, high=TIME_MAX_S)
 _MBYTE, _MINUTE, _MILLI = Fraction(MiB), Fraction(MINUTE_S), Fraction(1, 1000)
-_BUCKET = r"([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?", "3 to 63 lower-case letters, digits, dots and dashes"
+_BUCKET = (
+    r"([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])?",
+    "3 to 63 lower-case letters, digits, dots, dashes and (Google) underscores",
+)
 _MIRROR = (
     r"([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?(/([^/\x00-\x1f\x7f][^\x00-\x1f\x7f]{0,499})?)?",
     "BUCKET/PREFIX; empty for none",

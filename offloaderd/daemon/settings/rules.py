@@ -387,8 +387,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "objects.kind objects.bucket objects.places",
-        lambda s: s.objects.kind == "azure" and any(re.search(r"\.|--", one.bucket) for one in s.objects.own_places),
-        "objects.bucket or objects.places has the name of no container: dots and double dashes are not for Azure",
+        lambda s: any(re.search(KINDS[s.objects.kind].no_bucket, one.bucket) for one in s.objects.own_places),
+        lambda s: f"objects.bucket or objects.places has the name of no bucket: {KINDS[s.objects.kind].bucket_rule}",
     ),
     Rule(
         "bookkeeper.ledgers_root bookkeeper.managed_ledgers_root",

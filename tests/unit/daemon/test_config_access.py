@@ -72,6 +72,10 @@ AZURE: Any = {"kind": "azure", "bucket": "bucket", "azure_account": "a"}
         ({"objects": ObjectsSettings(bucket="bucket", storage_class="GLACIER")}, "GLACIER is an archive"),
         ({"objects": ObjectsSettings(bucket="bucket", storage_class="HOT")}, "HOT is no class of this kind of store"),
         ({"objects": ObjectsSettings(bucket="bucket", tags="team=a,team=b")}, "team is given twice"),
+        ({"objects": ObjectsSettings(bucket="my_bucket")}, "no bucket: S3 has none with an underscore"),
+        ({"objects": ObjectsSettings(bucket="bucket", places="10.0.0.1/x")}, "no bucket: S3 has none with"),
+        ({"objects": ObjectsSettings(kind="gcs", bucket="my-google-bucket")}, "Google has none with google in it"),
+        ({"objects": ObjectsSettings(**{**AZURE, "bucket": "a.bucket"})}, "Azure has none with a dot"),
         (
             {"objects": ObjectsSettings(bucket="bucket", profile="p", access_key="a", secret_key=SECRET)},
             "are ways to the same credentials",
