@@ -11,25 +11,23 @@ from uuid import UUID
 import pytest
 
 from offloaderd.core.errors import InvalidInput, NotFound
-from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
 from offloaderd.metadata import paths
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects import keys, marker
-from offloaderd.objects.s3.store import S3Store
-from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.protocol.v1 import policy_pb2
 from tests.integration.appending import append_to
 from tests.integration.command_line import ran
 from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.real.audit import bucket_of
 from tests.servers import bucket_at
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
-    from pathlib import Path
 
     from offloaderd.client import DaemonClient
     from offloaderd.metadata.port import MetadataStore
+    from offloaderd.objects.buckets import BucketStore
     from offloaderd.objects.port import ObjectReader
     from tests.servers import S3Server
 
@@ -37,27 +35,23 @@ TOPICS = [TopicName.parse(f"public/default/{name}") for name in ("orders", "odd 
 PREFIX = "pulsar/"
 
 
+ON_EACH_STORE = pytest.mark.parametrize("site", ["s3", "azure", "gcs"], indirect=True)
+
+
 @pytest.fixture
-def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) -> Site:
-    """A site on the test's servers, with small segments over several ledgers."""
-    found = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
-    found.settings["objects"] = {"prefix": PREFIX}
+def site(request: pytest.FixtureRequest) -> Site:
+    """A site on a kind of store, S3 unless the test names one, with small segments over several ledgers."""
+    found: Site = request.getfixturevalue(f"{getattr(request, 'param', 's3')}_site")
+    found.settings.setdefault("objects", {})["prefix"] = PREFIX
     found.settings["offload"] = {"segment_bytes_max": 60_000, "block_bytes": 8192}
     return found
 
 
 @asynccontextmanager
-async def stores(site: Site, *others: str) -> AsyncIterator[tuple[S3Store, ZooKeeperStore]]:
+async def stores(site: Site) -> AsyncIterator[tuple[BucketStore, ZooKeeperStore]]:
     """Open what the daemon uses."""
-    options = ObjectsSettings(
-        endpoint=site.endpoint,
-        bucket=site.bucket,
-        places=",".join(others),
-        access_key=site.access_key,
-        secret_key=site.secret_key,
-    )
     async with (
-        S3Store(options, Metrics(), CLOCK) as objects,
+        bucket_of(site) as objects,
         ZooKeeperStore(site.zookeeper, f"/offloaderd/{site.cluster}") as metadata,
     ):
         yield objects, metadata
@@ -113,6 +107,7 @@ async def command(site: Site, *words: str) -> tuple[int, Any]:
     return code, json.loads(out if out.startswith("{\n") else out.splitlines()[-1]) if out else err
 
 
+@ON_EACH_STORE
 async def test_the_bucket_alone_restores_the_map(site: Site) -> None:
     """ZooKeeper is wiped; a rebuild brings every context back byte for byte, and the daemon reads and goes on."""
     async with DaemonProcess(site) as daemon:
@@ -149,6 +144,7 @@ async def test_the_bucket_alone_restores_the_map(site: Site) -> None:
             assert sum(one.entries for one in segments) == 2510
 
 
+@ON_EACH_STORE
 async def test_garbage_goes_and_nothing_else(site: Site) -> None:
     """Leftovers and stray uploads are deleted beside a segment that is being written; the rest stays and is read."""
     topic = TOPICS[0]
@@ -207,7 +203,7 @@ async def test_a_topic_lives_in_a_place_of_its_own(site: Site, other_bucket: str
     """By its policy, among those of the settings: stored, read, collected, verified and rebuilt with the others."""
     topic, away = TOPICS[0], "eu/"
     site.settings["objects"] = {"prefix": PREFIX, "places": f"{other_bucket}/{away}"}
-    async with DaemonProcess(site) as daemon, daemon.client() as client, stores(site, other_bucket) as (objects, _):
+    async with DaemonProcess(site) as daemon, daemon.client() as client, stores(site) as (objects, _):
         for one, policies in (
             (topic, policy_pb2.OffloadPolicies(bucket=other_bucket, prefix=away)),
             (TOPICS[1], policy_pb2.OffloadPolicies()),
