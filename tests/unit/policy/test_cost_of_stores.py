@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.core.clock import SystemClock
 from offloaderd.core.model import EntryBatch, Position
-from offloaderd.objects.azure.store import AzureStore
-from offloaderd.objects.gcs.store import GcsStore
-from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.policy.cost import Cutting, Requests, parts_of, per_segment
 from offloaderd.policy.prices import TABLE
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment.builder import SegmentLayout
-from tests.azure import service as azure
-from tests.gcs_server import gcs_server
 from tests.unit.rigs.rig import Rig, enabled, until_offloaded
+from tests.unit.rigs.services import BUCKET, store_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
-
-    from offloaderd.objects.buckets import BucketStore
+    from collections.abc import Iterable
 
 REAL_TIME = "the services in the process listen on sockets"
-BUCKET = "segments"
 LAYOUT = SegmentLayout(block_bytes=4096, part_bytes=16_384)
 ENTRY_BYTES = 1000
 CHARGED = {
@@ -35,20 +26,6 @@ CHARGED = {
     "gets": {"HeadObject", "GetObject", "HEAD", "GET", "GET blocklist"},
     "deletes": {"DeleteObject", "DELETE"},
 }
-
-
-@asynccontextmanager
-async def store_of(kind: str) -> AsyncIterator[tuple[BucketStore, list[str] | Counter[str]]]:
-    """Open a store over its service; yields it and the requests that the service got."""
-    if kind == "gcs":
-        of = ObjectsSettings(kind="gcs", bucket=BUCKET)
-        async with gcs_server(BUCKET) as server, GcsStore(of.model_copy(update={"endpoint": server.endpoint})) as store:
-            yield store, server.requests
-        return
-    service = azure.Service(SystemClock())
-    async with azure.serving(service) as endpoint, AzureStore(azure.options(endpoint, BUCKET)) as store:
-        await store.create_bucket()
-        yield store, service.requests
 
 
 def charged(asked: Iterable[str]) -> Requests:
