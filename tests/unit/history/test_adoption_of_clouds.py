@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import pytest
 
+from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.places import Place
 from offloaderd.objects.retrying import RetryingReader
+from offloaderd.policy.resolver import PolicyResolver
+from offloaderd.read.reader import TopicReader
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.verify.cluster import check_committed
 from tests.unit.history.test_adoption import Brokers, ids
+from tests.unit.read.build import Hot
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, until_offloaded
 from tests.unit.rigs.services import BUCKET, store_of
+from tests.unit.rigs.stored_maps import StoredMaps
 
 REAL_TIME = "the services in the process listen on sockets"
 
@@ -39,12 +44,24 @@ async def test_ledgers_of_a_broker_are_adopted_read_and_verified(
         segments = (await catalog.load(rig.tree.connect(), TOPIC)).segments
         assert [(one.begin.ledger_id, one.foreign) for one in segments] == [(theirs, True), (ours, False)]
         assert segments[0].driver == driver
-        assert [payload for _, payload in await rig.committed()] == [*contents[0], *contents[1]]
+        metadata = rig.tree.connect()
+        topic_reader = TopicReader(
+            maps=StoredMaps(metadata),
+            policies=PolicyResolver(metadata),
+            objects=store,
+            source=None,
+            hot=Hot(),
+            clock=rig.clock,
+            metrics=Metrics(),
+        )
+        async with topic_reader:
+            found = [bytes(one) async for batch, _ in topic_reader.read(TOPIC) for one in batch.payloads]
+        assert found == [*contents[0], *contents[1]]
         reader = RetryingReader(store, clock=rig.clock)
 
         async def flaws() -> int:
-            found, _ = await check_committed(reader, TOPIC, segments[0], Level.FULL, cluster="test", buckets={BUCKET})
-            return len(found)
+            known, _ = await check_committed(reader, TOPIC, segments[0], Level.FULL, cluster="test", buckets={BUCKET})
+            return len(known)
 
         assert await flaws() == 0
         data = await store.get(segments[0].keys.data)
