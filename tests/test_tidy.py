@@ -15,6 +15,7 @@ import pytest
 
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.daemon.settings.sections import all_settings
+from tests.pages import pages
 from tools.invariants import stale
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ ONLY_HERE = {
     r"\.position(?:, [^=\n]+)? = ": "offloaderd/topic/live_segment.py",
 }
 """What one module alone does to segments and live topics: cut parts and record their end; move the position."""
+
+TEST_NAME = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 
 LEFTOVERS = {
     "a note to oneself": re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b"),
@@ -465,3 +468,12 @@ def test_a_warning_leads_to_its_failure() -> None:
 def test_every_guard_was_proven_as_it_is() -> None:
     """Each line of tests/invariants.proven holds, and no guard lacks one: `make invariants` writes them."""
     assert not stale(), "not proven as they are: run `make invariants`, and commit tests/invariants.proven"
+
+
+def test_every_test_that_a_page_names_is_there() -> None:
+    """A page may promise only what a test shows: `tests/FILE.py` and `tests/FILE.py::NAME`."""
+    named = {match for page in pages() for match in TEST_NAME.findall(page.read_text(encoding="utf-8"))}
+    assert len(named) > 20
+    texts = {file: (ROOT / file).read_text(encoding="utf-8") if (ROOT / file).exists() else "" for file, _ in named}
+    assert [file for file, text in texts.items() if not text] == []
+    assert [f"{file}::{name}" for file, name in named if name and f"def {name}(" not in texts[file]] == []
