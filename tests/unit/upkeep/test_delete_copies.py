@@ -23,7 +23,7 @@ from offloaderd.upkeep.deletion import KEPT_S, Known, empty_trash
 from offloaderd.upkeep.switching import unnamed
 from tests.unit.api.test_manual import CALLER
 from tests.unit.metadata.segments import made
-from tests.unit.rigs.owned import Owned
+from tests.unit.rigs.owned import Owned, offload_more
 from tests.unit.rigs.rig import TOPIC, Rig, until
 from tests.unit.upkeep.test_mirror import AWAY, HOME, THIRD, breaking, buckets_of, lag, mirroring, rig_of
 from tests.unit.upkeep.test_mirrored import collected, mirrored, segments_of
@@ -211,6 +211,21 @@ async def test_no_copy_is_made_where_an_earlier_one_is_to_be_deleted() -> None:
         await until(lambda: not lag(owned))
     assert all(await present(rig, copy_of(segment)))
     assert places_of(await segments_of(rig)) == [(HOME, AWAY)]
+
+
+async def test_an_earlier_copy_that_is_still_there_holds_up_its_own_segment_alone() -> None:
+    """Readers may have it for an hour, and newer segments are copied meanwhile."""
+    rig = await mirrored(25)
+    await offload_more(rig, [10], seed=1)
+    owned = await Owned.claim(rig)
+    await owned.offloader.record.drop_copy(owned.offloader.map.segments[0].segment_id, AWAY)
+    async with mirroring(rig, owned):
+        await rig.clock.sleep(5.0)
+        assert places_of(await segments_of(rig)) == [(HOME, None), (HOME, AWAY)]
+        assert "still to be deleted" in failure(owned)
+        assert await owned.empty_trash() == 0
+        await until(lambda: not lag(owned))
+        assert not failure(owned)
 
 
 async def test_a_removal_that_failed_keeps_copies_waiting() -> None:
