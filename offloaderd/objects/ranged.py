@@ -64,12 +64,12 @@ class RangedGet:
             raise Transient(f"{call}: the answer does not say how long it is")
         call.extend(size_bytes / bytes_per_s_min)
         check_whole(self.key, size_bytes, self.first, self.length)
+        if self.is_part:  # before the body is read, which may be all of an object
+            check_answered_range(call, answer.headers.get("Content-Range", ""), size_bytes, self.first, self.length)
         pieces = await in_pieces(answer.content, size_bytes, self.lengths or [size_bytes])
         call.bytes_in = sum(map(len, pieces))
         if call.bytes_in != size_bytes:
             raise Transient(f"{call}: {call.bytes_in} bytes came instead of {size_bytes}")
-        if self.is_part:
-            check_answered_range(call, answer.headers.get("Content-Range", ""), size_bytes, self.first, self.length)
         return pieces
 
 

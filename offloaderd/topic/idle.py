@@ -103,11 +103,12 @@ class Cause(StrEnum):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class IdleTopic:
-    """A suspended topic: its status, its source when it was suspended, and when it wakes by itself (monotonic)."""
+    """A suspended topic: status, source and time when it was suspended, and when it wakes by itself (monotonic)."""
 
     record: TopicStatus
     session: Session
     snapshot: SourceSnapshot | None
+    suspended_s: float
     due_s: float
     refreshed_s: float
     woken: Event = field(default_factory=Event)
@@ -121,7 +122,11 @@ class IdleTopic:
 
     def status(self, now_s: float) -> TopicStatus:
         """Return the topic's status, as its owner reports it while nothing changes."""
-        return self.record if self.snapshot is None else replace(self.record, looked_age_s=now_s - self.refreshed_s)
+        found = self.record if self.snapshot is None else replace(self.record, looked_age_s=now_s - self.refreshed_s)
+        if found.mirror is None or not found.mirror.lag_segments:
+            return found
+        lag_seconds = found.mirror.lag_seconds + now_s - self.suspended_s  # of segments that cannot be copied now
+        return replace(found, mirror=replace(found.mirror, lag_seconds=lag_seconds))
 
 
 def is_quiet(topic: TopicOffloader) -> bool:
@@ -276,6 +281,7 @@ class IdleTopics:
             record=replace(now, asleep=True, segments=()),
             session=supervisor.session,
             snapshot=tailer.snapshot if tailer is not None else None,
+            suspended_s=now_s,
             due_s=min(topic.rest.due_s or inf, now_s + again_s - self._clock.jitter(again_s / 5)),
             refreshed_s=now_s if tailer is None or tailer.refreshed_s is None else tailer.refreshed_s,
         )

@@ -366,9 +366,9 @@ class Reporter:
                 gauge.labels(topic=topic).set(value)
 
     def _report_mirror(self, topic: str, status: TopicStatus) -> None:
-        """Set the gauges of a topic's copies; a topic without a mirror has none. A suspended one keeps them."""
+        """Set the gauges of a topic's copies; none without a mirror. A suspended one without a lag keeps them."""
         metrics, mirror = self._metrics, status.mirror
-        if status.asleep:
+        if status.asleep and (mirror is None or not mirror.lag_segments):
             return
         for gauge, value in (
             (metrics.mirror_lag_entries, mirror.lag_entries if mirror is not None else None),

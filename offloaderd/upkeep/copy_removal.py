@@ -3,18 +3,19 @@
 The keys of a copy are used again when its place is named once more. So a deletion holds the node `mirror` of the topic,
 which each copy needs before its first byte. It is given back when the store has answered everything. A deletion that
 broke off leaves it, and its last request may still arrive: another one takes the node over only when the caller says
-that this was long enough ago (`REMOVAL_S`).
+that this was long enough ago (`REMOVAL_S`). A deletion ends before, however slow the store is, or its process was.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from uuid import UUID
 
-from offloaderd.core.errors import Conflict, NotFound, OffloaderError
+from offloaderd.core.errors import Conflict, NotFound, OffloaderError, Transient
 from offloaderd.core.model import TopicName
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import copy as copy_record
-from offloaderd.metadata.records.copy import CopyAttempt
+from offloaderd.metadata.records.copy import REMOVAL_S, CopyAttempt
 
 
 async def removed(
@@ -29,7 +30,8 @@ async def removed(
     """Delete a copy by `remove` while none can begin, unless the map has it (`named`); return whether it is gone.
 
     False as well if a copy is being made, or a removal is under way of which `broke_off` does not say that it ended. An
-    error of `remove` leaves the node: what was asked of the store may still be carried out.
+    error of `remove` leaves the node: what was asked of the store may still be carried out. Raises Transient when half
+    of `REMOVAL_S` was not enough, and the errors of `named` and `remove`.
     """
     path, value = paths.mirror(topic), copy_record.encode(removal)
     try:
@@ -38,12 +40,16 @@ async def removed(
         if not await _took_over(store, path, value, broke_off):
             return False
     try:
-        there = await named()
-    except OffloaderError:
-        await _ended(store, path, value)  # no request for a deletion is on its way: no copy has to wait
-        raise
-    if not there:
-        await remove()
+        async with asyncio.timeout(REMOVAL_S / 2):
+            try:
+                there = await named()
+            except OffloaderError:
+                await _ended(store, path, value)  # no request for a deletion is on its way: no copy has to wait
+                raise
+            if not there:
+                await remove()
+    except TimeoutError:
+        raise Transient(f"the store did not delete the copy of segment {removal.segment_id} in time") from None
     await _ended(store, path, value)
     return not there
 

@@ -25,6 +25,7 @@ from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import deletion
 from offloaderd.metadata.records.copy import REMOVAL_S, CopyAttempt
 from offloaderd.metadata.records.deletion import Trash
+from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.last_copy import last_copy
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.metadata.topic_map.removal import holds
@@ -212,16 +213,20 @@ async def _emptied(context: OffloadContext, record: Trash, current: Callable[[],
 
 
 async def _copy_removed(context: OffloadContext, record: Trash, current: Callable[[], TopicMap], known: Known) -> bool:
-    """Delete a copy while none of the topic can begin; False if that is not possible now."""
-    clock = context.upload_context.clock
+    """Delete a copy while none of the topic can begin; False if that is not possible now.
+
+    The map is read anew: an owner that was fenced and does not know it has an old one, and its successor may have made
+    the copy again.
+    """
+    clock, topic = context.upload_context.clock, current().topic
     [place] = record.places(("", ""))
 
     async def named() -> bool:
-        return holds(current(), record)
+        return holds(await catalog.load(context.metadata, topic), record)
 
     return await removed(
         context.metadata,
-        current().topic,
+        topic,
         removal_of(record.segment_id, place, clock.wall_ms()),
         broke_off=lambda removal: known.removed_for_s(removal, clock.monotonic()) >= REMOVAL_S,
         named=named,

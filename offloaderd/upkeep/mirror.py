@@ -11,7 +11,7 @@
   try of each request, and takes none of their slots. An error of the mirror stalls no topic; the lag shows it, and
   copying continues by itself.
 - The oldest segment is copied first: then the lag is one position, and a mirror alone has a history without a hole.
-  A segment that cannot be read does not hold up those behind it.
+  A segment that cannot be read does not hold up those behind it, nor does a bucket that is away those elsewhere.
 - Every block is checked on its way by its checksum in the manifest, so damaged data are never copied.
 """
 
@@ -31,7 +31,9 @@ from offloaderd.core.errors import (
     BucketMissing,
     Conflict,
     CorruptData,
+    Denied,
     Fenced,
+    NoSpace,
     NotFound,
     OffloaderError,
     Transient,
@@ -69,12 +71,22 @@ LOOK_S = 600.0
 """How often a topic without anything to copy is checked, for changes without a notification."""
 AGAIN_S = 3600.0
 """When a segment that could not be read is tried again."""
+AWAY_S = 60.0
+"""How long a bucket that did not answer is the last choice, and a segment whose earlier copy is there is left out."""
 MEMORY_S = 0.5
 """Pause between two looks for memory that live segments leave free."""
 
 
 class Unreadable(OffloaderError):
     """A segment cannot be read where it lies, so it cannot be copied."""
+
+
+class Away(OffloaderError):
+    """The bucket in which a segment lies does not give it at present."""
+
+
+class Waiting(OffloaderError):
+    """An earlier copy of a segment is still to be deleted."""
 
 
 class Mirror:
@@ -152,7 +164,7 @@ class Mirror:
             budget.release(part_bytes, holder)
 
     async def tables(self, topic: TopicName, segment: CommittedSegment) -> tuple[SegmentManifest, bytes, bytes]:
-        """Read a segment's manifest, and the bytes of index and manifest. Raises Unreadable."""
+        """Read a segment's manifest, and the bytes of index and manifest. Raises Unreadable, Away."""
         cluster = self.context.cluster
 
         def decode(index: bytes, manifest: bytes) -> tuple[SegmentManifest, bytes, bytes]:
@@ -165,7 +177,7 @@ class Mirror:
             return await self._reader.at(segment.bucket).table(decode, segment.keys.index, segment.keys.manifest)
 
     async def blocks(self, segment: CommittedSegment, blocks: Sequence[BlockInfo]) -> list[bytes]:
-        """Read neighbouring blocks with one request, and check them. Raises Unreadable."""
+        """Read neighbouring blocks with one request, and check them. Raises Unreadable, Away."""
         key, sound = segment.keys.data, []
         with _reading(segment):
             reader = self._reader.at(segment.bucket)
@@ -178,13 +190,13 @@ class Mirror:
 
 @contextmanager
 def _reading(segment: CommittedSegment) -> Iterator[None]:
-    """Raise Unreadable for an object that is damaged, missing or archived; a bucket that is missing may come back."""
+    """Raise Unreadable for an object that is damaged, missing or archived, Away for what may be over soon."""
     try:
         yield
-    except BucketMissing:
-        raise
-    except (CorruptData, NotFound, Archived) as error:
-        raise Unreadable(f"segment {segment.segment_id} cannot be read: {error}") from error
+    except (CorruptData, NotFound, Archived, Transient, Denied) as error:
+        lasts = not isinstance(error, Transient | Denied | BucketMissing) or isinstance(error, Archived)
+        kind = Unreadable if lasts else Away
+        raise kind(f"segment {segment.segment_id} cannot be read: {error}") from error
 
 
 @dataclass(slots=True)
@@ -220,23 +232,37 @@ class TopicMirror:
         self._attempt: CopyAttempt | None = None
         self._version = 0
         self._copying: _Copying | None = None
-        self._unreadable: dict[UUID, float] = {}
-        """When segments that could not be read are tried again (monotonic)."""
+        self._later: dict[UUID, float] = {}
+        """When segments that could not be read, or copied at once, are tried again (monotonic)."""
+        self._away: dict[str, float] = {}
+        """Until when buckets that have not answered since are the last choice (monotonic)."""
         self._removal: tuple[CopyAttempt, float] | None = None
         """The last collection of earlier copies, and when it was first seen (monotonic): wall clocks may differ."""
 
     def next(self) -> CommittedSegment | None:
-        """Return the oldest segment to copy now."""
-        now_s = self._clock.monotonic()
-        due = self._owned.mirror.due(self._owned.map.segments, self._owned.policy)
-        return next((one for one in due if self._unreadable.get(one.segment_id, now_s) <= now_s), None)
+        """Return the oldest segment to copy now, of those that need no bucket that is away if there are such."""
+        now_s, oldest = self._clock.monotonic(), None
+        for one in self._owned.mirror.due(self._owned.map.segments, self._owned.policy):
+            if self._later.get(one.segment_id, now_s) > now_s:
+                continue
+            if not self._needs_away(one, now_s):
+                return one
+            oldest = oldest or one
+        return oldest
+
+    def _needs_away(self, segment: CommittedSegment, now_s: float) -> bool:
+        if not self._away:
+            return False
+        wanted = self._owned.mirror.target(segment, self._owned.policy)
+        buckets = {segment.bucket, wanted[0]} if wanted is not None else {segment.bucket}
+        return any(self._away.get(one, now_s) > now_s for one in buckets)
 
     def patience_s(self) -> float:
         """Return in how many seconds something is due if nothing changes."""
         now_s = self._clock.monotonic()
         ids = {one.segment_id for one in self._owned.mirror.due(self._owned.map.segments, self._owned.policy)}
-        self._unreadable = {one: due_s for one, due_s in self._unreadable.items() if one in ids}
-        return min((max(0.0, due_s - now_s) for due_s in self._unreadable.values()), default=inf)
+        self._later = {one: due_s for one, due_s in self._later.items() if one in ids}
+        return min((max(0.0, due_s - now_s) for due_s in self._later.values()), default=inf)
 
     async def turn(self) -> bool:
         """Copy the next segment; False without one. Raises OffloaderError: what is to be tried again after a pause."""
@@ -252,8 +278,8 @@ class TopicMirror:
             if self._attempt is not None:
                 await self._write(None)  # nothing wants it any more: the collector of garbage takes away what is left
             self._copying = None
-            if not self._unreadable:
-                self._worked()
+            self._away.clear()
+            self._worked()
             return False
         place = self._place(segment)
         if place is not None:
@@ -305,10 +331,6 @@ class TopicMirror:
         known = self._attempt
         if known is not None and (known.segment_id, known.place) == (segment.segment_id, (place.bucket, place.prefix)):
             return known
-        here = place.bucket, place.prefix
-        earlier = paths.trash_copy(self._owned.topic, segment.segment_id, here)
-        if await nodes.node(self._mirror.context.metadata, earlier) is not None:
-            raise Transient(f"an earlier copy of segment {segment.segment_id} in {place} is still to be deleted")
         made = CopyAttempt(
             segment_id=segment.segment_id,
             bucket=place.bucket,
@@ -322,11 +344,14 @@ class TopicMirror:
     async def _begun(self, segment: CommittedSegment, place: Place) -> _Copying:
         """Return the copy of a segment with its upload open; after an error of a store it continues where it was.
 
-        Raises Unreadable, SegmentFailed, Fenced, and the errors of both stores.
+        Raises Unreadable, Away, Waiting, SegmentFailed, Fenced, and the errors of the other store.
         """
         known, context, topic = self._copying, self._mirror.context, self._owned.topic
         if known is not None and (known.segment, known.place) == (segment, place) and known.is_on(self._attempt):
             return known
+        earlier = paths.trash_copy(topic, segment.segment_id, (place.bucket, place.prefix))
+        if await nodes.node(context.metadata, earlier) is not None:
+            raise Waiting(f"an earlier copy of segment {segment.segment_id} in {place} is still to be deleted")
         described, index, manifest = await self._mirror.tables(topic, segment)
         attempt = await self._recorded(segment, place)
         where = SegmentKeys(place.prefix, segment.segment_id, segment.keys.ledger_id)
@@ -359,23 +384,31 @@ class TopicMirror:
         except Unreadable as error:
             self._skip(segment, error)
             return
+        except Waiting as error:
+            self._later[segment.segment_id] = self._clock.monotonic() + AWAY_S
+            self.failed(error)
+            return
         except (SegmentFailed, CorruptData) as error:  # the copy is not what was sent: it begins anew
             self._copying = None
             if self._attempt is not None:
                 await self._write(replace(self._attempt, upload_id=""))
             raise Transient(f"the copy in {there} begins anew: {error}") from error
-        except OffloaderError:
+        except OffloaderError as error:
             if self._copying is not None and not self._copying.stored:
                 self._copying = None  # no manifest stays in memory for an outage
+            if isinstance(error, Away | Transient | Denied | NoSpace | BucketMissing):
+                bucket = segment.bucket if isinstance(error, Away) else there.bucket
+                self._away[bucket] = self._clock.monotonic() + AWAY_S
             raise
         await owned.record.mirrored(
             segment.segment_id, (there.bucket, there.prefix), [Delete(self._path, self._version)]
         )
         self._attempt, self._version, self._copying = None, 0, None
-        self._unreadable.pop(segment.segment_id, None)
+        self._later.pop(segment.segment_id, None)
+        for bucket in (segment.bucket, there.bucket):
+            self._away.pop(bucket, None)
         self._metrics.mirror_copies.labels(outcome="ok").inc()
-        if not self._unreadable:
-            self._worked()
+        self._worked()
         log.info(
             "segment.mirrored",
             topic=str(owned.topic),
@@ -396,7 +429,7 @@ class TopicMirror:
         """Leave a segment that cannot be read for some time; one that has left the map, for good."""
         if all(one.segment_id != segment.segment_id for one in self._owned.map.segments):
             return
-        self._unreadable[segment.segment_id] = self._clock.monotonic() + self._mirror.again_s
+        self._later[segment.segment_id] = self._clock.monotonic() + self._mirror.again_s
         self._metrics.mirror_copies.labels(outcome="failed").inc()
         self._owned.mirror.failed(error)
         log.error(
@@ -409,6 +442,9 @@ class TopicMirror:
         )
 
     def _worked(self) -> None:
+        """End the failure, unless a segment waits, or a bucket that one needs has not answered since it failed."""
+        if self._later or self._away:
+            return
         ended = self._owned.mirror.worked()
         if ended is not None:
             lasted_s = round(self._clock.monotonic() - ended.since_s, 3)

@@ -1,6 +1,6 @@
 """The exchange of a topic's first place and its mirror: what it would do, and the part of it in the topic map.
 
-    policy: first and mirror exchanged -> each segment that has both: one transaction under the epoch
+    policy: first and mirror exchanged -> each segment whose copy is in the new first place: one transaction
 
 - The policy goes first. From then on no segment begins in the old place, so that repeating the call comes to an end,
   and a policy that is refused leaves the map alone.
@@ -8,6 +8,8 @@
   (`topic_map/mirroring.py`): while map and policy differ, nothing is copied twice and nothing is garbage.
 - A segment that was begun before the exchange is committed in the old place, copied to the new one as every segment
   that lies in the mirror, and exchanged by the next call.
+- A segment whose own place is a third one, as an earlier policy left it, is exchanged like the others, and lacks a copy
+  in the new mirror then.
 - No object moves. Readers that hold the map of before find the same bytes in both places.
 """
 
@@ -44,7 +46,7 @@ def planned(segments: Sequence[CommittedSegment], policy: OffloadPolicies, to: s
     """Return the exchange of a topic whose policy this is, with `to` (BUCKET/PREFIX) as its first place.
 
     Without `to`: the mirror of the policy becomes the first place, but an exchange that was broken off, so that
-    segments with both have not the first place of the policy, is only completed. Raises Conflict without a mirror,
+    segments have their copy in the first place of the policy, is only completed. Raises Conflict without a mirror,
     InvalidInput for a place that is neither of the two.
     """
     own, mirror = (policy.bucket or "", policy.prefix or ""), place_named(policy.mirror or "")
@@ -53,7 +55,7 @@ def planned(segments: Sequence[CommittedSegment], policy: OffloadPolicies, to: s
             "the topic has no mirror, so there is nothing to exchange",
             hint="set its policy `mirror` and wait for the copies, or use `offloadctl places move`",
         )
-    left = any((one.place, one.mirror) == (mirror, own) for one in segments)
+    left = any(one.mirror == own for one in segments)
     first = place_named(to) if to else own if left else mirror
     if first is None or first not in {own, mirror}:
         raise InvalidInput(
@@ -65,7 +67,7 @@ def planned(segments: Sequence[CommittedSegment], policy: OffloadPolicies, to: s
         first=first,
         mirror=second,
         policy_changes=first != own,
-        segments=[one for one in segments if (one.place, one.mirror) == (second, first)],
+        segments=[one for one in segments if one.mirror == first],
         waiting=sum(not one.foreign and {one.place, one.mirror} != {first, second} for one in segments),
     )
 

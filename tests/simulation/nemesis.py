@@ -12,6 +12,7 @@ from offloaderd.api.places import PlacesService
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError
 from offloaderd.core.model import OffloadMethod
 from offloaderd.core.names.patterns import of_topic
+from offloaderd.core.retry import retried
 from offloaderd.metadata import paths
 from offloaderd.objects import keys
 from offloaderd.policy.records import TopicPolicy, decode_policy
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 CONDITIONS = ("s3 outage", "s3 full", "s3 denied", "s3 expired", "s3 slow", "s3 throttling", "bucket missing")
 MAY_SWITCH = ("roll", "change policy", "collect")
-"""Events in whose place a cluster with a mirror may have places exchanged."""
+"""Events in whose place a cluster with a mirror may have places exchanged, or copies deleted."""
 AWAITED = ("misled", "restore", "second deployment")
 """Events that need something to be committed before them."""
 DAY_MS = 86_400_000
@@ -327,12 +328,14 @@ class Nemesis:
         world = self._world
         topic = self._rng.choice(world.topics)
         if world.options.mirror and event in MAY_SWITCH and self._rng.random() < 0.5:
-            event = "switch places"
+            owners = (one for one in world.daemons if one.up and one.engine.find(topic) is not None)
+            daemon = next(owners, daemon)
+            event = self._rng.choice(["switch places", "delete copies"])
         try:
             if event == "switch places":
-                owners = (one for one in world.daemons if one.up and one.engine.find(topic) is not None)
-                owner = next(owners, daemon)
-                await world.within(owner, lambda: self._switch(owner, topic))
+                await world.within(daemon, lambda: self._switch(daemon, topic))
+            elif event == "delete copies":
+                await world.within(daemon, lambda: self._delete_copies(daemon, topic))
             elif event == "disable topic":
                 await world.within(daemon, lambda: daemon.engine.deselect(of_topic(topic)))
                 await asyncio.sleep(self._rng.uniform(0.1, 3.0))  # noqa: TID251 - the loop's own time
@@ -365,6 +368,23 @@ class Nemesis:
             async for one in progress:
                 if one.done:
                     self._world.faults.count("switch places")
+
+    async def _delete_copies(self, daemon: SimDaemon, topic: TopicName) -> None:
+        """Withdraw the mirror of a topic, delete its copies as an operator does, and name the mirror again."""
+        service, context = PlacesService(daemon.engine, daemon.zookeeper, ANYWHERE, {}), cast("Context", None)
+
+        async def named(mirror: str) -> str:
+            request = places_pb2.SetMirrorRequest(topic=str(topic), mirror=mirror)
+            return (await retried(lambda: service.SetMirror(request, context), clock=daemon.clock)).before
+
+        mirror = await named("")
+        request = places_pb2.DeleteCopiesRequest(topic=str(topic))
+        async with aclosing(service.DeleteCopies(request, context)) as progress:
+            async for one in progress:
+                if one.done and one.copies:
+                    self._world.faults.count("delete copies")
+        await daemon.clock.sleep(self._rng.choice([0.0, 0.5, 4.0]))
+        await named(mirror)
 
     async def _mark(self, daemon: SimDaemon, topic: TopicName) -> None:
         """Delete from the tier what the source has not got any more, as an operator would."""

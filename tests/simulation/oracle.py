@@ -73,7 +73,7 @@ class Oracle:
         """Every other segment that ever was in a map, whatever the metadata say today."""
         self._held: dict[UUID, TopicName] = {}
         self._checked: set[UUID] = set()
-        self._copied: set[tuple[UUID, tuple[str, str]]] = set()
+        self._copied: dict[UUID, tuple[str, str] | None] = {}
         self.copies = 0
 
     def fail(self, promise: str, what: str) -> None:
@@ -163,10 +163,11 @@ class Oracle:
                 self.commits += 1
                 self.history += found.history is not None and segment.begin < found.history.live_begin
                 self._check_segment(topic, segment)
-            if segment.mirror is not None and (segment.segment_id, segment.mirror) not in self._copied:
-                self._copied.add((segment.segment_id, segment.mirror))
-                self.copies += 1
-                self._check_copy(topic, segment)
+            if segment.mirror != self._copied.get(segment.segment_id):
+                self._copied[segment.segment_id] = segment.mirror
+                if segment.mirror is not None:
+                    self.copies += 1
+                    self._check_copy(topic, segment)
 
     def _check_copy(self, topic: TopicName, segment: CommittedSegment) -> None:
         """P1: a copy that the map names is there, with the bytes of the segment.

@@ -12,6 +12,7 @@ from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import Position
 from offloaderd.format import manifest_bytes
 from offloaderd.format.manifest import LedgerPart, SegmentManifest
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.keys import SegmentKeys
 from offloaderd.objects.port import ObjectReader, find, present
@@ -33,12 +34,21 @@ async def last_copy(objects: ObjectReader, topic_map: TopicMap, bucket: str, whe
     missing: set[UUID] = set()
     for holder in topic_map.segments:
         overlaps = holder.begin <= described.range.end and described.range.begin <= holder.end
-        if overlaps and await find(objects.at(holder.bucket), holder.keys.data) is None:
+        if overlaps and not await _whole(objects.at(holder.bucket), holder):
             missing.add(holder.segment_id)
     hole = first_uncovered(described, topic_map, missing)
     if hole is None or await find(store, where.data) is None:
         return ""
     return f"it is finished and holds {hole}, which no other segment holds"
+
+
+async def _whole(store: ObjectReader, holder: CommittedSegment) -> bool:
+    """Whether all objects of a committed segment are there, and its data are as long as they were."""
+    data = await find(store, holder.keys.data)
+    if data is None or data.size_bytes != holder.object_bytes:
+        return False
+    others = (holder.keys.index,) if holder.foreign else (holder.keys.index, holder.keys.manifest)
+    return None not in [await find(store, key) for key in others]
 
 
 async def _described(store: ObjectReader, key: str) -> SegmentManifest | None:

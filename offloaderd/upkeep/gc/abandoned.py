@@ -64,10 +64,11 @@ class Unowned:
     async def trash(self, found: References, summary: Summary) -> AsyncGenerator[Finding, None]:
         """Yield the trash that is older than the grace age and the time for readers, of topics without an owner."""
         for topic, record in (*found.trash.values(), *found.copies.values()):
-            if not self._sites(record):
+            sites = self._sites(record)
+            if not sites:
                 summary.elsewhere += 1
             elif not _named(record, found) and self._rules.age_s(record.decided_ms) >= self._stays_s(record):
-                for find in await self._handle(topic, record):
+                for find in await self._handle(topic, record, sites):
                     yield find
 
     def _stays_s(self, record: deletion.Trash) -> float:
@@ -81,11 +82,10 @@ class Unowned:
         places = record.places((self._rules.sites[0].bucket, self._rules.sites[0].prefix))
         return [sites[one] for one in places] if sites.keys() >= set(places) else []
 
-    async def _handle(self, topic: TopicName, record: deletion.Trash) -> list[Finding]:
+    async def _handle(self, topic: TopicName, record: deletion.Trash, sites: Sequence[Site]) -> list[Finding]:
         """Return a finding for each remaining object and upload of a segment, or one for the record if none remains."""
         if await nodes.node(self._metadata, paths.owner(topic)) is not None:
             return []
-        sites = self._sites(record)
         left = [await self._left(site, record, first=site is sites[0]) for site in sites]
         current = await catalog.load(self._metadata, topic)
         refused = await deletion_refused(self._metadata, topic)

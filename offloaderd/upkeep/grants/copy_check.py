@@ -58,7 +58,8 @@ def holding_all(topic_map: TopicMap, ledger_id: int, first_entry_id: int = 0) ->
 def awaited_copy(holding: Iterable[CommittedSegment], policy: OffloadPolicies) -> str:
     """Return why these segments may not be granted before the mirror has them; empty if the policy demands no mirror.
 
-    What a broker wrote never has a copy, so with such a policy it is never granted.
+    What a broker wrote never has a copy, so with such a policy it is never granted. Nor has a segment whose own place
+    is named as the mirror, by levels that do not know of each other.
     """
     if policy.mirror_required is not MirrorRequired.YES:
         return ""
@@ -69,7 +70,7 @@ def awaited_copy(holding: Iterable[CommittedSegment], policy: OffloadPolicies) -
     for one in holding:
         if one.foreign:
             return f"{one.segment_id} is a broker's own object and cannot have the copy that mirror_required demands"
-        if target(one, own, mirror) is not None:
+        if one.mirror is None or target(one, own, mirror) is not None:
             place = "/".join(mirror)
             return f"segment {one.segment_id} has no copy in the mirror {place} yet, which mirror_required demands"
     return ""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,22 +12,28 @@ from offloaderd.core.errors import Transient
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import copy as copy_record
 from offloaderd.metadata.records import deletion
+from offloaderd.metadata.topic_map.last_copy import last_copy
 from offloaderd.metadata.topic_map.mirroring import with_copy
+from offloaderd.objects.keys import ObjectKind
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.protocol.v1 import places_pb2 as pb
+from offloaderd.upkeep import deletion as deletion_duty
 from offloaderd.upkeep.copy_removal import removal_of
 from offloaderd.upkeep.deletion import KEPT_S, Known, empty_trash
 from offloaderd.upkeep.switching import unnamed
 from tests.unit.api.test_manual import CALLER
 from tests.unit.metadata.segments import made
-from tests.unit.rigs.owned import Owned
+from tests.unit.rigs.owned import Owned, offload_more
 from tests.unit.rigs.rig import TOPIC, Rig, until
 from tests.unit.upkeep.test_mirror import AWAY, HOME, THIRD, breaking, buckets_of, lag, mirroring, rig_of
 from tests.unit.upkeep.test_mirrored import collected, mirrored, segments_of
 from tests.unit.upkeep.test_switching import AWAY_TEXT, HOME_TEXT, offload, places_of, running
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.objects.port import UploadInfo
 
 
 async def dropped(*segments: int) -> tuple[Rig, Owned, CommittedSegment]:
@@ -123,13 +130,58 @@ async def test_a_place_that_the_map_names_is_not_emptied() -> None:
     assert all(await present(rig, copy_of(segment)))
 
 
-async def test_the_last_copy_stays() -> None:
-    """Where the first place has lost the data, the copy is all there is."""
+@pytest.mark.parametrize("lacking", ["data", "index", "manifest", "a byte"])
+async def test_the_last_copy_stays(lacking: str) -> None:
+    """Where the first place has lost an object, or data are cut off, the copy is all there is."""
     rig, owned, segment = await dropped(25)
-    await buckets_of(rig).at(HOME[0]).delete([segment.keys.data])
+    there = buckets_of(rig).at(HOME[0])
+    if lacking == "a byte":
+        await there.put(segment.keys.data, (await there.get(segment.keys.data))[:-1])
+    else:
+        await there.delete([segment.keys.of(ObjectKind(lacking))])
     found = await empty_trash(owned.context, lambda: owned.offloader.map)
     assert (found.gone, found.left, found.kept) == (0, 1, 1)
     assert all(await present(rig, copy_of(segment)))
+
+
+async def test_an_owner_that_was_fenced_leaves_the_copy_that_its_successor_made_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was slow in between, its map is an old one, and the keys are the same: the stored map decides."""
+    rig, late, segment = await dropped(25)
+
+    async def slow(*args: Any) -> str:  # noqa: ANN401 - passed on
+        monkeypatch.undo()
+        successor = await Owned.claim(rig)
+        assert await successor.empty_trash() == 0
+        async with mirroring(rig, successor):
+            await until(lambda: not lag(successor))
+        return await last_copy(*args)
+
+    monkeypatch.setattr(deletion_duty, "last_copy", slow)
+    await empty_trash(late.context, lambda: late.offloader.map)
+    assert places_of(await segments_of(rig)) == [(HOME, AWAY)]
+    assert await present(rig, copy_of(segment)) == [True] * 3
+    assert await nodes.node(rig.tree.connect(), paths.mirror(TOPIC)) is None
+
+
+async def test_a_removal_that_a_store_holds_up_ends_before_a_copy_may_begin() -> None:
+    """Uploads are listed for as long as a store likes; nothing is deleted when others count it as broken off."""
+    rig, owned, segment = await dropped(25)
+    there = buckets_of(rig).at(AWAY[0])
+    list_uploads = there.list_uploads
+
+    async def slow(prefix: str = "") -> AsyncGenerator[UploadInfo, None]:
+        await rig.clock.sleep(2 * copy_record.REMOVAL_S)
+        async for one in list_uploads(prefix):
+            yield one
+
+    there.list_uploads = slow  # type: ignore[method-assign]
+    async with asyncio.timeout(copy_record.REMOVAL_S):
+        with pytest.raises(Transient, match="did not delete the copy"):
+            await empty_trash(owned.context, lambda: owned.offloader.map)
+    assert all(await present(rig, copy_of(segment)))
+    assert await nodes.node(rig.tree.connect(), paths.mirror(TOPIC)) is not None
 
 
 async def test_nothing_is_emptied_while_a_copy_is_made() -> None:
@@ -159,6 +211,21 @@ async def test_no_copy_is_made_where_an_earlier_one_is_to_be_deleted() -> None:
         await until(lambda: not lag(owned))
     assert all(await present(rig, copy_of(segment)))
     assert places_of(await segments_of(rig)) == [(HOME, AWAY)]
+
+
+async def test_an_earlier_copy_that_is_still_there_holds_up_its_own_segment_alone() -> None:
+    """Readers may have it for an hour, and newer segments are copied meanwhile."""
+    rig = await mirrored(25)
+    await offload_more(rig, [10], seed=1)
+    owned = await Owned.claim(rig)
+    await owned.offloader.record.drop_copy(owned.offloader.map.segments[0].segment_id, AWAY)
+    async with mirroring(rig, owned):
+        await rig.clock.sleep(5.0)
+        assert places_of(await segments_of(rig)) == [(HOME, None), (HOME, AWAY)]
+        assert "still to be deleted" in failure(owned)
+        assert await owned.empty_trash() == 0
+        await until(lambda: not lag(owned))
+        assert not failure(owned)
 
 
 async def test_a_removal_that_failed_keeps_copies_waiting() -> None:

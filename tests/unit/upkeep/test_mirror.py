@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from offloaderd.core.aio import Group
-from offloaderd.core.errors import Archived, Denied, Fenced, OutcomeUnknown, Transient, first_of
+from offloaderd.core.errors import Archived, BucketMissing, Denied, Fenced, OutcomeUnknown, Transient, first_of
 from offloaderd.core.model import OffloadMethod
 from offloaderd.format.v2 import SegmentLayout
 from offloaderd.metadata import nodes, paths
@@ -316,6 +316,32 @@ async def test_damage_is_not_copied_and_does_not_hold_up_the_others() -> None:
             await rig.clock.sleep(AGAIN_S)
             await until(lambda: not lag(owned))
     assert len([one for one in logs if one["event"] == "mirror.unreadable"]) == 1
+    await check_copies(rig)
+
+
+@pytest.mark.parametrize("error", [Transient("down"), Denied("no"), BucketMissing("gone")])
+async def test_a_bucket_that_is_away_does_not_hold_up_segments_of_others(error: Exception) -> None:
+    """The oldest segment is in it, and the error shows until that is copied as well."""
+    rig = await offloaded(rig_of(), 10)
+    rig.policy = replace(rig.policy, place=THIRD)
+    rig.places = (THIRD, AWAY, HOME)
+    await offloaded(rig, 12)
+
+    def plan(operation: str, key: str, when: str) -> None:
+        raise error
+
+    breaking(rig, HOME[0], plan)
+    async with mirroring(rig) as owned:
+        await rig.clock.sleep(60.0)
+        assert [(one.place, one.mirror) for one in owned.offloader.map.segments] == [(HOME, None), (THIRD, AWAY)]
+        status = owned.offloader.status().mirror
+        assert status is not None
+        assert str(error) in status.failure
+        mended(rig)
+        await until(lambda: not lag(owned))
+        status = owned.offloader.status().mirror
+        assert status is not None
+        assert not status.failure
     await check_copies(rig)
 
 

@@ -20,7 +20,7 @@ from offloaderd.upkeep.settings import GrantSettings
 from tests.unit.metadata.segments import made
 from tests.unit.rigs.owned import Owned, offload_more
 from tests.unit.rigs.rig import TOPIC, Rig, until
-from tests.unit.upkeep.test_mirror import AWAY, breaking, buckets_of, lag, mended, mirroring
+from tests.unit.upkeep.test_mirror import AWAY, HOME, breaking, buckets_of, lag, mended, mirroring
 from tests.unit.upkeep.test_mirrored import SITES, mirrored, segments_of
 
 if TYPE_CHECKING:
@@ -131,6 +131,15 @@ async def test_a_demand_without_a_mirror_grants_nothing_and_says_so() -> None:
     owned = await demanding(rig)
     assert await looked(owned, mirror="") == {}
     assert told(owned).startswith("none, and the policy demands one (mirror_required): no ledger is granted")
+
+
+async def test_a_mirror_that_is_the_place_of_the_segments_grants_nothing() -> None:
+    """Levels that do not know of each other may say so, and then no copy is made."""
+    rig = await mirrored(15)
+    await offload_more(rig, (10,), seed=7)
+    owned = await demanding(rig)
+    assert (await looked(owned, bucket=HOME[0], prefix=HOME[1], mirror="/".join(HOME))).keys() == {0}
+    assert denied(rig, "mirror") == 1
 
 
 def test_what_a_broker_wrote_is_never_granted_under_the_demand() -> None:

@@ -268,6 +268,35 @@ async def test_what_began_elsewhere_is_moved_after_its_policy() -> None:
         assert places_of(one.topic.map.segments) == [(THIRD, HOME)] * 2
 
 
+async def test_what_lies_in_a_third_place_is_moved_with_the_rest() -> None:
+    """Its copy in the new first place is exchanged like any other, and then it lacks one in the new mirror."""
+    rig = rig_of(mirror=None)
+    async with running(rig) as one:
+        await offload(rig, one, 25)
+        bucket, prefix = THIRD
+        await one.engine.select(of_topic(TOPIC), TopicPolicy(enabled=True, bucket=bucket, prefix=prefix, mirror=""))
+        await until(lambda: one.topic.policy.place == THIRD)
+        await offload(rig, one, 10, seed=1)
+        await one.service.SetMirror(pb.SetMirrorRequest(topic=str(TOPIC), mirror=AWAY_TEXT), CALLER)
+        await one.copied()
+        assert places_of(one.topic.map.segments) == [(HOME, AWAY), (THIRD, AWAY)]
+        found = await one.switch(AWAY_TEXT)
+        assert (found.policy_changed, found.segments, found.waiting) == (True, 2, 1)
+        await one.copied()
+        assert places_of(one.topic.map.segments) == [(AWAY, THIRD)] * 2
+        assert (await one.switch(AWAY_TEXT)).waiting == 0
+        assert len(await rig.committed()) == 35
+
+
+async def test_an_interrupted_exchange_of_a_third_place_is_completed() -> None:
+    """What has its copy in the first place of the policy is left of it."""
+    rig = await mirrored(25)
+    owned = await Owned.claim(rig)
+    policy = (await owned.book(bucket=AWAY[0], prefix=AWAY[1], mirror="/".join(THIRD)).of(TOPIC)).values
+    wanted = planned(owned.offloader.map.segments, policy)
+    assert (wanted.first, wanted.policy_changes, len(wanted.segments)) == (AWAY, False, 1)
+
+
 async def test_only_a_copy_becomes_the_first_place() -> None:
     """A segment without one, or with one elsewhere, is left alone."""
     rig = await mirrored(25)
