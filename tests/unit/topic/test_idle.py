@@ -148,22 +148,6 @@ async def test_gauges_of_a_suspended_topic_stay(rig: Rig) -> None:
         assert not reporter._summed
 
 
-async def test_the_lag_of_a_mirror_grows_while_its_topic_is_suspended(rig: Rig) -> None:
-    """A segment that cannot be copied is tried again in an hour, and an alert is about its age."""
-    async with rig.engine() as engine:
-        await enabled(engine, TopicPolicy(enabled=True, mirror="eu/topics/"))
-        await offloaded(rig, engine)
-        await suspended(engine)
-        await rig.clock.sleep(20.0)
-        [status] = engine.statuses()
-        assert status.asleep
-        assert status.mirror is not None
-        assert status.mirror.lag_seconds >= 20
-        Reporter(engine.context, engine.statuses).report()
-        shown = rig.metrics.registry.get_sample_value("offloaderd_mirror_lag_seconds", {"topic": str(TOPIC)})
-        assert shown == status.mirror.lag_seconds
-
-
 async def test_an_entry_wakes_a_topic_and_is_offloaded_under_the_same_claim(rig: Rig) -> None:
     """Time and again; what went into segments since the claim is counted on."""
     async with rig.engine() as engine:

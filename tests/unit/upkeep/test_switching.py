@@ -268,7 +268,7 @@ async def test_what_began_elsewhere_is_moved_after_its_policy() -> None:
         assert places_of(one.topic.map.segments) == [(THIRD, HOME)] * 2
 
 
-async def test_what_lies_in_a_third_place_is_moved_with_the_rest() -> None:
+async def test_what_is_in_a_third_place_is_moved_with_the_rest() -> None:
     """Its copy in the new first place is exchanged like any other, and then it lacks one in the new mirror."""
     rig = rig_of(mirror=None)
     async with running(rig) as one:
