@@ -103,25 +103,32 @@ def plan_cost(
     kind = settings.objects.kind if priced is None else TABLE[priced].kind
 
     def takes(size: int, age: float, kind: str) -> Estimate:
-        cutting = cut(segment_bytes_max=size, segment_age_max_s=age, kind=kind)
-        return estimate(loads, cutting, prices, scrub_interval_s=scrub_s)
+        return estimate(
+            loads, cut(segment_bytes_max=size, segment_age_max_s=age, kind=kind), prices, scrub_interval_s=scrub_s
+        )
 
     plans = [Plan(size, age, (size, age) in held, takes(size, age, kind)) for size, age in sorted(chosen | held)]
-    topic_count, rate_s = plans[0].takes.topics, plans[0].takes.gib_per_hour * GIB / HOUR_S
-    measure = {"topics": topic_count, "bytes_per_s": rate_s}
-    document = {"load": measure, "prices": prices.model_dump(), "plans": [as_json(one) for one in plans]}
     whose = f"list prices of {priced}, US dollars" if priced is not None else OWN_PRICES
-    text = (
-        f"{show.plural(round(topic_count), 'topic')}, {show.size(round(rate_s))}/s of payload\n\n"
-        f"{PLANS.rendered(plans)}\n"
-        f"costs are a month's, {whose}"
-    )
+    text, document = told(plans, whose)
+    document["prices"] = prices.model_dump()
     if compare:
         present = next(one for one in plans if one.present)
         offers, compared = offers_for(present, partial(takes, present.size_bytes, present.age_s))
         document["classes"] = [offer_json(one) for one in offers]
         text += compared
     session.tell(document, text)
+
+
+def told(plans: Sequence[Plan], whose: str) -> tuple[str, dict[str, Any]]:
+    """Return plans as a table and as JSON; `whose` prices they have."""
+    topic_count, rate_s = plans[0].takes.topics, plans[0].takes.gib_per_hour * GIB / HOUR_S
+    text = (
+        f"{show.plural(round(topic_count), 'topic')}, {show.size(round(rate_s))}/s of payload\n\n"
+        f"{PLANS.rendered(plans)}\n"
+        f"costs are a month's, {whose}"
+    )
+    rates = {"topics": topic_count, "bytes_per_s": rate_s}
+    return text, {"load": rates, "plans": [as_json(one) for one in plans]}
 
 
 async def held_by(client: DaemonClient, topic: TopicName, settings: Settings) -> tuple[int, float]:
