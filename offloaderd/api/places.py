@@ -26,6 +26,8 @@ from offloaderd.upkeep.switching import text_of
 
 log = structlog.get_logger(__name__)
 
+LOOK_S = 0.2
+"""Pause between two looks at whether a copy has ended."""
 Services = Mapping[Place, tuple[str, str]]
 """Name and kind of the service of each place of the settings, the daemon's own first."""
 
@@ -125,10 +127,15 @@ class PlacesService(places_pb2_grpc.PlacesServiceServicer):
     async def DeleteCopies(
         self, request: pb.DeleteCopiesRequest, context: Context
     ) -> AsyncGenerator[pb.DeleteCopiesProgress, None]:
-        """Put copies in places that the policy does not name on the trash list. Raises as SwitchPlaces."""
+        """Put copies in places that the policy does not name on the trash list. Raises as SwitchPlaces.
+
+        A copy that is being made there ends first, however long that takes: it would be recorded afterwards.
+        """
         topic = TopicName.parse(request.topic)
         offloader = await self.engine.owned(topic)
         policy = (await self.engine.book.of(topic, fresh=True)).values
+        while not request.dry_run and offloader.mirror.copying_to not in {None, *switching.named_by(policy)}:
+            await self._clock.sleep(LOOK_S)
         wanted = switching.unnamed(offloader.map.segments, policy)
         progress = pb.DeleteCopiesProgress(
             places=sorted({text_of(place) for _, place in wanted}),
