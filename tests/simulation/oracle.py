@@ -176,7 +176,7 @@ class Oracle:
         """
         assert segment.copy is not None
         for ours, theirs in zip(segment.keys.all, segment.copy.keys.all, strict=True):
-            found, wanted = self._world.bucket.data(theirs), self._world.bucket.data(ours)
+            found, wanted = self._world.buckets.data(theirs), self._world.buckets.data(ours)
             same = same_manifest if ours == segment.keys.manifest else same_bytes
             try:
                 same(theirs, found or b"", wanted or b"missing")
@@ -243,11 +243,11 @@ class Oracle:
 
     def _check_segment(self, topic: TopicName, segment: CommittedSegment) -> None:
         """P1: what a segment holds is what was written, to the bit, and all three objects say so."""
-        bucket, uuid = self._world.bucket, segment.segment_id
+        buckets, uuid = self._world.buckets, segment.segment_id
         names = segment.keys.all
-        data, index_data, manifest_data = map(bucket.data, names)
+        data, index_data, manifest_data = map(buckets.data, names)
         if data is None or index_data is None or manifest_data is None:
-            missing = [name for name in names if bucket.data(name) is None]
+            missing = [name for name in names if buckets.data(name) is None]
             self.fail("P1", f"segment {segment.range} of {topic} is committed and {missing} are not there")
             return
         try:
@@ -272,11 +272,18 @@ class Oracle:
         self.entries += segment.entries
 
     def _check_batch(
-        self, topic: TopicName, batch: Entries, begins: Position | None, after: Position, what: str
+        self,
+        topic: TopicName,
+        batch: Entries,
+        begins: Position | None,
+        after: Position,
+        what: str,
+        *,
+        by_reader: bool = False,
     ) -> None:
         if begins is not None and batch.first != begins:
             self.fail("P1", f"{what} begins at {batch.first}, not {begins}")
-        if begins is None and not self._follows(topic, after, batch.first):
+        if begins is None and not self._follows(topic, after, batch.first, by_reader=by_reader):
             self.fail("P6", f"{what}: {batch.first} does not follow {after}")
         for number, payload in enumerate(batch.payloads):
             position = Position(batch.ledger_id, batch.first_entry_id + number)
@@ -284,13 +291,25 @@ class Oracle:
                 self.fail("P1", f"{what}: {position} of {topic} is not what was written")
                 return
 
-    def _follows(self, topic: TopicName, after: Position, first: Position) -> bool:
-        """Say whether nothing lies between two positions but what is lost."""
+    def _follows(self, topic: TopicName, after: Position, first: Position, *, by_reader: bool) -> bool:
+        """Say whether nothing lies between two positions but what is lost, or what a reader cannot know of.
+
+        That is what the source has deleted and what was offloaded after the state to which the metadata went back: a
+        list of ledgers does not show that one is missing in it. An owner finds out by the head, and commits nothing.
+        """
         at = self._world.ledgers.following(topic, after)
         losses, unseen = (self.maps[topic].losses if topic in self.maps else ()), self._world.ledgers.unseen
-        while at is not None and at < first and ((topic, at) in unseen or any(loss.holds(at) for loss in losses)):
+        while at is not None and at < first:
+            gone = (topic, at) in unseen or any(loss.holds(at) for loss in losses)
+            if not gone and not (by_reader and self._is_forgotten(topic, at)):
+                break
             at = self._world.ledgers.following(topic, at)
         return at == first
+
+    def _is_forgotten(self, topic: TopicName, at: Position) -> bool:
+        """Say whether an entry was committed, and neither the source nor the map has it: the metadata went back."""
+        held = topic in self.maps and self.maps[topic].find(at) is not None
+        return not held and self._world.is_deleted(topic, at) and self._forgotten(topic, at) is not None
 
     # The bucket.
 
@@ -301,11 +320,9 @@ class Oracle:
             held = found is not None and found.object_id in self._held
             if held and found is not None and name not in self._names(found.object_id):
                 continue
-            if found is not None and held and self._world.bucket.data(name) is not None:
+            if found is not None and held and self._world.buckets.data(name) is not None:
                 self.fail("P5", f"{name} is deleted, and part of {self._held[found.object_id]}")
-            elif (
-                found is not None and self._is_once(found.object_id, name) and self._world.bucket.data(name) is not None
-            ):
+            elif found is not None and self._is_once(found.object_id, name):
                 topic, segment = self._once[found.object_id]
                 if hole := self._uncovered(topic, segment):
                     self.fail("P5", f"{name} is deleted, was committed, and holds {hole}, which nothing else does")
@@ -313,7 +330,7 @@ class Oracle:
     def _is_once(self, segment_id: UUID, name: str) -> bool:
         """Say whether an object was that of a segment, or of its copy, when a map named it last."""
         known = self._once.get(segment_id)
-        if known is None or self._world.bucket.data(name) is None:
+        if known is None or self._world.buckets.data(name) is None:
             return False
         return name in {key for one in known[1].each_place for key in one.keys.all}
 
@@ -327,7 +344,7 @@ class Oracle:
             self.fail("P5", f"the upload of {name} is aborted, and nobody knows whose it is")
         if world.second is None or upload_id not in world.second.bucket.begun:
             return
-        upload = next((one for one in world.bucket.uploads() if one.upload_id == upload_id), None)
+        upload = next((one for one in world.buckets.uploads() if one.upload_id == upload_id), None)
         since_ms = world.provisional_since_ms(name)
         if upload is not None and since_ms is not None and upload.initiated_ms > since_ms:
             self.fail("P5", f"the upload of {name} is aborted, and is of another deployment")
@@ -447,7 +464,7 @@ class Oracle:
     def read(self, topic: TopicName, batch: Entries, wanted: Position | None, after: Position) -> None:
         """P6: a reader gets each entry once, in order, as it was written."""
         self.reads += len(batch.payloads)
-        self._check_batch(topic, batch, wanted, after, "a read")
+        self._check_batch(topic, batch, wanted, after, "a read", by_reader=True)
 
 
 def _map_of(topic: TopicName, nodes: Nodes) -> TopicMap:
