@@ -9,6 +9,7 @@ operator deletes them.
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
+from math import inf
 from typing import NamedTuple
 from uuid import UUID
 
@@ -271,7 +272,11 @@ async def keep_trash_empty(context: OffloadContext, offloader: TopicOffloader) -
                     break
                 # The answer to the transaction that recorded it may be on its way, and comes without a notification.
                 await backoff.wait(Transient("the map has a segment that is in the trash"))
-        with offloader.rest.until():
+        # What a copy is in the way of is tried again soon; what stays for readers waits until the topic wakes.
+        due_s = (
+            inf if done.due_s is None or done.due_s > KEPT_S else context.upload_context.clock.monotonic() + done.due_s
+        )
+        with offloader.rest.until(due_s):
             if done.due_s is None:
                 await anext(changes)
                 continue

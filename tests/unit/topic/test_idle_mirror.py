@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from offloaderd.metadata import nodes, paths
-from offloaderd.metadata.records.copy import REMOVAL_S
+from offloaderd.metadata.records import copy as copy_record
+from offloaderd.metadata.records.copy import REMOVAL_S, CopyAttempt
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.topic.status import Reporter
+from offloaderd.upkeep.deletion import KEPT_S
 from offloaderd.upkeep.mirror import Mirror
 from offloaderd.upkeep.settings import MirrorSettings
 from tests.unit.rigs.owned import Owned
@@ -59,6 +61,27 @@ async def test_a_removal_that_broke_off_is_waited_for_once_however_often_its_top
         assert rig.metrics.topic_wakes.labels(cause="due")._value.get() > 10
     assert [one.mirror for one in await segments_of(rig)] == [THIRD]
     assert await nodes.node(rig.tree.connect(), paths.mirror(TOPIC)) is None
+
+
+async def test_copies_of_a_suspended_topic_are_deleted_soon_after_another_copy_was_made() -> None:
+    """While one is made none is deleted; then the topic sleeps, and would wake in an hour."""
+    rig = await mirrored(10)
+    owned = await Owned.claim(rig)
+    [segment] = owned.offloader.map.segments
+    await owned.offloader.record.drop_copy(segment.segment_id, AWAY)
+    bucket, prefix = THIRD
+    making = CopyAttempt(segment_id=segment.segment_id, bucket=bucket, prefix=prefix, part_bytes=1, begun_ms=0)
+    store, path = rig.tree.connect(), paths.mirror(TOPIC)
+    await store.create(path, copy_record.encode(making))
+    rig.suspend_after_s = 0.5
+    async with rig.engine(within_s=HOUR_S) as engine:
+        await enabled(engine)
+        await rig.clock.sleep(10.0)
+        assert await store.children(paths.trash(TOPIC)) != []
+        await store.delete(path, 0)
+        await rig.clock.sleep(3 * KEPT_S)
+        assert engine.statuses()[0].asleep
+        assert await store.children(paths.trash(TOPIC)) == []
 
 
 async def test_copies_of_a_suspended_topic_are_deleted_though_a_removal_broke_off() -> None:
