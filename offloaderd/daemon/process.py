@@ -1,9 +1,9 @@
 """The process of the daemon: its memory, and notifications for systemd (sd_notify(3)).
 
 glibc's allocator: by default every thread may get an arena of its own, up to eight for each core. Payloads are
-allocated in one thread (gRPC's, the ledger store's) and freed in another, so each arena has free memory that others
-cannot use: 30 to 45 MiB beyond the budgets under load. Two arenas had no measurable cost, since Python's own lock lets
-one thread at a time run.
+allocated in one thread (gRPC's, the ledger store's, the disk cache's) and freed in another, so each arena has free
+memory that others cannot use: 30 to 45 MiB beyond the budgets under load, and with two arenas 60 to 75 MiB of what a
+disk cache reads. One arena had no measurable cost, since Python's own lock lets one thread at a time run.
 
 Python's collector of cycles: by default it runs after every 700 new objects, which a daemon of many idle topics makes
 in milliseconds without making cycles; that was nearly a fifth of its processor time with 550 topics. A full collection
@@ -28,7 +28,7 @@ from offloaderd.core.aio import Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.health import Health, HealthState, HealthView
 
-ARENAS_MAX = 2
+ARENAS_MAX = 1
 COLLECTOR_THRESHOLDS = (10_000, 20, 20)
 """New objects before a collection of the youngest, and how many of those before one of the older generations."""
 _M_ARENA_MAX = -8
