@@ -148,6 +148,7 @@ lock: $(DEPENDENCIES)dev ## Resolve the requirements again (UPGRADE=--upgrade fo
 	$(UV_COMPILE) -c requirements/dev.txt --extra standalone --extra sasl --extra azure --extra gcs -o requirements/standalone.txt pyproject.toml requirements/build.in
 	$(UV_COMPILE) -c requirements/dev.txt --extra spark --extra sasl --extra azure --extra gcs -o requirements/spark.txt pyproject.toml
 	$(UV_COMPILE) -c requirements/dev.txt --extra sasl --extra azure --extra gcs -o requirements/runtime.txt pyproject.toml
+	$(UV_COMPILE) -c requirements/dev.txt -o requirements/client.txt pyproject.toml
 	$(UV_COMPILE) -c requirements/dev.txt --extra fuzz -o requirements/fuzz.txt pyproject.toml requirements/build.in
 	$(UV_COMPILE) -c requirements/dev.txt -o requirements/build.txt requirements/build.in
 	$(UV_COMPILE) -c requirements/dev.txt -o requirements/pack.txt requirements/pack.in

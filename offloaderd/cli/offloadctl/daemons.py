@@ -6,8 +6,7 @@ from offloaderd.cli import options, show
 from offloaderd.cli.options import DURATION, Session, last_of
 from offloaderd.client import DaemonClient
 from offloaderd.core.errors import NotFound
-from offloaderd.core.model import TopicName
-from offloaderd.daemon.log import LEVELS
+from offloaderd.core.model import LOG_LEVELS, TopicName
 from offloaderd.protocol.conversion import as_json
 from offloaderd.protocol.v1 import control_pb2, placement_pb2
 
@@ -147,7 +146,7 @@ def _show_changes(found: control_pb2.ReloadResponse, *, dry_run: bool) -> None:
 
 @click.command("log-level")
 @click.argument("module", required=False)
-@click.argument("level", type=click.Choice(LEVELS), required=False)
+@click.argument("level", type=click.Choice(LOG_LEVELS), required=False)
 @click.option("--for", "seconds", type=DURATION, default="10m", show_default=True, help="For how long.")
 @click.option("--reset", is_flag=True, help="Reset MODULE to the level of the settings.")
 @options.common
