@@ -8,7 +8,7 @@ from typing import Unpack
 
 import click
 
-from offloaderd.cli import options, show
+from offloaderd.cli import forms, options, show
 from offloaderd.cli.options import MOMENT, Session, ago_ms, duration_param
 from offloaderd.cli.program import NOT_FOUND, OK
 from offloaderd.cli.progress import Bars
@@ -325,7 +325,9 @@ def read(
         raise InvalidInput(f"the range {first}..{last} is reversed", hint="--from must not be after --to")
     if transactions != Transactions.COMMITTED and not messages:
         raise click.UsageError("--transactions needs --messages: entries are printed whatever transaction they are in")
-    style, terminal = "json" if session.json else style, sys.stdout.isatty()
+    if session.form not in {forms.TABLE, forms.JSON}:
+        raise click.UsageError(f"read knows no -o {session.form}\nhint: --format " + "|".join(FORMATS))
+    style, terminal = "json" if session.structured else style, sys.stdout.isatty()
     if messages:
         encode, kind = message_encoder(style, terminal=terminal), Transactions(transactions)
         session.run(_read_messages(session, topic, wanted, encode, kind))
@@ -392,7 +394,7 @@ async def _produce(session: Session, topic: TopicName, lines: Lines, *, roll: bo
             yield batch
 
     async with session.client() as client:
-        with Bars(hidden=session.json) as bars:
+        with Bars(hidden=session.structured) as bars:
 
             def answered(answer: ledgers_pb2.AppendResponse) -> None:
                 nonlocal entries, last

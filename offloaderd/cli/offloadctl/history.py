@@ -79,7 +79,7 @@ def status(session: Session, topic: TopicName, everything: bool) -> None:
       offloadctl history status orders --all
       offloadctl history status orders --json | jq .done_percent
     """
-    some = everything or session.json
+    some = everything or session.structured
 
     async def asked(client: DaemonClient) -> history_pb2.GetHistoryResponse:
         first, most = (0, RANGES_MAX) if some else ((await client.history(topic)).ranges_done, SHOWN)

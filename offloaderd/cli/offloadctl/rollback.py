@@ -112,7 +112,7 @@ def _follow(session: Session, topic: TopicName) -> int:
     def tell(report: rollback_pb2.RollbackProgress) -> None:
         nonlocal said
         line = _progress_line(report)
-        if line != said and not session.json:
+        if line != said and not session.structured:
             show.note(line)
         said = line
 

@@ -67,12 +67,12 @@ def verify(session: Session, topic: TopicName, *, level: str) -> int:
             else:
                 flaws, document, head = event.between.flaws, picked(event.between, "segments"), "between segments:"
             problems += sum(flaw.is_problem for flaw in flaws)
-            if session.json or flaws:
+            if session.structured or flaws:
                 bars.clear()
-            if session.json:
+            if session.structured:
                 document["flaws"] = [show.flaw_json(flaw) for flaw in flaws]
                 line = document if event.HasField("segment") else {"summary": document}
-                click.echo(show.json_line(line), nl=False)
+                session.item(line)
             elif flaws:
                 click.echo(head)
                 show.write_flaws(flaws)
@@ -81,7 +81,7 @@ def verify(session: Session, topic: TopicName, *, level: str) -> int:
             return last_of(client.verify(topic, level=level, timeout_s=session.timeout_s), take)
 
         last = session.ask(verify).between
-    if not session.json:
+    if not session.structured:
         verdict = show.plural(problems, "problem") if problems else "no problem"
         click.echo(f"read {show.size(last.read_bytes)} of {show.plural(last.segments, 'segment')}: {verdict}")
     return CORRUPT if problems else OK

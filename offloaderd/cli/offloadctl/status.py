@@ -8,13 +8,14 @@ import tty
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import click
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from offloaderd.cli import options, show
+from offloaderd.cli import forms, options, show
 from offloaderd.cli.options import Session, duration_param
 from offloaderd.client import DaemonClient
 from offloaderd.core.aio import race
@@ -109,7 +110,8 @@ def doctor(session: Session) -> int:
     """
 
     async def examined(client: DaemonClient) -> int:
-        return await show.show_checks(client.examine(timeout_s=session.timeout_s), as_json=session.json)
+        write = partial(session.tell, text="") if session.form != forms.TABLE else None
+        return await show.show_checks(client.examine(timeout_s=session.timeout_s), write)
 
     return session.ask(examined)
 
@@ -200,13 +202,13 @@ async def _watch(session: Session, view: View, clock: Clock, interval_s: float, 
             view.take(await client.status(), clock.monotonic())
 
         await look()
-        if once or not (session.json or sys.stdout.isatty()):
+        if once or not (session.structured or sys.stdout.isatty()):
             await clock.sleep(interval_s)
             await look()
             session.tell(_view_json(view), lambda: _print_once(view))
-        elif session.json:
+        elif session.structured:
             while True:
-                click.echo(show.json_line(_view_json(view)), nl=False)
+                session.item(_view_json(view))
                 await clock.sleep(interval_s)
                 await look()
         else:
