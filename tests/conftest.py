@@ -6,7 +6,6 @@ import asyncio
 import faulthandler
 import os
 import signal
-import tempfile
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -44,17 +43,13 @@ FOREIGN_THREADS = (
 )
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     """Give each worker ports of its own: what one has chosen, and nobody listens on yet, the other may not choose.
 
-    And a configuration of a user, which would name daemons. And have commands hear Ctrl-C even where a shell has
-    started all this in the background, deaf to it.
+    And have commands hear Ctrl-C even where a shell has started all this in the background, deaf to it.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    user = tempfile.TemporaryDirectory(prefix="offloaderd-user-")
-    config.add_cleanup(user.cleanup)
-    os.environ["XDG_CONFIG_HOME"] = user.name
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % workers  # a crashed one's heir: gw2
     share = (ports.PORT_MAX - ports.PORT_MIN + 1) // workers
