@@ -24,7 +24,7 @@ def daemons(session: Session, topic: TopicName | None) -> None:
     Examples:
       offloadctl daemons
       offloadctl daemons orders
-      offloadctl daemons --json | jq -r '.daemons[] | select(.standing != "working") | .daemon_id'
+      offloadctl daemons -o json | jq -r '.daemons[] | select(.standing != "working") | .daemon_id'
     """
     found = session.ask(lambda client: client.daemons(topic))
     document: dict[str, object] = {"daemons": [as_json(one) for one in found.daemons]}
@@ -123,7 +123,7 @@ def reload(session: Session, *, dry_run: bool) -> None:
     \b
     Examples:
       offloadctl reload --dry-run
-      offloadctl reload --json | jq -r '.changes[] | select(.needs_restart) | .key'
+      offloadctl reload -o json | jq -r '.changes[] | select(.needs_restart) | .key'
     """
     found = session.ask(lambda client: client.reload(dry_run=dry_run))
     changes = [as_json(one, kept=("old", "new")) for one in found.changes]

@@ -39,7 +39,7 @@ def drill(session: Session, *, apply: bool, output: Path | None, word: str | Non
     Examples:
       offloadctl drill --config offloaderd.toml
       offloadctl drill --config offloaderd.toml --apply --output drill.md
-      offloadctl drill --config offloaderd.toml --apply --json | jq '.findings[] | select(.outcome == "BROKEN")'
+      offloadctl drill --config offloaderd.toml --apply -o json | jq '.findings[] | select(.outcome == "BROKEN")'
     """
     settings, clock = settings_of(session, config), SystemClock()
     log.configure("error", settings.log.format)

@@ -193,7 +193,7 @@ def seek(session: Session, topic: TopicName, *, ago: float | None, **wanted: int
     Examples:
       offloadctl seek orders --time 2026-11-21T10:00:00Z
       offloadctl seek orders --ago 2h
-      offloadctl seek orders --index 1000000 --json | jq -r .position
+      offloadctl seek orders --index 1000000 -o json | jq -r .position
     """
     if ago is not None:
         if wanted["time"] is not None:
@@ -311,11 +311,11 @@ def read(
     \b
     Examples:
       offloadctl read orders
-      offloadctl read orders --from 12:0 --to 12:99 --json
+      offloadctl read orders --from 12:0 --to 12:99 -o json
       offloadctl read orders --follow --max 10
       offloadctl read orders --from-time 2026-11-21T10:00:00Z --messages
       offloadctl read orders --format hex | less
-      offloadctl read orders --messages --json | jq -r .key
+      offloadctl read orders --messages -o json | jq -r .key
     """
     first, last = wanted["first"], wanted["last"]
     wanted["seek"] = one_goal({"time": time, "index": index, "sequence": sequence})

@@ -52,7 +52,7 @@ def gc(
       offloadctl gc
       offloadctl gc --apply --yes
       offloadctl gc --apply --also 2c2f8f6e-8d4f-4b8f-9f36-0d8a6a1f2b11
-      offloadctl gc --json | jq -r '.finds[] | select(.verdict == "alarm") | "\\(.key) \\(.reason)"'
+      offloadctl gc -o json | jq -r '.finds[] | select(.verdict == "alarm") | "\\(.key) \\(.reason)"'
     """
     if apply_ and not yes:
         options.confirm("Delete the objects without a reference? This cannot be undone")

@@ -32,7 +32,7 @@ def list_ledgers(session: Session, topic: TopicName) -> None:
     \b
     Examples:
       offloadctl ledgers list orders
-      offloadctl ledgers list orders --json | jq -r '.ledgers[] | select(.state == "granted") | .ledger_id'
+      offloadctl ledgers list orders -o json | jq -r '.ledgers[] | select(.state == "granted") | .ledger_id'
     """
     found = session.ask(lambda client: client.ledgers(topic))
     names = ("ledgers", "deleted_up_to=floor", "deleted_segments", "deleted_bytes", "source_error", "metadata_error")

@@ -316,7 +316,7 @@ add_commands(
     \b
     Examples:
       offloadctl topics get-offload-policies orders
-      offloadctl topics get-offload-policies orders --json
+      offloadctl topics get-offload-policies orders -o json
     """,
     remove="""Remove the policies of a topic.
     Remove the policies that were set for a topic by its name; it then follows its namespace and patterns.

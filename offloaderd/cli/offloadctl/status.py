@@ -47,7 +47,7 @@ def status(session: Session, topic: TopicName | None) -> None:
     Examples:
       offloadctl status
       offloadctl status orders
-      offloadctl status orders --json | jq '.topics[0].lag_entries'
+      offloadctl status orders -o json | jq '.topics[0].lag_entries'
     """
 
     async def asked(client: DaemonClient) -> tuple[admin_pb2.StatusResponse, read_pb2.LastPositionsResponse | None]:
@@ -106,7 +106,7 @@ def doctor(session: Session) -> int:
     \b
     Examples:
       offloadctl doctor
-      offloadctl doctor --json | jq -r '.checks[] | select(.verdict == "fail") | .found'
+      offloadctl doctor -o json | jq -r '.checks[] | select(.verdict == "fail") | .found'
     """
 
     async def examined(client: DaemonClient) -> int:
@@ -182,13 +182,13 @@ def top(session: Session, *, sort: str, search: str, limit: int | None, interval
 
     On a terminal the table is live; keys: l, b, r, s and t sort by age of the lag, its bytes, rate, open segment and
     name; q ends. IN/S is what goes into segments, history apart. Elsewhere, and with --once, one table is printed.
-    With --json there is one document a look, each on a line, until it is interrupted; with --once a single one.
+    With -o json there is one document a look, each on a line, until it is interrupted; with --once a single one.
 
     \b
     Examples:
       offloadctl top
       offloadctl top --sort rate --search acme/orders
-      offloadctl top --once --json | jq '.topics[] | select(.lag_seconds > 60) | .topic'
+      offloadctl top --once -o json | jq '.topics[] | select(.lag_seconds > 60) | .topic'
     """
     view = View(sort=sort, search=search, limit=limit)
     session.run(_watch(session, view, SystemClock(), interval, once=once))

@@ -53,7 +53,7 @@ def list_topics(session: Session, prefix: str) -> None:
     \b
     Examples:
       offloadctl topics list
-      offloadctl topics list public/default --json
+      offloadctl topics list public/default -o json
     """
     found, selections = session.ask(lambda client: listed(client, prefix))
     document = {"topics": [as_json(one) for one in found], "selections": [_selection_json(one) for one in selections]}
