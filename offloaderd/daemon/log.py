@@ -18,6 +18,7 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import LOG_LEVELS
 from offloaderd.core.renamed import EVENTS, LOG_MODULES
 
 QUIET_S = 60.0
@@ -178,7 +179,6 @@ def _formatter(*, pretty: bool, colors: bool) -> structlog.stdlib.ProcessorForma
 
 
 PACKAGE = Path(__file__).parents[1]
-LEVELS = ("debug", "info", "warning", "error")
 LIBRARIES = ("aiobotocore", "aiohttp", "asyncio", "botocore", "grpc", "kazoo", "urllib3")
 SIGNERS = ("aiobotocore", "botocore")
 AUDIT = "offloaderd.audit"
@@ -249,8 +249,8 @@ def _modules() -> Iterator[str]:
 
 def checked_level(module: str, level: str) -> None:
     """Raise InvalidInput for an unknown level, or one at which a library would log secrets."""
-    if level not in LEVELS:
-        raise InvalidInput(f"{level!r} is no level", hint="one of " + ", ".join(LEVELS))
+    if level not in LOG_LEVELS:
+        raise InvalidInput(f"{level!r} is no level", hint="one of " + ", ".join(LOG_LEVELS))
     if level == "debug" and module.split(".", maxsplit=1)[0] in SIGNERS:
         raise InvalidInput(f"{module} writes signed headers at debug", hint="info is the lowest for it")
     if module == AUDIT:
