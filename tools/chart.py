@@ -31,6 +31,8 @@ RENDERED = {
     ),
 }
 """The files below the project's root, each with the arguments of Helm."""
+KUBERNETES = "--kube-version=1.37"
+"""What is rendered for: a Helm that was built from its module alone takes itself for one of Kubernetes 1.20."""
 FREE = {"resources", "selector", "issuerRef", "labels"}
 """Values that are Kubernetes' or the user's own; and every empty map."""
 CHOICES = {"mode": ["daemons", "sidecar"], "pullPolicy": ["Always", "IfNotPresent", "Never"]}
@@ -53,7 +55,7 @@ def helm() -> str:
 
 def rendered(*arguments: str) -> str:
     """Return what the chart renders in the namespace pulsar. Raises CalledProcessError, NoHelm."""
-    command = [helm(), "template", "offloaderd", str(CHART), "--namespace", "pulsar", *arguments]
+    command = [helm(), "template", "offloaderd", str(CHART), "--namespace", "pulsar", KUBERNETES, *arguments]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     # Who applies the manifests without Helm is not to read that Helm manages them.
     lines = [line for line in done.stdout.splitlines() if line.strip() != "app.kubernetes.io/managed-by: Helm"]

@@ -16,7 +16,7 @@ from offloaderd import __version__
 from offloaderd.daemon.settings import load
 from tests.unit.deploy.expressions import PROMETHEUS
 from tests.unit.deploy.test_manifests import PORTS, SCHEMAS
-from tools.chart import CHART, RENDERED, ROOT, SIDECAR, NoHelm, helm, manifest, rendered, values_schema
+from tools.chart import CHART, KUBERNETES, RENDERED, ROOT, SIDECAR, NoHelm, helm, manifest, rendered, values_schema
 
 EVERYTHING = (
     "--set=certManager.enabled=true,serviceMonitor.enabled=true,prometheusRule.enabled=true,grafanaDashboard.enabled=true",
@@ -81,7 +81,7 @@ def test_values_fit_their_schema(name: str) -> None:
 @both
 def test_helm_finds_nothing_to_complain_of(profile: tuple[str, ...]) -> None:
     """`helm lint --strict`, with everything switched on."""
-    command = [helm(), "lint", "--strict", str(CHART), *profile, *EVERYTHING]
+    command = [helm(), "lint", "--strict", str(CHART), KUBERNETES, *profile, *EVERYTHING]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
