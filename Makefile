@@ -32,7 +32,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-quick prove record check fmt bench release invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page dashboard-picture audit notebook broker-driver test-broker test-driver test-brokers test-cluster stores test-stores
+.PHONY: help setup run standalone test test-quick prove record check fmt bench release invariants protos docs site manifests lock clean clean-data fuzz simulate soak squeeze test-page dashboard-picture audit notebook broker-driver test-broker test-driver test-brokers test-cluster stores test-stores
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -148,6 +148,16 @@ protos: $(DEPENDENCIES)dev ## Compile protos/ into the package
 docs: $(DEPENDENCIES)dev ## Write the pages that are generated from the code
 	$(BIN)/python tools/docs.py
 
+site: $(DEPENDENCIES)site ## Build the pages as a site with search, in build/site (a directory a version)
+	$(BIN)/python -m tools.site
+
+build/kubernetes/helm:
+	@command -v go >/dev/null || { echo "building Helm needs Go (1.26 or newer, https://go.dev/dl)" >&2; exit 1; }
+	GOBIN=$(abspath build/kubernetes) go install helm.sh/helm/v3/cmd/helm@v3.22.0
+
+manifests: $(DEPENDENCIES)dev build/kubernetes/helm ## Render deploy/kubernetes from the Helm chart (needs Go)
+	$(BIN)/python -m tools.chart
+
 notebook: $(DEPENDENCIES)dev ## Run docs/notebook.py on real servers and write its section of docs/spark.md
 	NOTEBOOK=write $(BIN)/python -m pytest -n 0 -q tests/integration/spark/test_notebook.py
 
@@ -158,6 +168,7 @@ lock: $(DEPENDENCIES)dev ## Resolve the requirements again (UPGRADE=--upgrade fo
 	$(UV_COMPILE) -c requirements/dev.txt --extra sasl --extra azure --extra gcs -o requirements/runtime.txt pyproject.toml
 	$(UV_COMPILE) -c requirements/dev.txt -o requirements/client.txt pyproject.toml
 	$(UV_COMPILE) -c requirements/dev.txt --extra fuzz -o requirements/fuzz.txt pyproject.toml requirements/build.in
+	$(UV_COMPILE) -c requirements/dev.txt --extra site -o requirements/site.txt pyproject.toml
 	$(UV_COMPILE) -c requirements/dev.txt -o requirements/build.txt requirements/build.in
 	$(UV_COMPILE) -c requirements/dev.txt -o requirements/pack.txt requirements/pack.in
 

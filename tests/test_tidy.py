@@ -365,15 +365,8 @@ def test_every_requirement_is_pinned_and_hashed() -> None:
     """Each line of a compiled requirements file is one exact version with its hashes."""
     files = [name for name in tracked() if re.fullmatch(r"requirements/\w+\.txt", name)]
     assert {Path(name).stem for name in files} == {
-        "build",
-        "client",
-        "dev",
-        "fuzz",
-        "pack",
-        "runtime",
-        "spark",
-        "standalone",
-    }
+        "build", "client", "dev", "fuzz", "pack", "runtime", "site", "spark", "standalone",
+    }  # fmt: skip
     for name in files:
         blocks = re.split(r"\n(?=\S)", re.sub(r"(?m)^\s*#.*\n?", "", text(name)).strip())
         loose = [block for block in blocks if not re.match(r"[\w.-]+==\S+ \\\n\s+--hash=sha256:", block)]
@@ -384,12 +377,13 @@ def test_the_locked_versions_agree() -> None:
     """Who runs and who tests has the same versions of what both have."""
     pins = {
         name: dict(re.findall(r"(?m)^([\w.-]+)==(\S+)", text(f"requirements/{name}.txt")))
-        for name in ("build", "client", "dev", "fuzz", "runtime", "spark", "standalone")
+        for name in ("build", "client", "dev", "fuzz", "runtime", "site", "spark", "standalone")
     }
     assert pins["standalone"].items() <= pins["dev"].items() <= pins["fuzz"].items()
     assert pins["client"].items() <= pins["runtime"].items()
     assert pins["runtime"].items() <= pins["spark"].items() <= pins["standalone"].items()
     assert pins["build"].items() <= pins["standalone"].items()
+    assert {name: pins["dev"].get(name, pin) for name, pin in pins["site"].items()} == pins["site"]
 
 
 def words_of(name: str) -> set[str]:

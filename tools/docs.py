@@ -18,6 +18,7 @@ from offloaderd.daemon.settings.sections import all_settings, environment_name, 
 from offloaderd.objects.settings import SERVICES
 from tools.alerts import alerts_page
 from tools.api import api_page
+from tools.chart import values_schema
 from tools.dashboard import dashboard
 from tools.decisions import decisions_page
 from tools.failures import failures_page
@@ -100,6 +101,7 @@ def metrics_page() -> str:
 
 GENERATED = {
     "deploy/grafana/offloaderd.json": dashboard,
+    "deploy/helm/offloaderd/values.schema.json": values_schema,
     "docs/alerts.md": alerts_page,
     "docs/api.md": api_page,
     "docs/decisions/README.md": decisions_page,

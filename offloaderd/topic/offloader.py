@@ -379,8 +379,9 @@ class TopicOffloader:
         if written is None:
             return False
         done, now_s = written.described.range, self._clock.monotonic()
+        exemplar = self._context.upload_context.traces.exemplar(attempt.segment_id)
         for sample in self.lag.durable(done.end):
-            self._metrics.time_to_durable_seconds.observe(now_s - sample.seen_s)
+            self._metrics.time_to_durable_seconds.observe(now_s - sample.seen_s, exemplar)
         self._last_result = SegmentResult(attempt.segment_id, done)
         self._committed(done.end)
         return True

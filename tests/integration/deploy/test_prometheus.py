@@ -102,6 +102,11 @@ async def test_prometheus_scrapes_a_daemon_and_draws_every_panel(
             wrong = [rule["name"] for group in groups for rule in group["rules"] if rule["health"] != "ok"]
             assert not wrong
             assert (await answer(session, "/api/v1/alerts"))["alerts"] == []
+            committed = {segment.segment_id for segment in await client.segments(TOPIC)}
+            buckets = "/api/v1/query_exemplars?query=offloaderd_time_to_durable_seconds_bucket&start=0&end=9999999999"
+            found = [one["labels"] for series in await answer(session, buckets) for one in series["exemplars"]]
+            assert {labels["segment_id"] for labels in found} <= committed
+            assert found
 
 
 async def unknown_methods(channel: grpc.aio.Channel) -> None:

@@ -153,7 +153,7 @@ def test_the_rule_that_the_page_gives_adds_the_namespace_to_what_has_a_topic() -
     """A sum by namespace needs no label of its own: it stands in the topic's name."""
     page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
     blocks = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
-    (rule,) = next(one for one in blocks if isinstance(one, dict))["metric_relabel_configs"]
+    (rule,) = next(one for one in blocks if "metric_relabel_configs" in one)["metric_relabel_configs"]
     topic = str(TopicName.parse("persistent://acme/eu-west=1/a/b://c/d"))
     found = re.fullmatch(rule["regex"], topic)
     assert rule["source_labels"] == ["topic"]
