@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from uuid import UUID
 
 import structlog
 
@@ -26,6 +27,8 @@ from offloaderd.upkeep.switching import text_of
 
 log = structlog.get_logger(__name__)
 
+LOOK_S = 0.2
+"""Pause between two looks at whether a copy has ended."""
 Services = Mapping[Place, tuple[str, str]]
 """Name and kind of the service of each place of the settings, the daemon's own first."""
 
@@ -58,16 +61,26 @@ class PlacesService(places_pb2_grpc.PlacesServiceServicer):
             _count(found, segment)
         _name_roles(found, own, mirror)
         due = [one for one in segments if mirror is not None and target(one, own, mirror) is not None]
-        attempt = await nodes.record(self.metadata, paths.attempt(topic), attempt_record.decode)
-        properties = attempt.driver_properties if attempt is not None else {}
+        written = await self._written_in(topic)
         return pb.ListPlacesResponse(
             places=found.values(),
             uncopied_segments=len(due),
             uncopied_bytes=sum(one.object_bytes for one in due),
-            open_place=text_of((properties.get("bucket", ""), properties.get("prefix", ""))) if attempt else "",
+            open_place=next((text_of(one) for one in sorted(written, key=lambda it: it == own)), ""),
             uncopied_since_ms=min((one.offloaded_ms for one in due), default=0),
             now_ms=self._clock.wall_ms(),
         )
+
+    async def _written_in(self, topic: TopicName) -> list[Place]:
+        """Return the places in which segments of a topic are being written: live ones, of history, by jobs."""
+        jobs = [UUID(name) for name in await self.metadata.children(paths.history_attempts(topic))]
+        own = (paths.attempt(topic), paths.history_attempt(topic), paths.rollback_attempt(topic))
+        found = []
+        for path in (*own, *(paths.history_job_attempt(topic, one) for one in jobs)):
+            attempt = await nodes.record(self.metadata, path, attempt_record.decode)
+            if attempt is not None:
+                found.append((attempt.driver_properties.get("bucket", ""), attempt.driver_properties.get("prefix", "")))
+        return found
 
     async def SetMirror(self, request: pb.SetMirrorRequest, context: Context) -> pb.SetMirrorResponse:
         """Name the mirror in the topic's policy. Raises InvalidInput, NotFound (not enabled), Conflict, Transient.
@@ -125,10 +138,15 @@ class PlacesService(places_pb2_grpc.PlacesServiceServicer):
     async def DeleteCopies(
         self, request: pb.DeleteCopiesRequest, context: Context
     ) -> AsyncGenerator[pb.DeleteCopiesProgress, None]:
-        """Put copies in places that the policy does not name on the trash list. Raises as SwitchPlaces."""
+        """Put copies in places that the policy does not name on the trash list. Raises as SwitchPlaces.
+
+        A copy that is being made there ends first, however long that takes: it would be recorded afterwards.
+        """
         topic = TopicName.parse(request.topic)
         offloader = await self.engine.owned(topic)
         policy = (await self.engine.book.of(topic, fresh=True)).values
+        while not request.dry_run and offloader.mirror.copying_to not in {None, *switching.named_by(policy)}:
+            await self._clock.sleep(LOOK_S)
         wanted = switching.unnamed(offloader.map.segments, policy)
         progress = pb.DeleteCopiesProgress(
             places=sorted({text_of(place) for _, place in wanted}),
@@ -186,7 +204,7 @@ def _place(place: Place, service: str = "", kind: str = "") -> pb.ListPlacesResp
 
 
 def _name_roles(found: dict[Place, pb.ListPlacesResponse.Place], first: Place, mirror: Place | None) -> None:
-    for place, role in ((first, "first"), (mirror, "mirror")):
+    for place, role in ((mirror, "mirror"), (first, "first")):  # which may be the same, by levels
         if place is not None:
             found.setdefault(place, _place(place)).role = role
 

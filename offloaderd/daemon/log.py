@@ -179,7 +179,7 @@ def _formatter(*, pretty: bool, colors: bool) -> structlog.stdlib.ProcessorForma
 
 
 PACKAGE = Path(__file__).parents[1]
-LIBRARIES = ("aiobotocore", "aiohttp", "asyncio", "botocore", "grpc", "kazoo", "urllib3")
+LIBRARIES = ("aiobotocore", "aiohttp", "asyncio", "azure", "botocore", "google", "grpc", "kazoo", "msal", "urllib3")
 SIGNERS = ("aiobotocore", "botocore")
 AUDIT = "offloaderd.audit"
 """Logger of calls that change something or were refused; it is written at every level."""

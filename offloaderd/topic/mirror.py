@@ -45,6 +45,8 @@ class MirrorProgress:
         self._clock = clock
         self.waiting: tuple[int, ...] = ()
         """Ledgers that wait for copies to be granted, as the grants last found them."""
+        self.copying_to: Place | None = None
+        """Where a copy is being made, which is recorded even if the policy changes meanwhile."""
         self._failure: Failure | None = None
         self._seen: tuple[Sequence[CommittedSegment], Place, Place] | None = None
         self._due: tuple[CommittedSegment, ...] = ()

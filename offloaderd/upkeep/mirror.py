@@ -284,7 +284,10 @@ class TopicMirror:
         place = self._place(segment)
         if place is not None:
             async with self._mirror.turns(place.bucket):
-                await self._copy(segment)
+                try:
+                    await self._copy(segment)
+                finally:
+                    self._owned.mirror.copying_to = None
         return True
 
     def _removed_for_s(self, removal: CopyAttempt) -> float:
@@ -377,6 +380,7 @@ class TopicMirror:
         there = self._place(segment)
         if there is None:
             return  # the policy has changed
+        owned.mirror.copying_to = there.bucket, there.prefix  # without an await since
         try:
             copying = self._copying = await self._begun(segment, there)
             await self._send(copying)

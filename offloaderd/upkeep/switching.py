@@ -77,8 +77,13 @@ def unnamed(segments: Sequence[CommittedSegment], policy: OffloadPolicies) -> li
 
     Segments of such a place that have no other one are not touched: only a copy goes, the first place stays.
     """
-    named = {(policy.bucket or "", policy.prefix or ""), place_named(policy.mirror or "")}
+    named = named_by(policy)
     return [(one, one.mirror) for one in segments if one.mirror is not None and one.mirror not in named]
+
+
+def named_by(policy: OffloadPolicies) -> set[Place | None]:
+    """Return the places that a policy names, None without a mirror."""
+    return {(policy.bucket or "", policy.prefix or ""), place_named(policy.mirror or "")}
 
 
 async def exchange(record: TopicRecord, wanted: Exchange) -> AsyncGenerator[int, None]:

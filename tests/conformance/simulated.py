@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.metrics.metrics import Metrics
-from tests.simulation.bucket import Bucket
+from tests.simulation.bucket import Buckets
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.world import World
 from tests.simulation.zookeeper import Tree, ZooKeeper
@@ -30,7 +30,7 @@ def simulated_world() -> Iterator[World]:
     world = World(1, Metrics(), loop=loop)
     world.faults.on = False
     world.tree = Tree(world, watched=False)
-    world.bucket = Bucket(SystemClock())
+    world.buckets = Buckets(SystemClock())
     yield world
     assert world.oracle.broken is None
     assert loop.fault is None
@@ -82,11 +82,11 @@ class SimulatedServer:
 
     async def start(self) -> None:
         """Have them there again."""
-        self._world.condition = ""
+        self._world.conditions.clear()
 
     async def kill(self) -> None:
         """Break all connections and take no more."""
-        self._world.condition = "zk out"
+        self._world.conditions["zk"] = "out"
         for client in self._world.tree.clients:
             client.disconnect()
 

@@ -13,7 +13,7 @@ import structlog
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.metrics.service import WAKE_CAUSES
 from tests.simulation.kill_points import KillWorld
-from tests.simulation.run import again, simulate
+from tests.simulation.run import again, options_of, simulate
 from tests.simulation.world import RealSourceWorld
 
 
@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument(
         "--real-source", action="store_true", help="no seed draws its ledger source: all have the real one"
     )
+    parser.add_argument("--mirrored", action="store_true", help="leave out seeds whose segments have no second copy")
     given = parser.parse_args()
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(50 if not given.verbose else 0),
@@ -42,7 +43,8 @@ def main() -> int:
     real_source: Counter[str] = Counter()
     failed: list[int] = []
     commits = entries = reads = steps = kept = granted = removed = history = 0
-    seeds = [given.seed] if given.seed is not None else range(given.first, given.first + given.seeds)
+    chosen = [given.seed] if given.seed is not None else range(given.first, given.first + given.seeds)
+    seeds = [seed for seed in chosen if not given.mirrored or options_of(seed).mirror]
     started = time.process_time()  # how long it takes on the machine
     gc.disable()
     for number, seed in enumerate(seeds):
@@ -65,7 +67,7 @@ def main() -> int:
             gc.collect()
     took = time.process_time() - started
     print(
-        f"{len(seeds)} seeds in {took:.1f} s ({took / len(seeds):.3f} s each, {steps} steps): "
+        f"{len(seeds)} seeds in {took:.1f} s ({took / max(1, len(seeds)):.3f} s each, {steps} steps): "
         f"{len(failed)} failed, {commits} segments of {entries} entries committed, "
         f"{history} of history, {reads} entries read, "
         f"{kept} parts found by new owners, {granted} ledgers deleted by grant, {removed} segments removed, "

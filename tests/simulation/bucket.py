@@ -1,4 +1,4 @@
-"""Simulated S3: one bucket with S3's rules, and what each process sees of it."""
+"""Simulated S3: buckets with S3's rules, and what each process sees of them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.simulation.wire import Wire, drained, instantly
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
+    from offloaderd.core.clock import Clock
     from offloaderd.objects.keys import ObjectName
     from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, Pieces, UploadInfo
     from tests.simulation.loop import Process
@@ -23,9 +24,12 @@ if TYPE_CHECKING:
 PAGE = 7
 """Keys on one page of a listing."""
 
-BUCKET = "b"
+BUCKET, FAR = "b", "far"
 PREFIXES = ("seg/", "far/seg/")
-"""Where daemons store: the first is their own, and a topic's policy may name either."""
+"""Where daemons store: the first is their own, and a topic's policy may name either. By its prefix a key is known to be
+in one bucket or in the other one, if there is another one."""
+SERVICES = {BUCKET: "s3", FAR: "far"}
+"""What may be away, slow or cut off for itself."""
 
 
 def label(what: str) -> str:
@@ -39,12 +43,58 @@ def parsed(name: str) -> ObjectName | None:
     return next((found for prefix in PREFIXES if (found := keys.parse(prefix, name)) is not None), None)
 
 
-class Bucket(MemoryStore):
-    """The bucket itself, whose state the model may look at."""
+def places(*, apart: bool) -> tuple[tuple[str, str], ...]:
+    """Return bucket and prefix of each place; `apart`: the second one has a bucket of its own."""
+    return (BUCKET, PREFIXES[0]), (FAR if apart else BUCKET, PREFIXES[1])
+
+
+class Buckets:
+    """All buckets, as the model sees them: by key."""
+
+    def __init__(self, clock: Clock, *, apart: bool = False, **rules: int) -> None:
+        self._bucket_of = {prefix: bucket for bucket, prefix in places(apart=apart)}
+        self._buckets = {bucket: Bucket(clock, **rules) for bucket in dict.fromkeys(self._bucket_of.values())}
+
+    def at(self, bucket: str) -> Bucket:
+        """Return a bucket by its name."""
+        return self._buckets[bucket]
+
+    def of(self, key: str) -> Bucket:
+        """Return the bucket in which a key belongs."""
+        names = (bucket for prefix, bucket in self._bucket_of.items() if key.startswith(prefix))
+        return self._buckets[next(names, BUCKET)]
 
     def names(self) -> list[str]:
         """Return all keys."""
-        return sorted(self._objects)
+        return sorted(key for bucket in self._buckets.values() for key in bucket.names())
+
+    def uploads(self) -> list[UploadInfo]:
+        """Return the open uploads."""
+        return [upload for bucket in self._buckets.values() for upload in bucket.uploads()]
+
+    def deployment(self, key: str) -> str:
+        """Return which deployment stored an object."""
+        return self.of(key).deployment(key)
+
+    def stored_ms(self, key: str) -> int:
+        """Return when an object was stored."""
+        return self.of(key).stored_ms(key)
+
+    def age_s(self, key: str) -> float:
+        """Return how long ago an object was stored."""
+        return self.of(key).age_s(key)
+
+    def data(self, key: str) -> bytes | None:
+        """Return an object's bytes, None without it."""
+        return self.of(key).data(key)
+
+
+class Bucket(MemoryStore):
+    """A bucket itself, whose state the model may look at."""
+
+    def names(self) -> list[str]:
+        """Return all keys."""
+        return list(self._objects)
 
     def deployment(self, key: str) -> str:
         """Return which deployment stored an object."""
@@ -89,18 +139,20 @@ def _flipped(data: bytes, bit: int) -> bytes:
 
 
 class BucketClient:
-    """One process's SegmentStore."""
+    """One process's SegmentStore: a bucket, and the way to the others."""
 
     answerable = True
     """Whether the model looks at what it aborts."""
 
-    def __init__(self, world: World, process: Process) -> None:
+    def __init__(self, world: World, process: Process, name: str = BUCKET) -> None:
         self._world = world
-        self._bucket = world.bucket
-        self._wire = Wire(world, process, "s3", label)
-        self._rng = world.chance.stream(f"rot of {process.name}")
+        self._process = process
+        self._bucket = world.buckets.at(name)
+        self._wire = Wire(world, process, "s3", label, name=SERVICES[name])
+        self._rng = world.chance.stream(f"rot of {process.name}" if name == BUCKET else f"rot of {name} {process.name}")
         self._listed: dict[str, set[tuple[int, str]]] = {}
         self._begun: set[str] = set()
+        self._clients = {name: self}
         self.parts = self._bucket.parts
 
     @property
@@ -110,7 +162,10 @@ class BucketClient:
 
     def at(self, bucket: str) -> BucketClient:
         """See SegmentStore."""
-        return self
+        if bucket not in self._clients:
+            other = self._clients[bucket] = type(self)(self._world, self._process, bucket)
+            other._listed, other._begun, other._clients = self._listed, self._begun, self._clients
+        return self._clients[bucket]
 
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
         """See ObjectReader."""

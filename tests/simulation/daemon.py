@@ -28,7 +28,7 @@ from offloaderd.policy.policies import Level, Origin
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.segment.builder import WholeLedgers
-from offloaderd.segment.upload import UploadContext, UploadLimits
+from offloaderd.segment.upload import ServiceContext, UploadContext, UploadLimits
 from offloaderd.topic.buffer import BufferPool
 from offloaderd.topic.idle import IdleOptions
 from offloaderd.topic.outage import TopicContext
@@ -38,10 +38,9 @@ from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.mirror import Mirror
 from offloaderd.upkeep.retention import Retention
 from offloaderd.upkeep.settings import GcSettings, GrantSettings, MirrorSettings, RetentionSettings, ScrubSettings
-from offloaderd.upkeep.stored import Site
 from offloaderd.upkeep.verify.scrub import Scrubber
 from tests.simulation.bookies import Source
-from tests.simulation.bucket import BUCKET, PREFIXES, BucketClient
+from tests.simulation.bucket import FAR, BucketClient
 from tests.simulation.loop import Process
 from tests.simulation.old_release import OldBucket, OldSource, OldZooKeeper
 from tests.simulation.tailing import BookKeeper, OldBookKeeper
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
 
 CLUSTER = "simulated"
 DEPLOYMENT, ANOTHER_DEPLOYMENT = UUID(int=1), UUID(int=2)
-SITES = tuple(Site(cluster=CLUSTER, bucket=BUCKET, prefix=one) for one in PREFIXES)
 PROBE_S = 5.0
 IMPAIRED_S = 8.0
 PLACEMENT = PlacementSettings(settle_s=2.0, grace_s=3.0, handovers_max=2, handover_s=10.0, cooldown_s=20.0)
@@ -150,6 +148,7 @@ class SimDaemon:
             clock=self.clock,
             metrics=world.metrics,
             pace=Pace(4),
+            further={FAR: ServiceContext(Pace(4))} if options.apart == "service" else {},
         )
         source = None if options.push == "only" else self.source
         said = {"kind": "bookkeeper", "cluster": CLUSTER, "daemon_id": self.name}
@@ -163,7 +162,7 @@ class SimDaemon:
             pool=BufferPool(options.buffer_bytes),
             layout=options.layout,
             cluster=CLUSTER,
-            places=Places(*(Place(driver={"driver": "s3", "bucket": BUCKET, "prefix": one}) for one in PREFIXES)),
+            places=self._places(),
             ledgers=WholeLedgers(
                 describer=self.source,
                 block_bytes=3 * options.layout.block_bytes,
@@ -199,9 +198,19 @@ class SimDaemon:
             metrics=world.metrics,
             options=ReadOptions(batch_bytes=500),
         )
-        self.collector = Collector(self.bucket, self.zookeeper, SITES, clock=self.clock, metrics=world.metrics)
+        self.collector = Collector(self.bucket, self.zookeeper, world.sites, clock=self.clock, metrics=world.metrics)
         self.main = process.start(self._main(process), name=f"main of {self.name}")
         world.trace(self.name, "started")
+
+    def _places(self) -> Places:
+        """Return the places; those of another service have another endpoint."""
+        options = self._world.options
+        endpoints = {FAR: "far:1"} if options.apart == "service" else {}
+        drivers = (
+            {"driver": "s3", "bucket": bucket, "prefix": prefix, "endpoint": endpoints.get(bucket, "near:1")}
+            for bucket, prefix in options.places
+        )
+        return Places(*(Place(driver=driver) for driver in drivers))
 
     def _duties(self, context: TopicContext, book: PolicyResolver) -> dict[str, Duty]:
         """Return what daemon.py has a daemon do beside offloading."""
@@ -217,7 +226,7 @@ class SimDaemon:
         scrubber = Scrubber(
             self.bucket,
             self.zookeeper,
-            SITES,
+            self._world.sites,
             ScrubSettings.model_construct(
                 interval_s=5.0, first_after_s=1.0, bytes_per_s=100_000, enabled=options.scrub
             ),

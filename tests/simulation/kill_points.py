@@ -150,8 +150,8 @@ class KillWorld(World):
                 await self._dies(self.point, more)
             case "after a failure":
                 await self._dies(TWO_PARTS_STORED, all_of_it)
-                for upload in self.bucket.uploads():
-                    instantly(self.bucket.abort_upload(upload.key, upload.upload_id))
+                for upload in self.buckets.uploads():
+                    instantly(self.buckets.of(upload.key).abort_upload(upload.key, upload.upload_id))
                 await self._dies(self.point, more)
             case _:
                 await self._dies(self.point, all_of_it)
@@ -239,13 +239,13 @@ class KillWorld(World):
     async def _fill_two_parts(self) -> None:
         """Append until two parts are stored, and ask for nothing."""
         await self._claimed()
-        while not any(len(self.stored_parts(upload.upload_id)) >= 2 for upload in self.bucket.uploads()):
+        while not any(len(self.stored_parts(upload.upload_id)) >= 2 for upload in self.buckets.uploads()):
             await self._append(1)
 
     def stored_parts(self, upload_id: str) -> list[int]:
         """Return the numbers of an upload's parts."""
-        upload = next(one for one in self.bucket.uploads() if one.upload_id == upload_id)
-        return [part.part_number for part in instantly(self.bucket.list_parts(upload.key, upload_id))]
+        upload = next(one for one in self.buckets.uploads() if one.upload_id == upload_id)
+        return [part.part_number for part in instantly(self.buckets.of(upload.key).list_parts(upload.key, upload_id))]
 
     async def collect(self) -> None:
         """See World; there is nothing to collect."""

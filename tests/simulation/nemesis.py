@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from offloaderd.api.places import PlacesService
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError
 from offloaderd.core.model import OffloadMethod
 from offloaderd.core.names.patterns import of_topic
-from offloaderd.core.retry import retried
 from offloaderd.metadata import paths
 from offloaderd.objects import keys
 from offloaderd.policy.records import TopicPolicy, decode_policy
-from offloaderd.policy.rules import ANYWHERE
-from offloaderd.protocol.v1 import places_pb2
 from offloaderd.upkeep.grants import records as grant_records
+from tests.simulation import moving
 from tests.simulation.bookies import ANOTHER, HISTORIES, NAMELESS, NOWHERE
-from tests.simulation.bucket import PREFIXES
+from tests.simulation.bucket import PREFIXES, SERVICES
 from tests.simulation.daemon import CLUSTER, SimDaemon
 from tests.simulation.zookeeper import Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Sequence
 
-    from offloaderd.api.calls import Context
     from offloaderd.core.model import TopicName
     from tests.simulation.world import World
 
 CONDITIONS = ("s3 outage", "s3 full", "s3 denied", "s3 expired", "s3 slow", "s3 throttling", "bucket missing")
-MAY_SWITCH = ("roll", "change policy", "collect")
-"""Events in whose place a cluster with a mirror may have places exchanged, or copies deleted."""
+MAY_SWITCH = ("roll", "change policy", "collect", "mark ledgers", "revoke", "disable topic")
+"""Events in whose place a cluster with a mirror may have places exchanged, copies deleted, or a topic moved."""
+MOVES_WITHIN_S = 60.0
+"""Then the operator interrupts the command."""
 AWAITED = ("misled", "restore", "second deployment")
 """Events that need something to be committed before them."""
 DAY_MS = 86_400_000
@@ -47,11 +44,13 @@ class Nemesis:
     def __init__(self, world: World) -> None:
         self._world = world
         self._rng = world.chance.stream("nemesis")
-        self._condition = 0
+        self._conditions: Counter[str] = Counter()
         self._busy = 0
         self._lifts: Counter[tuple[TopicName, int]] = Counter()
         self._lifted: Counter[tuple[TopicName, int]] = Counter()
         """How often users began to lift revocations, and ended that with an answer."""
+        self.has_moved = False
+        """Whether a topic was to be moved: the end may have been missing."""
         self.waiting: set[str] = set()
         """Events that are to come as soon as they can."""
 
@@ -77,7 +76,7 @@ class Nemesis:
         """
         world = self._world
         world.faults.on = False
-        world.condition = ""
+        world.conditions.clear()
         world.cuts.clear()
         if world.cluster is not None:
             world.cluster.heal()
@@ -139,9 +138,7 @@ class Nemesis:
             if world.options.retention == "blind" and world.oracle.commits and not world.misled:
                 world.ledgers.delete_topic(rng.choice(world.topics))
         elif event in CONDITIONS:
-            self._condition += 1
-            world.condition = event
-            world.loop.in_world(rng.uniform(0.5, 8.0), self._over, self._condition)
+            self._strike(event.removeprefix("s3 "))
         else:
             self._begin(self._ask(event, daemon))
 
@@ -271,7 +268,7 @@ class Nemesis:
 
         After the first one, and where nothing is damaged in the bucket itself: on its way it may be.
         """
-        world, names = self._world, self._world.bucket.names()
+        world, names = self._world, self._world.buckets.names()
         marked = all(keys.marker(prefix, CLUSTER) in names for prefix in PREFIXES)
         known = [world.oracle.maps.get(topic) for topic in world.topics]
         if not marked or not all(found and found.segments for found in known):
@@ -306,17 +303,33 @@ class Nemesis:
             daemon.crash()
             self._start(daemon)
 
-    def _over(self, number: int) -> None:
-        if number == self._condition:
-            self._world.condition = ""
-            self._world.trace("fate", "condition over")
+    def _struck(self) -> Sequence[str]:
+        """Return the names of the stores that something happens to: where places are apart, one or both."""
+        names = [SERVICES[bucket] for bucket in dict(self._world.options.places)]
+        return self._rng.choice([names, *([one] for one in names)]) if len(names) > 1 else names
+
+    def _strike(self, condition: str) -> None:
+        """Have something be wrong with a store for a while, and for long where that does not stop everything."""
+        world = self._world
+        for name in self._struck():
+            self._conditions[name] += 1
+            world.conditions[name] = condition
+            most_s = self._rng.choice([8.0, 8.0, 30.0]) if world.options.apart else 8.0
+            world.trace("fate", f"{name}: {condition}")
+            world.loop.in_world(self._rng.uniform(0.5, most_s), self._over, name, self._conditions[name])
+
+    def _over(self, name: str, number: int) -> None:
+        if number == self._conditions[name]:
+            self._world.conditions.pop(name, None)
+            self._world.trace("fate", f"{name}: condition over")
 
     def _cut(self, daemon: SimDaemon, service: str) -> None:
         world = self._world
-        world.cuts.add((daemon.name, service))
         if service == "zk":
             daemon.cut_zookeeper()
-        world.loop.in_world(self._rng.uniform(0.5, 10.0), world.cuts.discard, (daemon.name, service))
+        for name in self._struck() if service == "s3" else [service]:
+            world.cuts.add((daemon.name, name))
+            world.loop.in_world(self._rng.uniform(0.5, 10.0), world.cuts.discard, (daemon.name, name))
 
     async def _drain(self, daemon: SimDaemon) -> None:
         await daemon.drain()
@@ -330,12 +343,16 @@ class Nemesis:
         if world.options.mirror and event in MAY_SWITCH and self._rng.random() < 0.5:
             owners = (one for one in world.daemons if one.up and one.engine.find(topic) is not None)
             daemon = next(owners, daemon)
-            event = self._rng.choice(["switch places", "delete copies"])
+            event = self._rng.choice(["switch places", "delete copies", "move"])
         try:
             if event == "switch places":
-                await world.within(daemon, lambda: self._switch(daemon, topic))
+                await world.within(daemon, lambda: moving.switch(world, daemon, topic))
             elif event == "delete copies":
-                await world.within(daemon, lambda: self._delete_copies(daemon, topic))
+                pause_s = self._rng.choice([0.0, 0.5, 4.0])
+                await world.within(daemon, lambda: moving.delete_copies(world, daemon, topic, pause_s))
+            elif event == "move":
+                self.has_moved = True
+                await world.within(daemon, lambda: moving.move(world, daemon, topic), limit_s=MOVES_WITHIN_S)
             elif event == "disable topic":
                 await world.within(daemon, lambda: daemon.engine.deselect(of_topic(topic)))
                 await asyncio.sleep(self._rng.uniform(0.1, 3.0))  # noqa: TID251 - the loop's own time
@@ -347,8 +364,8 @@ class Nemesis:
             elif event == "change policy":
                 size = self._rng.choice([1000, 4000])
                 method = self._rng.choice(world.options.methods)
-                prefix = self._rng.choice([None, *PREFIXES])
-                policy = TopicPolicy(enabled=True, segment_bytes_max=size, method=method, prefix=prefix)
+                bucket, prefix = self._rng.choice([(None, None), *world.options.places])
+                policy = TopicPolicy(enabled=True, segment_bytes_max=size, method=method, bucket=bucket, prefix=prefix)
                 await world.within(daemon, lambda: daemon.engine.select(of_topic(topic), policy))
             elif event == "collect":
                 grace_s = self._rng.choice([0.0, 1.0])
@@ -359,32 +376,6 @@ class Nemesis:
                 await world.within(daemon, lambda: self._revoke(daemon, topic))
         except OffloaderError as error:
             world.trace("user", f"{event}: {type(error).__name__}")
-
-    async def _switch(self, daemon: SimDaemon, topic: TopicName) -> None:
-        """Exchange the first place and the mirror of a topic, as an operator does."""
-        service = PlacesService(daemon.engine, daemon.zookeeper, ANYWHERE, {})
-        request = places_pb2.SwitchPlacesRequest(topic=str(topic))
-        async with aclosing(service.SwitchPlaces(request, cast("Context", None))) as progress:
-            async for one in progress:
-                if one.done:
-                    self._world.faults.count("switch places")
-
-    async def _delete_copies(self, daemon: SimDaemon, topic: TopicName) -> None:
-        """Withdraw the mirror of a topic, delete its copies as an operator does, and name the mirror again."""
-        service, context = PlacesService(daemon.engine, daemon.zookeeper, ANYWHERE, {}), cast("Context", None)
-
-        async def named(mirror: str) -> str:
-            request = places_pb2.SetMirrorRequest(topic=str(topic), mirror=mirror)
-            return (await retried(lambda: service.SetMirror(request, context), clock=daemon.clock)).before
-
-        mirror = await named("")
-        request = places_pb2.DeleteCopiesRequest(topic=str(topic))
-        async with aclosing(service.DeleteCopies(request, context)) as progress:
-            async for one in progress:
-                if one.done and one.copies:
-                    self._world.faults.count("delete copies")
-        await daemon.clock.sleep(self._rng.choice([0.0, 0.5, 4.0]))
-        await named(mirror)
 
     async def _mark(self, daemon: SimDaemon, topic: TopicName) -> None:
         """Delete from the tier what the source has not got any more, as an operator would."""

@@ -15,7 +15,6 @@ from offloaderd.metadata.records.identity import Acceptance
 from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.flaws import Kind
 from tests.simulation.bucket import BucketClient
-from tests.simulation.daemon import SITES
 from tests.simulation.loop import Process
 from tests.simulation.zookeeper import ZooKeeper
 
@@ -117,7 +116,7 @@ class Operator:
         world.oracle.rebuilding.add(topic)
         self._world.lose_grants(topic)
         world.tree.remove(paths.topic(topic))
-        found = await rebuild.read_buckets(self.bucket, SITES, lambda _: None)
+        found = await rebuild.read_buckets(self.bucket, self._world.sites, lambda _: None)
         plan = self._decided(found, topic)
         await rebuild.write(
             self.metadata, plan, topics=[topic], enable=True, now_ms=world.wall_ms(), progress=lambda _: None

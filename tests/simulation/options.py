@@ -10,7 +10,7 @@ from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.segment.builder import SegmentLayout
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.upkeep.retention import Limits
-from tests.simulation.bucket import BUCKET, PREFIXES
+from tests.simulation.bucket import places
 
 if TYPE_CHECKING:
     from tests.simulation.chance import Rng
@@ -55,7 +55,14 @@ class Options:
     """How often a sleeping topic is looked at whatever happens: soon, or not in the time of a run, as in production."""
 
     mirror: bool = False
-    """Whether each segment is to have a second copy behind the last prefix."""
+    """Whether each segment is to have a second copy in the last place."""
+    apart: str = ""
+    """What the last place has for itself: a bucket, or a service that daemons know as another one."""
+
+    @property
+    def places(self) -> tuple[tuple[str, str], ...]:
+        """Bucket and prefix of each place, the daemons' own first."""
+        return places(apart=bool(self.apart))
 
     @property
     def policies(self) -> OffloadPolicies:
@@ -66,13 +73,13 @@ class Options:
             segment_age_min_s=self.policy.segment_age_min_s,
             threshold_bytes=0,
             deletion_lag_s=2.0,
-            bucket=BUCKET,
-            prefix=PREFIXES[0],
+            bucket=self.places[0][0],
+            prefix=self.places[0][1],
             history_order=self.order,
             retention=self.tier.kind,
             retention_age_s=self.tier.age_s,
             retention_bytes=self.tier.size_bytes,
-            mirror=f"{BUCKET}/{PREFIXES[-1]}" if self.mirror else "",
+            mirror="/".join(self.places[-1]) if self.mirror else "",
         )
 
     @classmethod
@@ -112,4 +119,5 @@ class Options:
             sleep_s=rng.choice([0.0, 0.1, 0.3, 1.0]),
             again_s=rng.choice([5.0, 3600.0]),
             mirror=rng.random() < 0.25,
+            apart=rng.choice(["", "", "", "bucket", "service"]),
         )

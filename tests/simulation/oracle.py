@@ -176,7 +176,7 @@ class Oracle:
         """
         assert segment.copy is not None
         for ours, theirs in zip(segment.keys.all, segment.copy.keys.all, strict=True):
-            found, wanted = self._world.bucket.data(theirs), self._world.bucket.data(ours)
+            found, wanted = self._world.buckets.data(theirs), self._world.buckets.data(ours)
             same = same_manifest if ours == segment.keys.manifest else same_bytes
             try:
                 same(theirs, found or b"", wanted or b"missing")
@@ -243,11 +243,11 @@ class Oracle:
 
     def _check_segment(self, topic: TopicName, segment: CommittedSegment) -> None:
         """P1: what a segment holds is what was written, to the bit, and all three objects say so."""
-        bucket, uuid = self._world.bucket, segment.segment_id
+        buckets, uuid = self._world.buckets, segment.segment_id
         names = segment.keys.all
-        data, index_data, manifest_data = map(bucket.data, names)
+        data, index_data, manifest_data = map(buckets.data, names)
         if data is None or index_data is None or manifest_data is None:
-            missing = [name for name in names if bucket.data(name) is None]
+            missing = [name for name in names if buckets.data(name) is None]
             self.fail("P1", f"segment {segment.range} of {topic} is committed and {missing} are not there")
             return
         try:
@@ -301,11 +301,9 @@ class Oracle:
             held = found is not None and found.object_id in self._held
             if held and found is not None and name not in self._names(found.object_id):
                 continue
-            if found is not None and held and self._world.bucket.data(name) is not None:
+            if found is not None and held and self._world.buckets.data(name) is not None:
                 self.fail("P5", f"{name} is deleted, and part of {self._held[found.object_id]}")
-            elif (
-                found is not None and self._is_once(found.object_id, name) and self._world.bucket.data(name) is not None
-            ):
+            elif found is not None and self._is_once(found.object_id, name):
                 topic, segment = self._once[found.object_id]
                 if hole := self._uncovered(topic, segment):
                     self.fail("P5", f"{name} is deleted, was committed, and holds {hole}, which nothing else does")
@@ -313,7 +311,7 @@ class Oracle:
     def _is_once(self, segment_id: UUID, name: str) -> bool:
         """Say whether an object was that of a segment, or of its copy, when a map named it last."""
         known = self._once.get(segment_id)
-        if known is None or self._world.bucket.data(name) is None:
+        if known is None or self._world.buckets.data(name) is None:
             return False
         return name in {key for one in known[1].each_place for key in one.keys.all}
 
@@ -327,7 +325,7 @@ class Oracle:
             self.fail("P5", f"the upload of {name} is aborted, and nobody knows whose it is")
         if world.second is None or upload_id not in world.second.bucket.begun:
             return
-        upload = next((one for one in world.bucket.uploads() if one.upload_id == upload_id), None)
+        upload = next((one for one in world.buckets.uploads() if one.upload_id == upload_id), None)
         since_ms = world.provisional_since_ms(name)
         if upload is not None and since_ms is not None and upload.initiated_ms > since_ms:
             self.fail("P5", f"the upload of {name} is aborted, and is of another deployment")

@@ -14,6 +14,7 @@ from offloaderd.upkeep.flaws import Kind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from offloaderd.core.model import TopicName
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.records.context import LedgerContext
     from offloaderd.metadata.topic_map.map import TopicMap
@@ -26,7 +27,28 @@ HARMLESS = {Kind.FRONT, Kind.DOUBT}
 
 
 async def check(world: World, objects: ObjectReader, sites: Sequence[Site]) -> None:
-    """Plan a rebuild, and compare it with the maps; nobody may be at work."""
+    """Plan a rebuild, and compare it with the maps; nobody may be at work. So each place that has all of them alone."""
+    found = await _planned(world, objects, sites)
+    for topic, live in world.oracle.maps.items():
+        if live.segments:
+            if topic not in found:
+                world.oracle.fail("P9", f"{topic} would not come back")
+                return
+            _compare(world, live, found[topic])
+    for site in sites if len({site.bucket for site in sites}) > 1 else ():
+        segments = {topic: live.segments for topic, live in world.oracle.maps.items() if live.segments}
+        places = [{it.place for it in one.each_place} for some in segments.values() for one in some]
+        if all((site.bucket, site.prefix) in one for one in places):
+            world.faults.count("rebuilt from one place")
+            alone = await _planned(world, objects, [site])
+            for topic, wanted in segments.items():
+                back = alone[topic].segments if topic in alone else ()
+                if [(one.segment_id, one.slices) for one in back] != [(one.segment_id, one.slices) for one in wanted]:
+                    world.oracle.fail("P9", f"{topic} would come back with other segments from {site.bucket} alone")
+
+
+async def _planned(world: World, objects: ObjectReader, sites: Sequence[Site]) -> dict[TopicName, TopicMap]:
+    """Return the maps that a rebuild from some places would write."""
     stored = await rebuild.read_buckets(objects, sites, lambda _: None)
     without = world.last_copies & {one.segment.segment_id for one in stored.known}  # a collection has told of them
     plan = rebuild.make_plan(stored, without=without)
@@ -38,13 +60,7 @@ async def check(world: World, objects: ObjectReader, sites: Sequence[Site]) -> N
     harmless = HARMLESS | ({Kind.ORPHAN} if world.second is not None else set())  # what it had begun
     if bad := [problem for problem in problems if problem.kind not in harmless]:
         world.oracle.fail("P9", f"a rebuild would stop over {bad[0].kind}: {bad[0].text}")
-    found = {topic.topic: topic.map for topic in plan.topics}
-    for topic, live in world.oracle.maps.items():
-        if live.segments:
-            if topic not in found:
-                world.oracle.fail("P9", f"{topic} would not come back")
-                return
-            _compare(world, live, found[topic])
+    return {topic.topic: topic.map for topic in plan.topics}
 
 
 def _settled(segment: CommittedSegment) -> CommittedSegment:

@@ -8,8 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.simulation.chance import Chance
+from tests.simulation.chance import Chance, Faults
 from tests.simulation.loop import Stuck
+from tests.simulation.options import Options
 from tests.simulation.oracle import Violation
 from tests.simulation.world import RealSourceWorld, World
 
@@ -51,6 +52,12 @@ def again(seed: int, point: str | None = None, *, real_source: bool = False) -> 
 def drawn(seed: int) -> type[World]:
     """Return the world of a seed."""
     return RealSourceWorld if Chance(seed).stream("ledger source").random() < REAL_SOURCE else World
+
+
+def options_of(seed: int) -> Options:
+    """Return what a seed draws, but for pushes, which need some ledger sources."""
+    chance = Chance(seed)
+    return Options.draw(chance.stream("options"), readback=Faults(chance).rotten)
 
 
 def simulate(seed: int, metrics: Metrics, *, verbose: bool = False, make: type[World] | None = None) -> Report:

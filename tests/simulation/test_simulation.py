@@ -79,6 +79,16 @@ def test_a_share_of_the_seeds_has_the_real_source() -> None:
         assert set(chosen[first : first + SEEDS_AT_ONCE]) == {World, RealSourceWorld}
 
 
+def test_a_share_of_the_mirrors_has_a_store_of_its_own() -> None:
+    """One that goes away alone, as a bucket of the same service and as another service; and a seed always draws it."""
+    drawn = [simulation.options_of(seed) for seed in range(500)]
+    assert drawn == [simulation.options_of(seed) for seed in range(500)]
+    mirrored = [one for one in drawn if one.mirror]
+    assert 100 < len(mirrored) < 150
+    for apart in ("", "bucket", "service"):
+        assert sum(one.apart == apart for one in mirrored) > 15
+
+
 def test_a_run_that_is_stopped_ends_its_tasks() -> None:
     """Nothing of a failed run lives on, to end by itself in the next one."""
     worlds: list[World] = []

@@ -35,15 +35,21 @@ LATE_S = 12.0
 
 
 class Wire:
-    """What one process has of one service (`s3` or `bk`). `label` names a request as kill points do."""
+    """What one process has of one service (`s3` or `bk`). `label` names a request as kill points do.
 
-    def __init__(self, world: World, process: Process, service: str, label: Callable[[str], str]) -> None:
+    `name` tells services of one kind apart.
+    """
+
+    def __init__(
+        self, world: World, process: Process, service: str, label: Callable[[str], str], *, name: str = ""
+    ) -> None:
         self._label = label
         self._world = world
         self._loop = world.loop
         self._process = process
         self._service = service
-        self._rng = world.chance.stream(f"{service} of {process.name}")
+        self._name = name or service
+        self._rng = world.chance.stream(f"{self._name} of {process.name}")
 
     async def call(self, what: str, act: Callable[[], T], *, write: bool, spoilt: Callable[[], T] | None = None) -> T:
         """Have the service do something; returns its answer. Raises what it raises, and what happens on the way.
@@ -67,11 +73,11 @@ class Wire:
         fault = world.faults.draw(self._service, rng)
         if fault == "twice" and not write:
             fault = ""
-        if (self._process.name[0], self._service) in world.cuts:
+        if (self._process.name[0], self._name) in world.cuts:
             fault = "cut"
         if fault:
-            world.faults.count(f"{self._service} {fault}")
-        if fault == "slow" or world.condition == f"{self._service} slow":
+            world.faults.count(f"{self._name} {fault}")
+        if "slow" in {fault, world.conditions.get(self._name)}:
             there += rng.random() * 3.0
         job = _Job(self, what, spoilt if spoilt is not None and not fault else act, answer, back, write=write)
         if fault in {"error", "throttled"}:
@@ -94,20 +100,18 @@ class Wire:
 
     def condition_error(self, *, write: bool) -> OffloaderError | None:
         """Return what the service answers in its present condition, None when it works."""
-        if self._service != "s3":
-            return None
-        match self._world.condition:
-            case "s3 outage":
+        match self._world.conditions.get(self._name):
+            case "outage":
                 return Transient("503 service unavailable")
-            case "s3 full" if write:
+            case "full" if write:
                 return NoSpace("507 no space")
-            case "s3 denied":
+            case "denied":
                 return Denied("403 access denied")
-            case "s3 expired":
+            case "expired":
                 return Expired("403 expired token")
             case "bucket missing":
                 return BucketMissing("404 no such bucket")
-            case "s3 throttling" if self._rng.random() < 0.7:
+            case "throttling" if self._rng.random() < 0.7:
                 return Throttled("503 slow down")
         return None
 

@@ -26,11 +26,12 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt
 from offloaderd.objects import keys
 from offloaderd.policy.records import TopicPolicy
-from tests.simulation import rebuilding
+from offloaderd.upkeep.stored import Site
+from tests.simulation import losing, moving, rebuilding
 from tests.simulation.bookies import Ledgers
-from tests.simulation.bucket import PREFIXES, Bucket, parsed
+from tests.simulation.bucket import PREFIXES, Buckets, parsed
 from tests.simulation.chance import Chance, Faults, Rng
-from tests.simulation.daemon import ANOTHER_DEPLOYMENT, CLUSTER, SITES, SimDaemon
+from tests.simulation.daemon import ANOTHER_DEPLOYMENT, CLUSTER, SimDaemon
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.operator import Operator
@@ -41,7 +42,7 @@ from tests.simulation.pushing import Pusher
 from tests.simulation.zookeeper import Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
     from offloaderd.core.metrics.metrics import Metrics
     from offloaderd.metadata.topic_map.map import TopicMap
@@ -102,12 +103,13 @@ class World:
         """Where a daemon dies, if it does at a certain request."""
         self.metrics = metrics
         self.cuts: set[tuple[str, str]] = set()
-        self.condition = ""
+        self.conditions: dict[str, str] = {}
+        """What is wrong with a service, by its name."""
         self._verbose = verbose
         self._hash = hashlib.blake2b(digest_size=8)
         self.tail: deque[str] = deque(maxlen=TAIL)
         self.oracle = Oracle(self)
-        self.bucket = Bucket(ServerClock(self), part_bytes_min=1)
+        self.buckets = Buckets(ServerClock(self), apart=bool(self.options.apart), part_bytes_min=1)
         self.tree = Tree(self)
         self.ledgers = Ledgers(self)
         self.cluster = self.ledgers.cluster = Cluster(self) if self.real_source else None
@@ -147,6 +149,11 @@ class World:
     def trace_hash(self) -> str:
         """Return the hash of the trace so far."""
         return self._hash.hexdigest()
+
+    @property
+    def sites(self) -> Sequence[Site]:
+        """The places, as commands name them."""
+        return [Site(cluster=CLUSTER, bucket=bucket, prefix=prefix) for bucket, prefix in self.options.places]
 
     @property
     def misled(self) -> bool:
@@ -193,18 +200,20 @@ class World:
         await self.work(nemesis)
         self.trace("world", "heals")
         await nemesis.heal()
-        await self._until_offloaded()
+        await self.until_offloaded()
+        await losing.each(self)
+        await moving.in_the_end(self, begun=nemesis.has_moved)
         for broker in brokers:
             broker.cancel()
         await asyncio.sleep(1.0)  # noqa: TID251 - the loop's own time; servers that lag behind have caught up
-        await self._read_all()
+        await self.read_all(self.topics)
         await self.collect()
         self._check_leftovers()
         for daemon in self.daemons:
             await daemon.drain()
         waiting = [one for one in self.oracle.maps.values() if one.unfinished is not None]  # a gap stops a rebuild
         if not waiting and not self._unfinished():  # what a retention was just about to delete would come back
-            await rebuilding.check(self, self.operator.bucket, SITES)
+            await rebuilding.check(self, self.operator.bucket, self.sites)
 
     async def work(self, nemesis: Nemesis) -> None:
         """Write, offload and read, while things go wrong."""
@@ -365,7 +374,8 @@ class World:
             at = self.ledgers.following(topic, at)
         return True
 
-    async def _until_offloaded(self) -> None:
+    async def until_offloaded(self) -> None:
+        """Wait until everything is offloaded and copied, and nothing is left to do."""
         deadline = self.loop.time() + HEALED_S
         while (
             not all(self.done(topic) for topic in self.topics)
@@ -415,11 +425,12 @@ class World:
 
     def _unmarked(self) -> list[str]:
         """Return the markers that nobody has put yet: after a bucket was missing, pauses are up to a minute."""
-        names = self.bucket.names()
+        names = self.buckets.names()
         return [key for prefix in PREFIXES if (key := keys.marker(prefix, CLUSTER)) not in names]
 
-    async def _read_all(self) -> None:
-        for number, topic in enumerate(self.topics):
+    async def read_all(self, topics: Sequence[TopicName]) -> None:
+        """P1 and P6: read topics to their ends."""
+        for number, topic in enumerate(topics):
             daemon = self.daemons[(self.chance.seed + number) % len(self.daemons)]
             for read in (self._read_ends, self._read_topic):
                 if not await self.within(daemon, partial(read, daemon, topic), limit_s=200.0):
@@ -493,23 +504,23 @@ class World:
 
     def just_stored(self) -> set[str]:
         """Return what was stored within the last moments: somebody is at work with it."""
-        return {key for key in self.bucket.names() if self.bucket.age_s(key) < JUST_S}
+        return {key for key in self.buckets.names() if self.buckets.age_s(key) < JUST_S}
 
     def provisional_since_ms(self, name: str) -> int | None:
         """Return since when the place of a key says that the second deployment works there too, None: it does not."""
         prefix = next(one for one in sorted(PREFIXES, reverse=True) if name.startswith(one))
         key = keys.provisional_marker(prefix, CLUSTER, str(ANOTHER_DEPLOYMENT))
-        return self.bucket.stored_ms(key) if key in self.bucket.names() else None
+        return self.buckets.stored_ms(key) if key in self.buckets.names() else None
 
     def put_strays(self) -> None:
         """Begin an upload in each place as another program would, or another deployment of an old release."""
         for prefix in PREFIXES:
-            self.strays.add(self.bucket.begin_upload(prefix))
+            self.strays.add(self.buckets.of(prefix).begin_upload(prefix))
 
     def has_head(self, topic: TopicName) -> bool:
         """Whether the bucket says how far a topic is."""
         heads = {keys.head(prefix, CLUSTER, topic.managed_ledger) for prefix in PREFIXES}
-        return not heads.isdisjoint(self.bucket.names())
+        return not heads.isdisjoint(self.buckets.names())
 
     def is_told(self, found: TopicMap) -> bool:
         """Whether no segment is newest in a map that was committed without a head."""
@@ -526,16 +537,16 @@ class World:
         key = keys.marker(next(one for one in sorted(PREFIXES, reverse=True) if upload.key.startswith(one)), CLUSTER)
         if self.provisional_since_ms(upload.key) is not None:
             return False
-        return key in self.bucket.names() and upload.initiated_ms >= self.bucket.stored_ms(key)
+        return key in self.buckets.names() and upload.initiated_ms >= self.buckets.stored_ms(key)
 
     def _is_last_copy(self, name: str) -> bool:
         """Whether a segment, of which restored metadata know nothing, holds an entry that is nowhere else: it stays."""
         found = parsed(name)
         if found is None or not self.faults.fired["metadata restored"]:
             return False
-        parts = (one for one in self.bucket.names() if (other := parsed(one)) and other.object_id == found.object_id)
+        parts = (one for one in self.buckets.names() if (other := parsed(one)) and other.object_id == found.object_id)
         manifest = next((one for one in parts if one.endswith("-manifest")), "")
-        if (data := self.bucket.data(manifest)) is None:
+        if (data := self.buckets.data(manifest)) is None:
             return False
         described = manifest_bytes.decode(data, key=manifest)
         topic = next(one for one in self.topics if one.managed_ledger == described.managed_ledger)
@@ -557,12 +568,12 @@ class World:
         doomed = {path.rpartition("/")[2] for path in self.tree.nodes if "/trash/" in path}  # by a limited retention
         begun = (attempt.decode(self.tree.nodes[path].value, path=path) for path in self._waiting())
         doomed |= {str(one.segment_id) for one in begun}
-        held |= {name for name in self.bucket.names() if (found := parsed(name)) and str(found.object_id) in doomed}
-        if missing := held - set(self.bucket.names()):
+        held |= {name for name in self.buckets.names() if (found := parsed(name)) and str(found.object_id) in doomed}
+        if missing := held - set(self.buckets.names()):
             self.oracle.fail("P1", f"referenced and not there: {sorted(missing)}")
         clocks = {f"{prefix}{key}" for prefix in PREFIXES for key in (keys.GC_CLOCK, keys.RETENTION_CLOCK)}
         held |= clocks & self.just_stored()
-        names, maps = set(self.bucket.names()), self.oracle.maps
+        names, maps = set(self.buckets.names()), self.oracle.maps
         if bare := [
             one for one, found in maps.items() if found.segments and self.is_told(found) and not self.has_head(one)
         ]:
@@ -571,9 +582,9 @@ class World:
         if unmarked := self._unmarked():
             self.oracle.fail("P5", f"nobody has put {unmarked}")
         held |= {keys.head(prefix, CLUSTER, one.managed_ledger) for prefix in PREFIXES for one in maps} | markers
-        theirs = {name for name in names if self.bucket.deployment(name) == str(ANOTHER_DEPLOYMENT)}
-        doubtful = {upload.key for upload in self.bucket.uploads() if not self._ours(upload)}
-        open_ones = [upload for upload in self.bucket.uploads() if upload.key not in doubtful]
+        theirs = {name for name in names if self.buckets.deployment(name) == str(ANOTHER_DEPLOYMENT)}
+        doubtful = {upload.key for upload in self.buckets.uploads() if not self._ours(upload)}
+        open_ones = [upload for upload in self.buckets.uploads() if upload.key not in doubtful]
         uploads = [one.key for one in open_ones if (found := parsed(one.key)) and str(found.object_id) not in doomed]
         kept = {name for name in names - held - theirs if self._is_last_copy(name)}
         if left := [*(names - held - theirs - kept), *uploads]:

@@ -401,7 +401,7 @@ class ZooKeeper:
         if (
             (self._process.name[0], "zk") in self._world.cuts
             or self._process.stopped
-            or self._world.condition == "zk out"
+            or self._world.conditions.get("zk") == "out"
         ):
             self._loop.in_world(0.2 + self._rng.random() * 0.3, self._reconnect, connection)
             return

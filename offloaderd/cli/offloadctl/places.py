@@ -73,7 +73,7 @@ def _show(topic: TopicName | None, found: places_pb2.ListPlacesResponse) -> None
         lacking = f"{show.plural(found.uncopied_segments, 'segment')} ({show.size(found.uncopied_bytes)})"
         show.note(f"{lacking} have no copy in the mirror yet")
     if found.open_place:
-        show.note(f"the open segment is written in {found.open_place}")
+        show.note(f"a segment is being written in {found.open_place}")
 
 
 @places.command(short_help="Exchange a topic's first place and its mirror.")

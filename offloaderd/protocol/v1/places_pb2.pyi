@@ -114,7 +114,9 @@ class ListPlacesResponse(_message.Message):
     uncopied_bytes: _builtins.int
     """of their data objects"""
     open_place: _builtins.str
-    """BUCKET/PREFIX in which the open segment is written; empty: none is open"""
+    """BUCKET/PREFIX in which a segment is being written, live, of history or by a job; if there are several, another than
+    the first place. Empty: none is.
+    """
     uncopied_since_ms: _builtins.int
     """when the oldest of the uncopied segments was offloaded; 0: there are none"""
     now_ms: _builtins.int

@@ -1,4 +1,4 @@
-"""A daemon with several services: a topic that began on S3 goes on in Azure while it is written and read.
+"""A daemon with several services: a topic that began on S3 goes on in Azure, or moves there, while it is used.
 
 Azurite comes from npm; without Node the test of it is left out, and says so.
 """
@@ -6,6 +6,8 @@ Azurite comes from npm; without Node the test of it is left out, and says so.
 from __future__ import annotations
 
 import asyncio
+import json
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,13 +18,17 @@ from offloaderd.objects.azure.store import AzureStore
 from offloaderd.protocol.v1 import policy_pb2
 from tests.azure.service import ACCOUNT, KEY, options
 from tests.integration.appending import append_to
-from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.integration.command_line import ran
+from tests.integration.processes import CLOCK, DaemonProcess, Proxy, Site
 from tests.integration.servers.test_upkeep import command, gc, known, offload, read_all, stores, tree, wipe
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     from offloaderd.client import DaemonClient
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.objects.port import ObjectReader
     from tests.servers import S3Server
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.witness("zookeeper")]
@@ -48,78 +54,144 @@ class Traffic:
         self.written: list[bytes] = []
         self.batches = 0
         self.reads = 0
+        self.reads_before = 0
+        """Reads that had ended when the move began."""
         self.moved = asyncio.Event()
 
+    async def append(self, count: int) -> None:
+        """Append entries that differ."""
+        first = len(self.written)
+        batch = [f"{first + number}/".encode().ljust(1000, b"#") for number in range(count)]
+        await append_to(self._client, TOPIC, batch)
+        self.written += batch
+
     async def write(self) -> None:
-        """Append batches; the move is waited for midway."""
-        while self.batches < ENDS_AT:
-            first = len(self.written)
-            batch = [f"{first + number}/".encode().ljust(1000, b"#") for number in range(BATCH)]
-            await append_to(self._client, TOPIC, batch)
-            self.written += batch
+        """Append batches until the topic has moved, and some more."""
+        while self.batches < ENDS_AT or not self.moved.is_set():
+            await self.append(BATCH)
             self.batches += 1
-            if self.batches == MOVES_AT + 4:
-                await self.moved.wait()
+            if self.batches > MOVES_AT:
+                await CLOCK.sleep(1.0)  # a move takes some seconds, and readers read all that is written meanwhile
+        for _ in range(4):
+            await self.append(BATCH)
 
     async def read(self) -> None:
         """Read the topic from its begin to what was written before, again and again."""
-        while self.batches < ENDS_AT:
+        while not self.moved.is_set() or not self.reads > self.reads_before:
             before = len(self.written)
             found = await read_all(self._client, TOPIC)
             assert len(found) >= before
             assert found == self.written[: len(found)] or found[: len(self.written)] == self.written
             self.reads += 1
 
+    async def move(self, by: Callable[[], Awaitable[object]]) -> None:
+        """Have the topic moved after some batches and a read."""
+        while self.batches < MOVES_AT or not self.reads:
+            await CLOCK.sleep(0.02)
+        await offload(self._client, TOPIC)
+        self.reads_before = self.reads
+        await by()
+        self.moved.set()
 
-async def move(client: DaemonClient, traffic: Traffic, bucket: str) -> None:
-    """Have the topic go on in another bucket after some batches."""
-    while traffic.batches < MOVES_AT:
-        await CLOCK.sleep(0.02)
-    await offload(client, TOPIC)
-    await client.set_policies(LEVEL, policy_pb2.OffloadPolicies(bucket=bucket, prefix="moved/"))
-    traffic.moved.set()
+    async def run(self, by: Callable[[], Awaitable[object]]) -> None:
+        """Write and read, and have the topic moved meanwhile; everything is offloaded at the end."""
+        await self.append(1)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.write())
+            group.create_task(self.read())
+            group.create_task(self.move(by))
+        await offload(self._client, TOPIC)
+        assert await read_all(self._client, TOPIC) == self.written
 
 
-async def test_a_topic_goes_from_s3_to_azure_while_it_is_written_and_read(site: Site, azurite: str) -> None:
-    """Nothing is lost, every byte is equal, both stores have segments, and upkeep knows both."""
+@asynccontextmanager
+async def archive_of(site: Site, endpoint: str) -> AsyncIterator[AzureStore]:
+    """Give a site a further service with a new container in Azurite, whose place is `moved/` in it."""
     container = f"test-{CLOCK.uuid().hex[:16]}"
-    async with AzureStore(options(azurite, container)) as archive:
+    async with AzureStore(options(endpoint, container)) as archive:
         await archive.create_bucket()
         site.settings["objects__services__archive"] = {
             "kind": "azure",
             "bucket": container,
             "prefix": "moved/",
-            "endpoint": azurite,
+            "endpoint": endpoint,
             "azure_account": ACCOUNT,
             "azure_key": KEY,
         }
+        yield archive
+
+
+async def segment_objects(store: ObjectReader, prefix: str = "") -> list[str]:
+    """Return the keys of the objects of segments in a place."""
+    return [info.key async for info in store.list(prefix) if keys.parse(prefix, info.key) is not None]
+
+
+async def verified_and_rebuilt(site: Site, metadata: MetadataStore) -> None:
+    """Verify every byte, then rebuild the map from the stores alone: it comes back as it was."""
+    before = known(await tree(metadata))
+    code, found = await command(site, "verify", "--level", "full", "--against-map")
+    assert code == 0, found
+    await wipe(metadata)
+    code, plan = await command(site, "rebuild", "--apply", "--enable")
+    assert code == 0, plan
+    assert known(await tree(metadata)) == before
+
+
+async def test_a_topic_goes_from_s3_to_azure_while_it_is_written_and_read(site: Site, azurite: str) -> None:
+    """Nothing is lost, every byte is equal, both stores have segments, and upkeep knows both."""
+    async with archive_of(site, azurite) as archive, stores(site) as (objects, metadata):
         async with DaemonProcess(site) as daemon, daemon.client() as client:
             await client.enable(TOPIC)
             traffic = Traffic(client)
-            await append_to(client, TOPIC, first := [b"first".ljust(1000, b"#")])
-            traffic.written += first
-            async with asyncio.TaskGroup() as group:
-                group.create_task(traffic.write())
-                group.create_task(traffic.read())
-                group.create_task(move(client, traffic, container))
-            await offload(client, TOPIC)
-            assert traffic.reads
-            assert await read_all(client, TOPIC) == traffic.written
+            policies = policy_pb2.OffloadPolicies(bucket=archive.bucket, prefix="moved/")
+            await traffic.run(lambda: client.set_policies(LEVEL, policies))
             label = keys.segment_metadata(site.cluster)
             await archive.put(f"moved/{CLOCK.uuid()}", b"left", metadata=label)
             assert set((await gc(client, apply=True)).values()) == {("leftover", "deleted")}
-        assert [info.key async for info in archive.list("moved/") if info.key.endswith("-manifest")]
-        async with stores(site) as (objects, metadata):
-            assert [info.key async for info in objects.list() if info.key.endswith("-manifest")]
-            before = known(await tree(metadata))
-            code, found = await command(site, "verify", "--level", "full")
-            assert code == 0, found
-            await wipe(metadata)
-            code, plan = await command(site, "rebuild", "--apply", "--enable")
-            assert code == 0, plan
-            assert known(await tree(metadata)) == before
+        assert await segment_objects(archive, "moved/")
+        assert await segment_objects(objects)
+        await verified_and_rebuilt(site, metadata)
         async with DaemonProcess(site) as daemon, daemon.client() as client:
             assert await read_all(client, TOPIC) == traffic.written
+
+
+async def test_a_topic_moves_from_s3_to_azure_while_it_is_written_and_read(site: Site, azurite: str) -> None:
+    """By `offloadctl places move --delete-old`: every byte is equal, nothing stays on S3, and S3 is not needed then."""
+    async with (
+        Proxy(site.endpoint) as line,
+        archive_of(site, azurite) as archive,
+        stores(site) as (objects, metadata),
+    ):
+        site.endpoint, to = line.endpoint, f"{archive.bucket}/moved/"
+        async with DaemonProcess(site) as daemon, daemon.client() as client:
+
+            async def by_command() -> None:
+                assert await segment_objects(objects)
+                words = ("places", "move", str(TOPIC), "--to", to, "--delete-old", "--yes", "--json")
+                code, said, told = await ran(site, "offloadctl", *words, "--address", daemon.address)
+                assert code == 0, told
+                document = json.loads(said)
+                assert document["deleted_in"] == [f"{site.bucket}/"]
+                assert document["copies_deleted"] > 0
+
+            await client.enable(TOPIC)
+            traffic = Traffic(client)
+            await traffic.run(by_command)
+            assert {one.bucket for one in await client.segments(TOPIC)} == {archive.bucket}
+            rows = {one.bucket: one for one in (await client.places(TOPIC)).places}
+            assert {name: (one.role, one.segments > 0, one.copies) for name, one in rows.items()} == {
+                site.bucket: ("", False, 0),
+                archive.bucket: ("first", True, 0),
+            }
+            while await segment_objects(objects):  # until the trash is empty
+                await CLOCK.sleep(0.1)
+            assert await gc(client, apply=True) == {}
+        await verified_and_rebuilt(site, metadata)
+        line.cut()
+        async with DaemonProcess(site) as daemon, daemon.client() as client:
+            assert await read_all(client, TOPIC) == traffic.written
+            _, page = await daemon.http("/metrics")
+            assert f'offloaderd_read_entries_total{{source="objects"}} {len(traffic.written)}.0' in page
 
 
 async def test_a_daemon_starts_without_a_further_service(site: Site, unused_tcp_port: int) -> None:

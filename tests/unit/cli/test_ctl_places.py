@@ -103,7 +103,7 @@ def test_what_each_place_has_of_a_topic_is_listed(ctl: Ctl, daemon: Places) -> N
     assert "5.0 MiB" in answer.out.splitlines()[1]
     assert "1,200" in answer.out.splitlines()[1]
     assert "1 segment (1.0 MiB) have no copy in the mirror yet" in answer.err
-    assert "the open segment is written in b/seg/" in answer.err
+    assert "a segment is being written in b/seg/" in answer.err
     document = ctl("places", "list", "orders", "--json").json
     assert (document["topic"], document["uncopied_segments"], len(document["places"])) == (TOPIC, 1, 3)
     assert daemon.requests[-1].topic == TOPIC

@@ -97,16 +97,17 @@ def test_records_of_libraries_look_the_same() -> None:
         ("error", ["error"], ["error"]),
     ],
 )
-def test_levels(level: str, ours: list[str], theirs: list[str]) -> None:
+@pytest.mark.parametrize("library", ["kazoo", "azure.core.pipeline.policies", "google.auth", "msal"])
+def test_levels(level: str, ours: list[str], theirs: list[str], library: str) -> None:
     """Ours from the level on; libraries from WARNING on unless one debugs."""
     stream = io.StringIO()
     log.configure(level, "json", stream)
     for name in ("debug", "info", "warning", "error"):
         getattr(structlog.get_logger("offloaderd.x"), name)("event.seen")
-        getattr(logging.getLogger("kazoo"), name)("seen")
+        getattr(logging.getLogger(library), name)("seen")
     events = lines(stream)
     assert [event["level"] for event in events if event["logger"] == "offloaderd.x"] == ours
-    assert [event["level"] for event in events if event["logger"] == "kazoo"] == theirs
+    assert [event["level"] for event in events if event["logger"] == library] == theirs
 
 
 def test_the_s3_client_never_logs_at_debug() -> None:

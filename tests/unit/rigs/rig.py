@@ -152,14 +152,19 @@ class Rig:
 
     @asynccontextmanager
     async def engine(
-        self, name: str = "one", *, metadata: MetadataStore | None = None, push_only: bool = False
+        self,
+        name: str = "one",
+        *,
+        metadata: MetadataStore | None = None,
+        push_only: bool = False,
+        within_s: float = DEADLINE_S,
     ) -> AsyncIterator[Engine]:
-        """Run an engine; at the end it drains."""
+        """Run an engine; at the end it drains, all within so much virtual time."""
         store = metadata or self.tree.connect()
         context = self.context(store, source=None if push_only else self.ledgers)
         engine = Engine(context, self.book(store), duties=self.duties, sleep=IdleOptions(after_s=self.suspend_after_s))
         node = DaemonNode(daemon_id=name, address=f"{name}:1", version="0", started_ms=1)
-        async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(within_s), asyncio.TaskGroup() as group:
             running = group.create_task(engine.run(node))
             try:
                 yield engine

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from offloaderd.core.aio import Group
 from offloaderd.core.errors import Transient
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import copy as copy_record
@@ -30,7 +31,7 @@ from tests.unit.upkeep.test_mirrored import collected, mirrored, segments_of
 from tests.unit.upkeep.test_switching import AWAY_TEXT, HOME_TEXT, offload, places_of, running
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.objects.port import UploadInfo
@@ -97,6 +98,39 @@ async def test_a_moved_topic_keeps_its_segments_and_loses_the_old_copies() -> No
         assert [await present(rig, it) for it in segments] == [[True] * 3] * 2
         assert len(await rig.committed()) == 35
     assert not [key for key in await buckets_of(rig).keys(HOME[0]) if str(segments[0].segment_id) in key]
+
+
+async def test_a_copy_that_is_being_made_while_the_mirror_is_withdrawn_is_deleted_with_the_others() -> None:
+    """It is recorded once it is verified, and the deletion of copies waits for that: none stays in the old place."""
+    rig, seen, go_on = rig_of(mirror=None), asyncio.Event(), asyncio.Event()
+    there = buckets_of(rig).at(AWAY[0])
+    upload_part = there.upload_part
+
+    async def slow(key: str, upload_id: str, number: int, pieces: Sequence[bytes]) -> object:
+        seen.set()
+        await go_on.wait()
+        return await upload_part(key, upload_id, number, pieces)
+
+    there.upload_part = slow  # type: ignore[method-assign,assignment]
+    async with running(rig) as one, Group() as group:
+        await offload(rig, one, 25)
+        await seen.wait()
+        await one.service.SetMirror(pb.SetMirrorRequest(topic=str(TOPIC), mirror=""), CALLER)
+
+        async def delete() -> pb.DeleteCopiesProgress:
+            request = pb.DeleteCopiesRequest(topic=str(TOPIC))
+            *_, last = [it async for it in one.service.DeleteCopies(request, CALLER)]
+            return last
+
+        deleting = group.create_task(delete())
+        await rig.clock.sleep(20.0)
+        go_on.set()
+        found = await deleting
+        assert (found.copies, list(found.places)) == (1, [AWAY_TEXT])
+        await rig.clock.sleep(20.0)
+        assert places_of(one.topic.map.segments) == [(HOME, None)]
+        assert await trashed(rig) == []
+    assert not [key for key in await buckets_of(rig).keys(AWAY[0]) if str(one.topic.map.segments[0].segment_id) in key]
 
 
 async def test_only_the_place_that_the_record_does_not_name_is_emptied() -> None:

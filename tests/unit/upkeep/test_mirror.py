@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 HOME, AWAY, THIRD = ("b", "seg/"), ("eu", "topics/"), ("us", "")
 PLACES = (HOME, AWAY, THIRD)
+HOUR_S, SEGMENTS_AN_HOUR = 3600.0, 12
 
 
 class FaultyBuckets(Buckets):
@@ -171,41 +172,51 @@ async def test_another_mirror_gets_copies_of_everything() -> None:
 
 
 @pytest.mark.parametrize("error", [Transient("gone"), Denied("no"), OutcomeUnknown("no answer")])
-async def test_a_mirror_that_is_away_stops_nothing_and_catches_up(error: Exception) -> None:
-    """Entries are offloaded meanwhile, the topic does not stall, no memory is held, the lag and the error show."""
-    rig = rig_of()
+async def test_a_mirror_that_is_away_for_an_hour_stops_nothing_and_catches_up(error: Exception) -> None:
+    """Entries are offloaded throughout, the topic does not stall, no memory is held, the lag and the error show."""
+    rig, asked = rig_of(), list[str]()
     assert rig.ledgers is not None
 
     def plan(operation: str, key: str, when: str) -> None:
         if when == "before":
+            asked.append(key)
             raise error
 
-    async with rig.engine() as engine, Group() as group:
+    async with rig.engine(within_s=2 * HOUR_S) as engine, Group() as group:
         topic = await enabled(engine, TopicPolicy(enabled=True, mirror="eu/topics/"))
-        for number in range(2):
+        duty = group.create_task(Mirror(engine.context, MirrorSettings()).run(topic))
+        last = await rig.ledgers.append(TOPIC, payloads(10))
+        await topic.request_roll()
+        await until_offloaded(topic, last)
+        await until(lambda: [one.mirror for one in topic.map.segments] == [AWAY])
+        breaking(rig, AWAY[0], plan)
+        for number in range(1, SEGMENTS_AN_HOUR + 1):
+            await rig.clock.sleep(HOUR_S / SEGMENTS_AN_HOUR)
             last = await rig.ledgers.append(TOPIC, payloads(10, seed=number))
             await topic.request_roll()
             await until_offloaded(topic, last)
-            breaking(rig, AWAY[0], plan)
-        duty = group.create_task(Mirror(engine.context, MirrorSettings()).run(topic))
+            status = topic.status()
+            assert status.mirror is not None
+            assert (status.mirror.lag_segments, status.mirror.lag_entries) == (number, 10 * number)
+            assert (status.state, status.stalled_reason) == ("offloading", "")
         await rig.clock.sleep(60)
         status = topic.status()
         assert status.mirror is not None
-        assert (status.mirror.lag_segments, status.mirror.lag_entries) == (2, 20)
-        assert status.mirror.lag_seconds >= 60
+        assert status.mirror.lag_seconds >= HOUR_S - HOUR_S / SEGMENTS_AN_HOUR
         assert str(error) in status.mirror.failure
         assert status.mirror.failing_since_ms
-        assert status.state == "offloading"
         assert engine.context.upload_context.budget.idle
+        assert SEGMENTS_AN_HOUR < len(asked) < HOUR_S / 5
         mended(rig)
-        await until(
-            lambda: topic.status().mirror != status.mirror and not topic.mirror.due(topic.map.segments, topic.policy)
-        )
+        await rig.clock.sleep(60)
         now = topic.status().mirror
         assert now is not None
-        assert (now.lag_segments, now.lag_entries, now.lag_bytes, now.lag_seconds, now.segments) == (0, 0, 0, 0.0, 2)
-        assert not now.failure
+        assert (now.lag_segments, now.lag_entries, now.lag_bytes, now.lag_seconds) == (0, 0, 0, 0.0)
+        assert (now.segments, now.failure) == (SEGMENTS_AN_HOUR + 1, "")
         duty.cancel()
+    assert [payload for _, payload in await rig.committed()] == [
+        payload for number in range(SEGMENTS_AN_HOUR + 1) for payload in payloads(10, seed=number)
+    ]
     await check_copies(rig)
 
 

@@ -1,23 +1,42 @@
-"""What a mirror alone gives when the first place, or the metadata as well, are lost."""
+"""What a mirror alone gives when the first place is away, or is lost, or the metadata as well."""
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.core.errors import Transient
+from offloaderd.core.aio import Group
+from offloaderd.core.errors import Denied, OutcomeUnknown, Transient
 from offloaderd.fleet.engine import mark_places
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.policy.records import TopicPolicy
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.gc.findings import Verdict
+from offloaderd.upkeep.mirror import Mirror
+from offloaderd.upkeep.settings import MirrorSettings
+from tests.unit.read.test_mirror import Reading
 from tests.unit.rigs.owned import Owned
-from tests.unit.rigs.rig import TOPIC, Rig, until
-from tests.unit.upkeep.test_mirror import AWAY, THIRD, buckets_of, lag, mirroring, offloaded, rig_of
+from tests.unit.rigs.rig import TOPIC, Rig, enabled, payloads, until
+from tests.unit.upkeep.test_mirror import (
+    AWAY,
+    HOME,
+    HOUR_S,
+    SEGMENTS_AN_HOUR,
+    THIRD,
+    breaking,
+    buckets_of,
+    check_copies,
+    lag,
+    mirroring,
+    offloaded,
+    rig_of,
+)
 from tests.unit.upkeep.test_mirrored import SITES, collected, segments_of
 
 if TYPE_CHECKING:
@@ -60,6 +79,53 @@ async def test_a_rebuild_from_the_mirror_alone_goes_on_as_the_same_deployment() 
     assert [(one.segment_id, one.slices, one.place, one.mirror) for one in after] == [
         (one.segment_id, one.slices, AWAY, None) for one in before
     ]
+
+
+@pytest.mark.parametrize("error", [Transient("gone"), Denied("no"), OutcomeUnknown("no answer")])
+async def test_a_first_place_that_is_away_for_an_hour_is_read_in_the_mirror_and_catches_up(error: Exception) -> None:
+    """What is offloaded is read throughout, new entries wait at the source, and no memory is held for them."""
+    rig = await offloaded(rig_of(), 150, 150)
+    async with mirroring(rig) as owned:
+        await until(lambda: not lag(owned))
+    assert rig.ledgers is not None
+    written, asked = [*payloads(150), *payloads(150, seed=1)], list[str]()
+    back = asyncio.Event()
+
+    def plan(operation: str, key: str, when: str) -> None:
+        if when == "before" and not back.is_set():
+            asked.append(operation)
+            raise error
+
+    async with rig.engine(within_s=2 * HOUR_S) as engine, Group() as group:
+        topic = await enabled(engine, TopicPolicy(enabled=True, mirror="/".join(AWAY)))
+        duty = group.create_task(Mirror(engine.context, MirrorSettings()).run(topic))
+        await until(topic.identity.checked.is_set)
+        before = last = topic.offloaded
+        breaking(rig, HOME[0], plan)
+        for number in range(SEGMENTS_AN_HOUR):
+            await rig.clock.sleep(HOUR_S / SEGMENTS_AN_HOUR)
+            last = await rig.ledgers.append(TOPIC, payloads(10, seed=2 + number))
+            await topic.request_roll()
+            written += payloads(10, seed=2 + number)
+            reading = Reading(rig)
+            assert await reading.all() == written[:300]
+            assert reading.told == []
+        await rig.clock.sleep(60)
+        status = topic.status()
+        assert (topic.offloaded, status.state, status.lag_entries) == (before, "stalled", 10 * SEGMENTS_AN_HOUR)
+        assert str(error) in status.stalled_reason
+        assert engine.context.upload_context.budget.used < engine.context.upload_context.budget.limit
+        assert SEGMENTS_AN_HOUR < len(asked) < HOUR_S
+        back.set()
+        await rig.clock.sleep(60)
+        assert (topic.offloaded, topic.status().state) == (last, "offloading")
+        now = topic.status().mirror
+        assert now is not None
+        assert (now.lag_segments, now.failure) == (0, "")
+        duty.cancel()
+    assert [payload for _, payload in await rig.committed()] == written
+    await check_copies(rig)
+    assert await rig.leftovers() == []
 
 
 @pytest.mark.parametrize("stored", [b"", None])

@@ -5,15 +5,18 @@ from __future__ import annotations
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 
 from offloaderd.api.places import PlacesService
 from offloaderd.core.errors import Conflict, Fenced, InvalidInput
-from offloaderd.core.model import MirrorRequired
+from offloaderd.core.model import MirrorRequired, Position
 from offloaderd.core.names.patterns import of_topic
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import record
+from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
 from offloaderd.metadata.topic_map.mirroring import exchanged
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.records import TopicPolicy, decode_policy, encode_policy
@@ -31,14 +34,21 @@ from tests.unit.upkeep.test_mirror_required import looked
 from tests.unit.upkeep.test_mirrored import collected, mirrored, segments_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
+    from offloaderd.core.model import TopicName
     from offloaderd.fleet.engine import Engine
     from offloaderd.topic.offloader import TopicOffloader
 
-HOME_TEXT, AWAY_TEXT = "/".join(HOME), "/".join(AWAY)
+HOME_TEXT, AWAY_TEXT, THIRD_TEXT = map("/".join, (HOME, AWAY, THIRD))
+OPEN_ID = UUID(int=5)
 SERVICES = {HOME: ("objects", "s3"), AWAY: ("archive", "azure"), THIRD: ("objects", "s3")}
 PAIRS = {"there": (HOME, AWAY), "back": (AWAY, HOME)}
+
+
+def job_attempt(topic: TopicName) -> str:
+    """Return the node of a job's segment."""
+    return paths.history_job_attempt(topic, OPEN_ID)
 
 
 def places_of(rig_segments: object) -> list[object]:
@@ -266,6 +276,43 @@ async def test_what_began_elsewhere_is_moved_after_its_policy() -> None:
         found = await one.switch("us/")
         assert (found.policy_changed, found.segments, found.waiting) == (False, 1, 0)
         assert places_of(one.topic.map.segments) == [(THIRD, HOME)] * 2
+
+
+async def test_a_place_that_is_mirror_and_first_by_other_levels_is_told_as_the_first() -> None:
+    """A move to it looks for what lies elsewhere; as the mirror it would be waited for until nothing is there."""
+    rig = rig_of(mirror=None)
+    async with running(rig) as one:
+        await offload(rig, one, 25)
+        await one.engine.select(of_topic(TOPIC), TopicPolicy(enabled=True, mirror=HOME_TEXT))
+        assert {text: row.role for text, row in (await one.listed()).items()} == {
+            HOME_TEXT: "first", AWAY_TEXT: "", THIRD_TEXT: ""
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "path",
+    [paths.attempt, paths.history_attempt, paths.rollback_attempt, job_attempt],
+    ids=["live", "history", "rollback", "job"],
+)
+async def test_a_segment_that_is_being_written_elsewhere_is_told_whoever_writes_it(
+    path: Callable[[TopicName], str],
+) -> None:
+    """Else a move would end while one of history is being written in the old place, and leave it there."""
+    rig = rig_of(mirror=None)
+    async with running(rig) as one:
+        await offload(rig, one, 25)
+        bucket, prefix = THIRD
+        there = Attempt(
+            segment_id=OPEN_ID,
+            begin=Position(9, 0),
+            assigned_ms=1,
+            epoch=1,
+            status=AttemptStatus.ASSIGNED,
+            driver_properties={"bucket": bucket, "prefix": prefix},
+        )
+        await rig.tree.connect().create(path(TOPIC), attempt_record.encode(there))
+        found = await one.service.ListPlaces(pb.ListPlacesRequest(topic=str(TOPIC)), CALLER)
+        assert found.open_place == THIRD_TEXT
 
 
 async def test_what_is_in_a_third_place_is_moved_with_the_rest() -> None:

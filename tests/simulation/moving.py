@@ -1,0 +1,109 @@
+"""What an operator does with the places of a topic: exchanges them, deletes copies, and moves it for good.
+
+A move is that of `offloadctl places move --delete-old`, by the command's own steps, within the process of a daemon.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING, cast
+
+from offloaderd.api.places import PlacesService
+from offloaderd.cli.offloadctl import places as commands
+from offloaderd.core.retry import retried
+from offloaderd.policy.rules import ANYWHERE
+from offloaderd.protocol.v1 import places_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from offloaderd.api.calls import Context
+    from offloaderd.client import DaemonClient
+    from offloaderd.core.model import TopicName
+    from tests.simulation.daemon import SimDaemon
+    from tests.simulation.world import World
+
+MOVES = 0.3
+"""How likely it is, where there is a mirror, that a topic moves in the end."""
+WITHIN_S = 400.0
+"""Longest that a move takes where nothing goes wrong."""
+CALLER = cast("Context", None)
+
+
+class PlacesClient:
+    """Asks a daemon as the commands do, without a wire."""
+
+    def __init__(self, daemon: SimDaemon) -> None:
+        self._clock = daemon.clock
+        self._service = PlacesService(daemon.engine, daemon.zookeeper, ANYWHERE, {})
+
+    async def places(self, topic: TopicName) -> pb.ListPlacesResponse:
+        """See DaemonClient."""
+        return await self._service.ListPlaces(pb.ListPlacesRequest(topic=str(topic)), CALLER)
+
+    async def set_mirror(self, topic: TopicName, mirror: str, *, dry_run: bool = False) -> pb.SetMirrorResponse:
+        """See DaemonClient."""
+        request = pb.SetMirrorRequest(topic=str(topic), mirror=mirror, dry_run=dry_run)
+        return await retried(lambda: self._service.SetMirror(request, CALLER), clock=self._clock)
+
+    def switch_places(
+        self, topic: TopicName, *, to: str = "", dry_run: bool = False, timeout_s: float = 0.0
+    ) -> AsyncGenerator[pb.SwitchProgress, None]:
+        """See DaemonClient."""
+        return self._service.SwitchPlaces(pb.SwitchPlacesRequest(topic=str(topic), to=to, dry_run=dry_run), CALLER)
+
+    def delete_copies(
+        self, topic: TopicName, *, dry_run: bool = False, timeout_s: float = 0.0
+    ) -> AsyncGenerator[pb.DeleteCopiesProgress, None]:
+        """See DaemonClient."""
+        return self._service.DeleteCopies(pb.DeleteCopiesRequest(topic=str(topic), dry_run=dry_run), CALLER)
+
+
+async def switch(world: World, daemon: SimDaemon, topic: TopicName) -> None:
+    """Exchange the first place and the mirror of a topic."""
+    async with aclosing(PlacesClient(daemon).switch_places(topic)) as progress:
+        async for one in progress:
+            if one.done:
+                world.faults.count("switch places")
+
+
+async def delete_copies(world: World, daemon: SimDaemon, topic: TopicName, pause_s: float) -> None:
+    """Withdraw the mirror of a topic, delete its copies, and name the mirror again."""
+    client = PlacesClient(daemon)
+    mirror = (await client.set_mirror(topic, "")).before
+    async with aclosing(client.delete_copies(topic)) as progress:
+        async for one in progress:
+            if one.done and one.copies:
+                world.faults.count("delete copies")
+    await daemon.clock.sleep(pause_s)
+    await client.set_mirror(topic, mirror)
+
+
+async def move(world: World, daemon: SimDaemon, topic: TopicName) -> None:
+    """Move a topic to the place in which it does not store now, and delete it in the other one."""
+    asked = PlacesClient(daemon)
+    first = commands.named_roles(await asked.places(topic))["first"]
+    to = next(text for text in map("/".join, world.options.places) if text != first)
+    client = cast("DaemonClient", asked)
+    world.trace("user", f"moves {topic.local} to {to}")
+    await commands.moved(client, topic, to=to, dry_run=False)
+    await commands.deleted(client, topic, to=to, dry_run=False)
+    world.faults.count("move")
+
+
+async def in_the_end(world: World, *, begun: bool) -> None:
+    """P8: while nothing goes wrong a topic moves, and nothing of it stays where it was; also one that was `begun`."""
+    rng = world.chance.stream("move")
+    if not begun and not (world.options.mirror and rng.random() < MOVES):
+        return
+    topic = rng.choice(world.topics)
+    owner = next((one for one in world.daemons if one.up and one.engine.find(topic) is not None), None)
+    if owner is None:
+        return
+    if not await world.within(owner, lambda: move(world, owner, topic), limit_s=WITHIN_S):
+        world.oracle.fail("P8", f"{topic} has not moved in {WITHIN_S:g} s")
+        return
+    await world.until_offloaded()
+    segments = world.oracle.maps[topic].segments
+    if len(held := {place.place for one in segments for place in one.each_place}) > 1:
+        world.oracle.fail("P8", f"{topic} has moved, and is in {sorted(held)}")
