@@ -58,8 +58,8 @@ async def run_processes(
     reloader = Reloader(settings, reread, clock, unused)
     reloader.connect(partial(_prepared, guard, levels))
     with ExitStack() as held:
-        directory = held.enter_context(_directory())
-        port = held.enter_context(_reserved(settings))
+        directory = held.enter_context(directory_of_sockets())
+        port = held.enter_context(reserved(settings))
         arguments = ["serve", *(["--config", str(config)] if config is not None else []), "--processes", str(count)]
         parent = Parent(
             count,
@@ -155,7 +155,7 @@ async def _view(directory: Path, number: int) -> View | None:
 
 
 @contextmanager
-def _directory() -> Iterator[Path]:
+def directory_of_sockets() -> Iterator[Path]:
     """Yield a directory for sockets, which only this user can open."""
     try:
         with tempfile.TemporaryDirectory(prefix="offloaderd-", ignore_cleanup_errors=True) as name:
@@ -168,9 +168,10 @@ def _directory() -> Iterator[Path]:
 
 
 @contextmanager
-def _reserved(settings: Settings) -> Iterator[int]:
+def reserved(settings: Settings) -> Iterator[int]:
     """Hold the port that all processes share, and yield it. Raises InvalidConfig if one of the ports is in use.
 
+    It is held without SO_REUSEADDR, with which another server could take a port on which nobody listens just now.
     The processes bind their ports such that others of the same user could as well, and would get a part of the calls:
     so the parent tries first.
     """
@@ -185,7 +186,6 @@ def _reserved(settings: Settings) -> Iterator[int]:
             ) from error
     family = socket.AF_INET6 if ":" in grpc.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind((grpc.host.strip("[]"), grpc.port))
         yield held.getsockname()[1]
