@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -97,7 +98,7 @@ async def turns(engine: Engine, directory: Path, number: int) -> None:
 
 async def pushed(engine: Engine, entries: Entries, first: int) -> None:
     """Push everything behind an entry into the first of this process's topics, until it is committed."""
-    topic = engine.offloader(engine.topics()[0])
+    topic = await engine.owned(engine.topics()[0])
     for number, payloads in entries.batches():
         result = await topic.accept(EntryBatch(PUSH_LEDGER, first + number, payloads))
         if result is not OfferResult.ACCEPTED:
@@ -116,12 +117,21 @@ async def serve(process: Process | None) -> int:
         freeze_heap()
         number = process.number if process is not None else 1
         work = turns(Feeding.made.engine, Path(os.environ[DIRECTORY]), number)
-        tasks.add(asyncio.get_running_loop().create_task(work, name="turns"))
+        task = asyncio.get_running_loop().create_task(work, name="turns")
+        task.add_done_callback(ended)
+        tasks.add(task)
 
     code = await daemon.run(settings, on_ready=ready, environ=os.environ, process=process)
     for task in tasks:
         task.cancel()
     return code
+
+
+def ended(task: asyncio.Task[None]) -> None:
+    """End the process with an error that its turns have raised."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        traceback.print_exception(error)
+        os._exit(1)
 
 
 def main(arguments: list[str]) -> int:

@@ -54,6 +54,7 @@ class Host:
 
     count: int
     directory: Path
+    child: ChildProcess
     taken: int = field(default=0)
 
     async def turn(self, what: str, total_bytes: int) -> Rate:
@@ -67,6 +68,8 @@ class Host:
         found = [self.directory / f"turn-{self.taken}-{number}" for number in range(1, self.count + 1)]
         until_s = CLOCK.monotonic() + TURN_S
         while not all(path.exists() for path in found):
+            if not self.child.running:
+                raise self.child.death(await self.child.wait())
             if CLOCK.monotonic() > until_s:
                 raise Transient(f"the turn took longer than {TURN_S:g} s")
             await CLOCK.sleep(0.02)
@@ -130,7 +133,7 @@ async def _host(stack: AsyncExitStack, site: Site, count: int) -> Host:
         "ledgers": {"kind": "none"},
         "offload": {"segment_bytes_max": 64 << 30, "segment_age_max_s": 86_400},
         "memory": {"buffer_bytes": 512 * MIB, "upload_bytes": 256 * MIB},
-        "log": {"level": "error"},
+        "log": {"level": "warning"},
     }
     environment = dict(site.environment(name, grpc_port, http_port, sections))
     for key in [key for key in environment if key.startswith("OFFLOADERD__OBJECTS__")]:
@@ -139,15 +142,15 @@ async def _host(stack: AsyncExitStack, site: Site, count: int) -> Host:
         "OFFLOADERD__OBJECTS__KIND": "filesystem",
         "OFFLOADERD__OBJECTS__DIRECTORY": str(directory / "objects"),
         DIRECTORY: str(directory),
+        "PYTHONPATH": str(Path.cwd()),
     }
     command = Command(
         name=name,
         program=Path(sys.executable),
         arguments=PROGRAM[1:],
-        directory=Path.cwd(),
+        directory=directory,
         environment=environment,
         stop_grace_s=60.0,
-        keeps_log=False,
     )
     child = await stack.enter_async_context(ChildProcess(command, CLOCK))
 
@@ -162,7 +165,7 @@ async def _host(stack: AsyncExitStack, site: Site, count: int) -> Host:
         while True:
             owners = [one.owner for one in await client.topics()]
             if all(owners) and len(set(owners)) == count:
-                return Host(count, directory)
+                return Host(count, directory, child)
             if CLOCK.monotonic() > until_s:
                 raise Transient("the processes have not divided the topics")
             await CLOCK.sleep(0.1)
