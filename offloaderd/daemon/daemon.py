@@ -300,28 +300,16 @@ class Daemon:
         )
         context = await stack.enter_async_context(opened_context(settings, context, ledgers))
         self._components = components = Components(
-            settings,
-            context,
-            ledgers,
-            guard,
-            self._levels,
-            self.reloader,
-            snapshot=self.snapshot,
-            clock=self._clock,
+            settings, context, ledgers, guard, self._levels, self.reloader, snapshot=self.snapshot, clock=self._clock
         )
         if components.disk is not None:
             await stack.enter_async_context(components.disk)
         await stack.enter_async_context(components.reader)
         engine, registration = components.engine, components.registration
         errors = ErrorInterceptor(self.metrics, clock=self._clock, gate=guard.gate)
+        shared_port = self.process.port if self.process is not None else 0
         rpc = await stack.enter_async_context(
-            RpcServer(
-                settings.grpc,
-                components.services,
-                [errors],
-                guard.certificates,
-                self.process.port if self.process is not None else 0,
-            )
+            RpcServer(settings.grpc, components.services, [errors], guard.certificates, shared_port)
         )
         registration.reached_at(self._reached_at(rpc.port))
         self.reloader.connect(components.prepare)
