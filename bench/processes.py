@@ -157,7 +157,7 @@ async def _host(stack: AsyncExitStack, site: Site, count: int) -> Host:
     async def serves() -> bool:
         return (await http_get(http_port, "/readyz"))[0] == 200
 
-    await child.ready(serves, 3 * START_S)
+    await child.ready(serves, 6 * START_S)
     async with DaemonClient(f"127.0.0.1:{grpc_port}") as client:
         for number in range(TOPICS):
             await client.enable(f"topic-{number}")
