@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.metrics.processes import all_documented
 from offloaderd.daemon.settings.sections import all_settings
 from tests.pages import pages
 from tools.invariants import stale
@@ -346,7 +346,7 @@ def test_the_format_does_no_io() -> None:
 
 def test_a_package_goes_by_its_own_settings() -> None:
     """What is set for another package is its business; only who puts packages together knows all settings."""
-    above = ("cli", "daemon", "drill", "spark", "standalone", "testing")
+    above = ("cli", "daemon", "drill", "processes", "spark", "standalone", "testing")
     lent = {("ledgers", "bookkeeper")}  # the source of managed ledgers follows them as the section of bookies says
     wrong = []
     for name in (one for one in sources() if one.startswith("offloaderd/")):
@@ -430,7 +430,7 @@ def test_names_are_words_of_the_field() -> None:
 def test_names_that_users_see_are_words_of_the_field() -> None:
     """No event, metric or setting has a banned word as a part."""
     banned = banned_words(BANNED | BANNED_FOR_USERS)
-    names = {metric.name for metric in Metrics().documented()} | {setting.key for setting in all_settings()}
+    names = {metric.name for metric in all_documented()} | {setting.key for setting in all_settings()}
     names |= {
         event
         for name in sources()

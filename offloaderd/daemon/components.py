@@ -124,6 +124,7 @@ class Components:
                 shown=levels.shown,
                 raised=levels.raised,
                 fallen=levels.fallen,
+                pass_level_on=levels.pass_on,
             ),
         }
         if ledgers.store is not None:

@@ -13,6 +13,7 @@ from offloaderd.core.health import Health
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.section import is_loopback
 from offloaderd.daemon.settings import Settings
+from offloaderd.daemon.settings.share import Process
 from offloaderd.daemon.status_page.site import StatusSite
 
 KEY_SETTINGS = tuple(
@@ -32,11 +33,21 @@ class Guard:
         self.gate = Gate(metrics, clock, _limits(settings), _authentication(settings, self._token_keys))
         self._show()
 
-    def site(self, health: Health) -> StatusSite | None:
-        """Return the status page behind the gate, None if it is switched off."""
+    def site(self, health: Health, process: Process | None = None) -> StatusSite | None:
+        """Return the status page behind the gate, None if it is switched off; of one of several processes without it:
+        its parent has let the caller in.
+        """
         http = self._settings.http
-        private = is_loopback(http.host) and not self._settings.is_authenticated
-        return StatusSite(self.gate, health, private=private) if http.status_page else None
+        if not http.status_page:
+            return None
+        if process is not None:
+            return StatusSite(None, health, private=False, process=(process.number, process.count))
+        return StatusSite(self.gate, health, private=self.is_private)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only this machine reaches the status page, and without authentication."""
+        return is_loopback(self._settings.http.host) and not self._settings.is_authenticated
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
         """Read the key files of new settings; return the function that applies their grants, limits and token keys.

@@ -88,6 +88,9 @@ def followed(old: Settings, new: Settings) -> Settings:
     return merged
 
 
+SIGNAL = "SIGHUP"
+"""Who reloads by a signal."""
+
 Prepare = Callable[[Settings], Callable[[], None]]
 """Checks new settings and returns a function that applies them. Raises InvalidConfig."""
 
@@ -113,7 +116,10 @@ class Reloaded:
 
 
 class Reloader:
-    """Holds the effective settings. `reread` reads them again from their source; None: there is none."""
+    """Holds the effective settings. `reread` reads them again from their source; None: there is none.
+
+    `pass_on` has the other processes of the host reload after a caller's reload here.
+    """
 
     def __init__(
         self, settings: Settings, reread: Callable[[], Settings] | None, clock: Clock, metrics: Metrics
@@ -123,6 +129,7 @@ class Reloader:
         self._clock = clock
         self._metrics = metrics
         self._prepare: Prepare | None = None
+        self.pass_on: Callable[[], None] | None = None
         _warn(settings)
         self._measure(None)
 
@@ -143,6 +150,8 @@ class Reloader:
                 self._metrics.reload_success.set(0)
             audit.warning("audit.reload", by=by, dry_run=dry_run, outcome="refused", error=error.message)
             raise
+        if self.pass_on is not None and not dry_run and by != SIGNAL:
+            self.pass_on()
         outcome = "planned" if dry_run else "done"
         audit.info(
             "audit.reload",
@@ -157,7 +166,7 @@ class Reloader:
     def on_signal(self) -> None:
         """Reload because of SIGHUP; errors are logged."""
         try:
-            found = self.reload(by="SIGHUP")
+            found = self.reload(by=SIGNAL)
         except OffloaderError as error:
             log.error("settings.not_reloaded", error=error.message, hint=error.hint)  # noqa: TRY400 - no bug of ours
         else:

@@ -59,8 +59,11 @@ audit = structlog.get_logger("offloaderd.audit")
 class StatusSite:
     """The page, its JSON, its style and its script. `board` is set once the daemon serves."""
 
-    def __init__(self, gate: Gate, health: Health, *, private: bool) -> None:
-        """`private`: only this machine may reach the page, without authentication."""
+    def __init__(self, gate: Gate | None, health: Health, *, private: bool, process: tuple[int, int] = (1, 1)) -> None:
+        """`private`: only this machine may reach the page, without authentication. Without a gate everybody is let in.
+
+        `process` is the number of this process among those of the host, and their count.
+        """
         self.board: Board | None = None
         self._gate = gate
         self._health = health
@@ -83,6 +86,7 @@ class StatusSite:
         }
         self._templates.globals |= {
             "REFRESH_S": REFRESH_S,
+            "PROCESS": process,
             "SORTS": SORTS,
             "ONLY": ONLY,
             **{name: getattr(last_hour, name) for name in ("WIDTH", "HEIGHT", "LEFT", "RIGHT")},
@@ -90,13 +94,16 @@ class StatusSite:
 
     def add_to(self, app: web.Application) -> None:
         """Add its routes to an application."""
-        app.router.add_get("/", _to_status)
-        app.router.add_get("/status", self._guarded(self._page, self._error_page))
-        app.router.add_get("/status.json", self._guarded(self._json, _error_json))
+        app.router.add_get("/", redirect_to("status"))
+        self.add_pages_to(app, "")
+
+    def add_pages_to(self, app: web.Application, below: str) -> None:
+        """Add the pages and what they load, below a path."""
+        app.router.add_get(f"{below}/status", self._guarded(self._page, self._error_page))
+        app.router.add_get(f"{below}/status.json", self._guarded(self._json, _error_json))
         for name, kind in ASSETS.items():
-            app.router.add_get(
-                f"/{name}", _asset(files("offloaderd.daemon.status_page").joinpath("static", name).read_bytes(), kind)
-            )
+            content = files("offloaderd.daemon.status_page").joinpath("static", name).read_bytes()
+            app.router.add_get(f"{below}/{name}", _asset(content, kind))
 
     async def fill(self, board: Board) -> None:
         """Show a board from now on; runs until cancelled."""
@@ -127,6 +134,8 @@ class StatusSite:
         if self._private and not names_this_machine(request.headers.get("Host", "localhost")):
             hint = "ask for 127.0.0.1 or localhost instead"
             raise InvalidInput("asked for by a name that is not this machine's", hint=hint)
+        if self._gate is None:
+            return await answer(request)
         caller: Caller | None = None
         try:
             with self._gate.admitted(STATUS, HttpCaller(request), stream=False) as caller:
@@ -196,8 +205,14 @@ def _error_json(error: OffloaderError) -> web.Response:
     return web.json_response({"error": error.message, "hint": error.hint or None})
 
 
-async def _to_status(_request: web.Request) -> web.Response:
-    raise web.HTTPFound("status", headers=HEADERS)
+def redirect_to(address: str) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Return a handler that sends a visitor on, with the query."""
+
+    async def redirect(request: web.Request) -> web.Response:
+        query = f"?{request.query_string}" if request.query_string else ""
+        raise web.HTTPFound(f"{address}{query}", headers=HEADERS)
+
+    return redirect
 
 
 def _asset(content: bytes, kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:
