@@ -22,9 +22,11 @@ from offloaderd.access.tokens import TokenKey, TokenRules, bearer
 from offloaderd.api.roles_needed import NEEDS, READS, Need, range_of
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Denied, InvalidInput, Throttled, Unauthenticated
+from offloaderd.core.limits import FLOW
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import of_topic
+from offloaderd.core.quotas import Account, Accounts
 
 NAMED_MAX = 20
 """Topics of one call in the audit log."""
@@ -104,6 +106,9 @@ class Caller:
     withdrawn: Withdrawn | None = None
     how: dict[str, bool] = field(default_factory=dict)
     read: dict[str, str] | None = None
+    accounts: Accounts | None = None
+    account: Account | None = None
+    """The account of the namespace that it named first."""
 
     @property
     def share(self) -> str | None:
@@ -141,7 +146,23 @@ class Caller:
             self.check_where(where)
         self._passed(request, wheres)
 
-    def _passed(self, request: object, wheres: Iterable[Where]) -> None:
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The quotas that the call counts for while it runs."""
+        return ("calls", "readers") if self.path in READS else ("calls",)
+
+    def _charge(self, wheres: Sequence[Where]) -> None:
+        """Count the call for the namespace that it names first, and work in its flow. Raises Throttled."""
+        where = wheres[0] if wheres else None
+        if self.account is not None or self.accounts is None or where is None or where.scope.tenant is None:
+            return
+        account = self.accounts.known(where.scope)
+        account.begin(*self.kinds)
+        self.account = account
+        FLOW.set(account)
+
+    def _passed(self, request: object, wheres: Sequence[Where]) -> None:
+        self._charge(wheres)
         if self.audit_reads:
             self.read = range_of(request)
         if self.role is Role.ADMIN:
@@ -192,6 +213,18 @@ def share_of_caller() -> str | None:
     return caller.share if caller is not None else None
 
 
+def name_of_caller(origin: Origin) -> str:
+    """Return the name of the present caller, for records of what was changed; without one the address."""
+    caller = CALLER.get()
+    return (caller.name if caller is not None else "") or origin.peer()
+
+
+def account_of_caller() -> Account | None:
+    """Return the account of the namespace that the present call named, None without one."""
+    caller = CALLER.get()
+    return caller.account if caller is not None else None
+
+
 def check_source(topic: TopicName) -> None:
     """Allow the present call to read another topic than it names, if its caller may. Raises NotAllowed."""
     caller = CALLER.get()
@@ -211,6 +244,8 @@ class Gate:
     def __init__(
         self, metrics: Metrics, clock: Clock, limits: Limits | None = None, authentication: Authentication | None = None
     ) -> None:
+        self.accounts: Accounts | None = None
+        """The accounts of namespaces, once there are some."""
         self._metrics = metrics
         self._clock = clock
         self._limits = limits or Limits()
@@ -239,7 +274,7 @@ class Gate:
         need, limits = NEEDS.get(path), self._limits
         rights = self._authentication.rights if self._authentication is not None else None
         caller = Caller(need=need, path=path, rights=rights, send_s_max=limits.send_s_max)
-        caller.audit_reads = limits.audit_reads and path in READS
+        caller.audit_reads, caller.accounts = limits.audit_reads and path in READS, self.accounts
         if need is not None and need.open:
             yield caller
             return
@@ -257,6 +292,8 @@ class Gate:
             self._metrics.grpc_refused.labels(reason="denied").inc()
             raise
         finally:
+            if caller.account is not None:
+                caller.account.end(*caller.kinds)
             self._running.discard(caller)
             self._metrics.grpc_calls.set(len(self._running))
 

@@ -20,6 +20,7 @@ from grpc import aio
 from offloaderd.access.roles import Role
 from offloaderd.api.calls import Context
 from offloaderd.api.gate import CALLER, Caller, Gate, NotAllowed, Withdrawn
+from offloaderd.api.roles_needed import READS
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidInput, OffloaderError, Throttled, Unauthenticated
 from offloaderd.core.metrics.metrics import Metrics
@@ -212,11 +213,17 @@ class _Call:
 
     async def _send(self, answers: AsyncGenerator[Any, None], context: Context, caller: Caller) -> None:
         async with aclosing(answers) as stream:
+            account = caller.account if caller.path in READS else None
             async for answer in stream:
+                if account is not None:
+                    await account.may_read()
                 await send(context, answer, caller.send_s_max)
                 self.sent += 1
-                if caller.read is not None:
-                    self.sent_bytes += len(answer) if isinstance(answer, bytes) else answer.ByteSize()
+                if account is not None or caller.read is not None:
+                    size_bytes = len(answer) if isinstance(answer, bytes) else answer.ByteSize()
+                    self.sent_bytes += size_bytes
+                    if account is not None:
+                        account.sent(size_bytes)
 
     async def _admitted(self, work: Callable[[Caller], Awaitable[Any]], context: Context, *, stream: bool) -> Any:  # noqa: ANN401
         """Run a handler for an admitted caller, as long as the caller may call."""
