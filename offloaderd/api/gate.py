@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from offloaderd.access.callers import CallRate, bearer_text, network_of, of_certificate
 from offloaderd.access.roles import BARE, Identity, Kind, Rights, Role, Where, shown
-from offloaderd.access.tokens import TokenKey, TokenRules, bearer
+from offloaderd.access.tokens import TokenKey, TokenRules, bearer, key_id_of
 from offloaderd.api.roles_needed import NEEDS, READS, Need, range_of
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Denied, InvalidInput, Throttled, Unauthenticated
@@ -36,7 +36,10 @@ CHANGE_FLAGS = ("dry_run", "apply", "undo")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of one caller, and of all together; 0 is no limit. `audit_reads`: reads are in the audit log."""
+    """Limits of one caller, and of all together; 0 is no limit.
+
+    `audit_reads`: reads are in the audit log, `audit_calls`: all other calls are.
+    """
 
     calls_max: int = 0
     calls_per_s: int = 0
@@ -45,16 +48,21 @@ class Limits:
     call_s_max: float = 0.0
     send_s_max: float = 0.0
     audit_reads: bool = False
+    audit_calls: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Authentication:
-    """Identification of callers, and their grants. `token_keys`: newest first; without keys no tokens are accepted."""
+    """Identification of callers, and their grants. `token_keys`: newest first; without keys no tokens are accepted.
+
+    `missed` is called for a token that names an unknown key of a provider; None without a provider.
+    """
 
     rights: Rights
     certificates: bool = False
     token_keys: Callable[[], Sequence[TokenKey]] = tuple
     token_rules: TokenRules = field(default_factory=TokenRules)
+    missed: Callable[[], None] | None = None
 
 
 class Origin(Protocol):
@@ -94,6 +102,7 @@ class Caller:
     rights: Rights | None
     send_s_max: float
     audit_reads: bool = False
+    audit_calls: bool = False
     name: str = ""
     via: str = "none"
     identities: tuple[Identity, ...] = ()
@@ -126,6 +135,11 @@ class Caller:
     def role(self) -> Role | None:
         """The role that the call needs, None for none."""
         return self.need.role if self.need is not None else None
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether the call is in the audit log, if it is no read that is there."""
+        return self.role is Role.ADMIN or (self.audit_calls and not (self.need is not None and self.need.open))
 
     def check_role(self) -> None:
         """Raise NotAllowed when the caller has the role for no topic at all; the request's topics are checked later."""
@@ -165,7 +179,7 @@ class Caller:
         self._charge(wheres)
         if self.audit_reads:
             self.read = range_of(request)
-        if self.role is Role.ADMIN:
+        if self.is_audited:
             self._note(map(shown, wheres))
 
     def check_where(self, where: Where) -> None:
@@ -256,6 +270,11 @@ class Gate:
         for of in ("calls", "readers"):
             metrics.grpc_identity_highest.labels(of=of).set_function(partial(self._largest_share, of))
 
+    @property
+    def audits_calls(self) -> bool:
+        """Whether every call is in the audit log, also one that was refused before its caller was known."""
+        return self._limits.audit_calls
+
     def follow(self, limits: Limits, authentication: Authentication | None) -> None:
         """Apply other rules from now on; running calls that they forbid are cut."""
         if limits.calls_per_s != self._limits.calls_per_s:
@@ -274,6 +293,7 @@ class Gate:
         need, limits = NEEDS.get(path), self._limits
         rights = self._authentication.rights if self._authentication is not None else None
         caller = Caller(need=need, path=path, rights=rights, send_s_max=limits.send_s_max)
+        caller.audit_calls = limits.audit_calls
         caller.audit_reads, caller.accounts = limits.audit_reads and path in READS, self.accounts
         if need is not None and need.open:
             yield caller
@@ -342,9 +362,13 @@ class Gate:
             keys = rules.token_keys()
             if not keys:
                 raise Unauthenticated("this daemon takes no tokens", hint="set access.token_secret_key, or use another")
+            if rules.missed is not None and key_id_of(token) not in {"", *(key.key_id for key in keys)}:
+                rules.missed()
             found = bearer(token, keys, rules.token_rules, self._clock)
-            self._metrics.grpc_tokens.labels(signed_by="previous" if found.key else "present").inc()
-            caller.identities = (Identity(Kind.TOKEN, found.name),)
+            own = "previous" if found.key else "present"
+            self._metrics.grpc_tokens.labels(signed_by=own if keys[found.key].key_id is None else "provider").inc()
+            groups = (Identity(Kind.GROUP, one) for one in found.groups)
+            caller.identities = (Identity(Kind.TOKEN, found.name), *groups)
             caller.via, caller.expires_s, caller.key = "token", found.expires_s, keys[found.key]
         elif rules.certificates:
             caller.identities, caller.via = of_certificate(context.auth_context()), "certificate"

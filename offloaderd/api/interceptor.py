@@ -17,6 +17,7 @@ import structlog
 from google.protobuf.message import DecodeError
 from grpc import aio
 
+from offloaderd.access.audit import SCHEMA
 from offloaderd.access.roles import Role
 from offloaderd.api.calls import Context
 from offloaderd.api.gate import CALLER, Caller, Gate, NotAllowed, Withdrawn
@@ -311,10 +312,10 @@ class _Call:
         write = log.debug if quiet else log.info  # brokers read thousands of times a second
         write("rpc.handled", **fields, responses=self.sent, reason=reason)
         if caller is not None and caller.read is not None and code not in REFUSED:
-            audit.info("audit.read", **fields, via=caller.via, **caller.read, bytes=self.sent_bytes)
-        if role is Role.ADMIN or code in REFUSED:
+            audit.info("audit.read", schema=SCHEMA, **fields, via=caller.via, **caller.read, bytes=self.sent_bytes)
+        elif code in REFUSED or (caller.is_audited if caller is not None else self.gate.audits_calls):
             extra = {"via": caller.via, "topics": caller.named, **caller.how} if caller is not None else {}
-            audit.info("audit.call", **fields, role=role, **extra)
+            audit.info("audit.call", schema=SCHEMA, **fields, role=role, **extra)
 
 
 def shortened(message: str) -> str:

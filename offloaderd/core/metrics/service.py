@@ -186,9 +186,10 @@ class ServiceMetrics(Families):
         reason=("unauthenticated", "denied", "calls", "rate", "duration", "slow", "identity_calls", "identity_readers"),
     )
     grpc_tokens = counter(
-        "Calls that were accepted by a token, by the key that signed it: present, or previous "
-        "(access.token_..._previous). When previous does not rise any more, the old key can be removed.",
-        signed_by=("present", "previous"),
+        "Calls that were accepted by a token, by the key that signed it: present, previous "
+        "(access.token_..._previous), or one of the provider (access.token_jwks). When previous does not rise any "
+        "more, the old key can be removed.",
+        signed_by=("present", "previous", "provider"),
     )
     grpc_limit = gauge(
         "The limits of the API, from the settings; 0: no limit. Seconds, bytes or numbers, as the label says.",

@@ -19,7 +19,10 @@ import structlog
 from aiohttp import web
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from offloaderd.access.audit import SCHEMA
+from offloaderd.access.roles import Role
 from offloaderd.api.gate import Caller, Gate
+from offloaderd.api.interceptor import code_name
 from offloaderd.core import units as words
 from offloaderd.core.errors import Denied, InvalidInput, OffloaderError, Transient, Unauthenticated
 from offloaderd.core.health import Health
@@ -128,6 +131,7 @@ class StatusSite:
             hint = "ask for 127.0.0.1 or localhost instead"
             raise InvalidInput("asked for by a name that is not this machine's", hint=hint)
         caller: Caller | None = None
+        began_s = asyncio.get_running_loop().time()
         try:
             with self._gate.admitted(STATUS, HttpCaller(request), stream=False) as caller:
                 topic = wanted_topic(request.query)
@@ -139,10 +143,13 @@ class StatusSite:
         except Denied as error:
             audit.info(
                 "audit.call",
+                schema=SCHEMA,
+                seconds=round(asyncio.get_running_loop().time() - began_s, 6),
+                role=Role.READ,
                 service="http",
                 method=request.path,
-                peer=request.remote,
-                code=code_of(error).name,
+                peer=request.remote or "",
+                code=code_name(code_of(error)),
                 error=error.message,
                 identity=caller.name if caller is not None else "",
                 via=caller.via if caller is not None else "none",
