@@ -178,7 +178,7 @@ def _provider(settings: Settings, clock: Clock) -> RemoteKeys | None:
                 answer.raise_for_status()
                 return await answer.content.read(BYTES_MAX + 1)
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise Transient(f"{of} gives no keys: {error or 'it takes too long'}") from None
+            raise Transient(f"{of} gives no keys: {str(error) or 'it takes too long'}") from None
 
     return RemoteKeys(address, fetch, clock)
 

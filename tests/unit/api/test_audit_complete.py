@@ -13,14 +13,15 @@ from grpc import aio
 from structlog.testing import capture_logs
 
 from offloaderd.access.audit import CALL, FIELDS, READ, RELOAD, AuditField, flaws
+from offloaderd.access.roles import Role
 from offloaderd.access.tokens import TokenKey
 from offloaderd.api.gate import Limits
-from offloaderd.api.roles_needed import NEEDS, READS, Role
+from offloaderd.api.roles_needed import NEEDS, READS
 from tests.authority import Authority, token
 from tests.unit.api.guarded import guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping, Sequence
+    from collections.abc import MutableMapping, Sequence
 
 REAL_TIME = "gRPC"
 
@@ -33,7 +34,8 @@ TOPIC = b"\n\x0eacme/eu/orders"
 
 async def called(channel: aio.Channel, path: str, headers: Sequence[tuple[str, str]]) -> None:
     """Make a call with one request, as bytes, and take what is answered, at most one answer."""
-    call = channel.stream_stream(path)(iter([TOPIC]), metadata=headers, timeout=20)
+    method: Any = channel.stream_stream(path)
+    call = method(iter([TOPIC]), metadata=headers, timeout=20)
     try:
         await call.read()
         call.cancel()
@@ -41,7 +43,7 @@ async def called(channel: aio.Channel, path: str, headers: Sequence[tuple[str, s
         pass
 
 
-def audited(logs: Sequence[MutableMapping[str, Any]]) -> list[Mapping[str, Any]]:
+def audited(logs: Sequence[MutableMapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the events of the audit log, without what the log itself adds."""
     found = [dict(event) for event in logs if str(event["event"]).startswith("audit.")]
     for event in found:
