@@ -142,7 +142,7 @@ async def test_keys_rotate_at_a_steady_pace() -> None:
         return answer[0]
 
     keys = RemoteKeys(ISSUER, fetch, clock)
-    assert len(keys.value) == 0
+    assert not list(keys.value)
     assert await keys.refresh()
     assert not await keys.refresh()
     answer[0] = listed(jwk(RSA_KEY, "a"), jwk(OTHER_KEY, "b"))
