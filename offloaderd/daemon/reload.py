@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from offloaderd.access.audit import SCHEMA
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
 from offloaderd.core.metrics.metrics import Metrics
@@ -20,10 +21,12 @@ from offloaderd.daemon.settings.rules import RENAMED, broken_rules
 from offloaderd.daemon.settings.sections import Settings, all_settings, section_types, shown, value_of
 
 LIVE = frozenset({
+    "access.audit_calls",
     "access.audit_reads",
     "access.calls_per_s", "access.grants", "access.identity_calls_max", "access.identity_readers_max",
     "access.namespace_expressions_max", "access.namespace_topics_max", "access.tenant_namespaces_max",
-    "access.token_audience", "access.token_audience_claim", "access.token_claim",
+    "access.token_audience", "access.token_audience_claim", "access.token_claim", "access.token_groups_claim",
+    "access.token_issuer", "access.token_jwks", "access.token_jwks_ca_file",
     "access.token_leeway_s", "access.token_public_alg", "access.token_public_alg_previous", "access.token_public_key",
     "access.token_public_key_previous", "access.token_secret_key", "access.token_secret_key_previous",
     "bookkeeper.bytes_per_s", "bookkeeper.requests_per_s", "bookkeeper.topic_bytes_per_s",
@@ -148,13 +151,14 @@ class Reloader:
             if not dry_run:
                 self._metrics.reloads.labels(outcome="refused").inc()
                 self._metrics.reload_success.set(0)
-            audit.warning("audit.reload", by=by, dry_run=dry_run, outcome="refused", error=error.message)
+            audit.warning("audit.reload", schema=SCHEMA, by=by, dry_run=dry_run, outcome="refused", error=error.message)
             raise
         if self.pass_on is not None and not dry_run and by != SIGNAL:
             self.pass_on()
         outcome = "planned" if dry_run else "done"
         audit.info(
             "audit.reload",
+            schema=SCHEMA,
             by=by,
             dry_run=dry_run,
             outcome=outcome,

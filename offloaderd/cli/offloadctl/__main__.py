@@ -35,6 +35,7 @@ COMMANDS = LazyCommands(
         "policies:broker": "Set what holds for all topics of the cluster.",
         "policies:namespaces": "Set what holds for the topics of a namespace.",
         "entries:produce": "Append lines to a topic of the embedded store.",
+        "quotas:quotas": "Show what namespaces use, and limit it.",
         "entries:read": "Print a topic's entries.",
         "rollback:rollback": "Make what was streamed readable for a stock broker.",
         "entries:seek": "Find an entry by time or number.",

@@ -243,7 +243,7 @@ def _alone(key: str, other: str, otherwise: str) -> Rule:
 def _key_before(key: str) -> Rule:
     return Rule(
         f"{key} access.token_secret_key access.token_public_key",
-        lambda given: _is_set(given, key) and not given.access.has_tokens,
+        lambda given: _is_set(given, key) and not given.access.has_own_key,
         f"{key} is set without a present key: set access.token_secret_key or access.token_public_key",
     )
 
@@ -348,6 +348,14 @@ RULES: tuple[Rule, ...] = (
     _alone("access.token_secret_key", "access.token_public_key", "tokens are signed in one way"),
     _key_before("access.token_secret_key_previous"),
     _key_before("access.token_public_key_previous"),
+    _needs_too("access.token_jwks", "access.token_issuer", "a provider's keys sign tokens for everybody"),
+    _needs_too("access.token_jwks_ca_file", "access.token_jwks", "it is the authority of the provider's address"),
+    Rule(
+        "access.token_jwks",
+        lambda s: (s.access.token_jwks or "").startswith("http://"),
+        "access.token_jwks = {access.token_jwks} is read without TLS, so anybody between could replace the keys: use "
+        "https",
+    ),
     Rule(
         "access.token_secret_key access.token_public_key tls.cert_file",
         lambda s: s.access.has_tokens and s.tls.cert_file is None,

@@ -19,7 +19,10 @@ import structlog
 from aiohttp import web
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from offloaderd.access.audit import SCHEMA
+from offloaderd.access.roles import Role
 from offloaderd.api.gate import Caller, Gate
+from offloaderd.api.interceptor import code_name
 from offloaderd.core import units as words
 from offloaderd.core.errors import Denied, InvalidInput, OffloaderError, Transient, Unauthenticated
 from offloaderd.core.health import Health
@@ -137,6 +140,7 @@ class StatusSite:
         if self._gate is None:
             return await answer(request)
         caller: Caller | None = None
+        began_s = asyncio.get_running_loop().time()
         try:
             with self._gate.admitted(STATUS, HttpCaller(request), stream=False) as caller:
                 topic = wanted_topic(request.query)
@@ -148,10 +152,13 @@ class StatusSite:
         except Denied as error:
             audit.info(
                 "audit.call",
+                schema=SCHEMA,
+                seconds=round(asyncio.get_running_loop().time() - began_s, 6),
+                role=Role.READ,
                 service="http",
                 method=request.path,
-                peer=request.remote,
-                code=code_of(error).name,
+                peer=request.remote or "",
+                code=code_name(code_of(error)),
                 error=error.message,
                 identity=caller.name if caller is not None else "",
                 via=caller.via if caller is not None else "none",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS, PACKAGE = ROOT / "docs", ROOT / "offloaderd"
-OPEN_LABELS = {"topic", "operation", "code", "version", "revision"}
+OPEN_LABELS = {"topic", "namespace", "operation", "code", "version", "revision"}
 OPEN_LABELS |= {f"grpc_{name}" for name in ("type", "service", "method", "code")}
 
 

@@ -30,6 +30,8 @@ from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.topic.buffer import BufferPool
 from tests.authority import Authority
+from tests.unit.access.test_jwks import RSA_KEY, jwk
+from tests.unit.access.test_jwks import listed as document
 from tests.unit.daemon.test_log_levels import standard_levels
 
 REAL_TIME = "gRPC"
@@ -118,6 +120,7 @@ class Site:
         holds = components.engine.book.effective(TOPIC, None).values
         found: dict[str, Any] = {key: getattr(holds, name) for key, name in HELD_BY_POLICIES.items()}
         return found | {
+            "access.audit_calls": bounds.audit_calls,
             "access.audit_reads": bounds.audit_reads,
             "access.calls_per_s": bounds.calls_per_s,
             "access.grants": rules and [rules.rights.allow([one], Role.READ, None) for one in (ALICE, BOB)],
@@ -129,6 +132,8 @@ class Site:
             "access.token_audience": token and token.audience,
             "access.token_audience_claim": token and token.audience_claim,
             "access.token_claim": token and token.claim,
+            "access.token_groups_claim": token and token.groups_claim,
+            "access.token_issuer": token and token.issuer,
             "access.token_leeway_s": token and token.leeway_s,
             "access.token_secret_key": rules and next(iter(rules.token_keys()), None),
             "access.token_secret_key_previous": rules and list(rules.token_keys())[1:],
@@ -168,6 +173,7 @@ class Site:
 
 
 OTHER = {
+    "access.audit_calls": "true",
     "access.audit_reads": "true",
     "access.calls_per_s": "7",
     "access.grants": "read bob *",
@@ -179,6 +185,8 @@ OTHER = {
     "access.token_audience": "us",
     "access.token_audience_claim": "whom",
     "access.token_claim": "who",
+    "access.token_groups_claim": "groups",
+    "access.token_issuer": "https://login.example.org",
     "access.token_leeway_s": "3",
     "access.token_secret_key": SECRET + "QUJD",
     "access.token_secret_key_previous": SECRET + "QUJD",
@@ -231,11 +239,13 @@ NEEDED = {"mirror.required": {"mirror.place": "pulsar-archive/a"}}
 LIMITED = {"retention.kind": "limited", "retention.age_s": "5", "retention.size_bytes": "5MiB"}
 PUBLIC_KEY = {f"access.token_public_{name}{age}" for name in ("key", "alg") for age in ("", "_previous")}
 """In place of the secret; see below."""
+PROVIDER = {"access.token_jwks", "access.token_jwks_ca_file"}
+"""Beside the secret; see below."""
 
 
 def test_the_list_of_what_is_followed_is_the_list_of_what_is_tried() -> None:
     """A setting that is said to be followed, and that nobody tells of, would be a lie in the documentation."""
-    assert OTHER.keys() | ASKED_FOR_WHEN_NEEDED | PUBLIC_KEY == LIVE
+    assert OTHER.keys() | ASKED_FOR_WHEN_NEEDED | PUBLIC_KEY | PROVIDER == LIVE
 
 
 @pytest.mark.parametrize("key", sorted(OTHER))
@@ -278,6 +288,23 @@ def test_another_kind_of_token_key_takes_the_place_of_the_secret(ca: Authority) 
     assert [key.algorithms for key in site.state()["access.token_secret_key_previous"]] == [("PS256",)]
     with pytest.raises(InvalidConfig, match=r"access\.token_public_key_previous.*cannot be used with ES256"):
         site.components.prepare(site.read({**elder, "access.token_public_alg_previous": "ES256"}))
+
+
+def test_keys_of_a_provider_are_taken_beside_the_secret(ca: Authority, tmp_path: Path) -> None:
+    """Out of a file, or from an address, which is not read before the daemon serves; an issuer has to be named."""
+    site, listed = Site(ca), tmp_path / "keys.json"
+    listed.write_bytes(document(jwk(RSA_KEY, "a")))
+    issuer = {"access.token_issuer": "https://login.example.org"}
+    site.components.prepare(site.read({"access.token_jwks": str(listed), **issuer}))()
+    assert [key.key_id for key in site.state()["access.token_secret_key_previous"]] == ["a"]
+    site.components.prepare(site.read({"access.token_jwks": "https://login.example.org/keys", **issuer}))()
+    assert site.state()["access.token_secret_key_previous"] == []
+    with pytest.raises(InvalidConfig, match="cannot read"):
+        site.components.prepare(site.read({"access.token_jwks": str(tmp_path / "none"), **issuer}))
+    with pytest.raises(AssertionError, match=r"access\.token_issuer"):
+        site.read({"access.token_jwks": str(listed)})
+    with pytest.raises(AssertionError, match="without TLS"):
+        site.read({"access.token_jwks": "http://login.example.org/keys", **issuer})
 
 
 async def test_each_service_of_the_protos_is_served(ca: Authority) -> None:

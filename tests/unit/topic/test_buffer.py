@@ -394,13 +394,13 @@ async def test_a_commit_wakes_whoever_waits_for_room_even_if_it_frees_nothing() 
 
 async def test_a_higher_limit_wakes_whoever_waits_for_room() -> None:
     """Settings that are read again count at once: nothing is freed, and there is room all the same."""
-    pool, _, _ = make(limit=COST)
+    pool, buffer, _ = make(limit=COST)
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         waiting = group.create_task(pool.freed.wait())
         await turn()
         pool.follow(2 * COST)
         await waiting
-    assert pool.admit(2 * COST)
+    assert pool.admit(2 * COST, buffer)
 
 
 async def test_a_restart_wakes_whoever_waits_for_room() -> None:

@@ -1,0 +1,123 @@
+"""Quotas in a running engine: what is used up stops, what is freed goes on, and sums outlive a restart."""
+
+from __future__ import annotations
+
+import pytest
+
+from offloaderd.core.errors import Conflict
+from offloaderd.core.model import TopicName
+from offloaderd.core.names.patterns import Scope, TopicPattern
+from offloaderd.core.quotas import Quotas
+from offloaderd.fleet import quotas as keeping
+from offloaderd.policy import quotas
+from offloaderd.policy.records import TopicPolicy
+from offloaderd.policy.selection import Outcome
+from offloaderd.segment.roll import RollPolicy
+from tests.unit.read.build import sample
+from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, until, until_offloaded
+
+NAMESPACE = Scope("public", "default")
+OTHER = TopicName("public", "default", "clicks")
+
+
+def rig_of() -> Rig:
+    """Return a rig whose segments end soon."""
+    rig = Rig(policy=RollPolicy(segment_bytes_max=1 << 30, segment_age_max_s=0.5))
+    rig.ledgers = memory_ledgers(rig.clock)
+    return rig
+
+
+async def limited(rig: Rig, limits: Quotas, scope: Scope = NAMESPACE) -> None:
+    """Set quotas, as an administrator does."""
+    await quotas.put(rig.tree.connect(), rig.clock, scope, limits, by="alice")
+
+
+async def test_nothing_more_is_offloaded_of_a_namespace_whose_bytes_are_used_up() -> None:
+    """It stands still with the reason, its entries stay in the source, and it goes on with a higher quota."""
+    rig = rig_of()
+    assert rig.ledgers is not None
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await until_offloaded(topic, await rig.ledgers.append(TOPIC, payloads(10)))
+        await limited(rig, Quotas(stored_bytes=100))
+        await until(lambda: topic.policy.paused is not None)
+        last = await rig.ledgers.append(TOPIC, payloads(10))
+        await rig.clock.sleep(30)
+        status = topic.status()
+        assert status.state == "paused"
+        assert status.paused_by.startswith("the quota stored_bytes = 100 of public/default")
+        assert topic.offloaded is not None
+        assert topic.offloaded < last
+        with pytest.raises(Conflict, match="is paused by the quota stored_bytes = 100"):
+            await topic.request_roll()
+        labels = {"namespace": "public/default", "quota": "stored_bytes"}
+        assert sample(rig.metrics, "offloaderd_namespace_quota", labels) == 100
+        assert sample(rig.metrics, "offloaderd_namespace_used", labels) > 1000
+        await limited(rig, Quotas())
+        await until_offloaded(topic, last)
+        await until(lambda: rig.metrics.registry.get_sample_value("offloaderd_namespace_quota", labels) is None)
+
+
+async def test_a_topic_too_many_is_not_enabled() -> None:
+    """By its name that is an error, by a pattern it is left alone; both have the reason."""
+    rig = rig_of()
+    assert rig.ledgers is not None
+    await rig.ledgers.append(OTHER, payloads(1))
+    await limited(rig, Quotas(topics=1))
+    async with rig.engine() as engine:
+        await enabled(engine)
+        with pytest.raises(Conflict, match="public/default has 1 topics: its quota is topics = 1"):
+            await enabled(engine, topic=OTHER)
+        changes = await engine.select(TopicPattern.parse("public/default/*"), TopicPolicy())
+        assert {one.topic: one.outcome for one in changes}[OTHER] is Outcome.LEFT_ALONE
+        await limited(rig, Quotas(topics=2))
+        await until(lambda: engine.context.accounts.at(NAMESPACE).limits.topics == 2)
+        await engine.select(TopicPattern.parse("public/default/*"), TopicPolicy())
+        await until(lambda: OTHER in engine.enabled())
+
+
+async def test_a_rate_holds_for_what_is_taken_in() -> None:
+    """Of 100 kB at 10 kB/s the last batch begins when the ones before are paid for."""
+    rig = rig_of()
+    assert rig.ledgers is not None
+    await limited(rig, Quotas(write_bytes_per_s=10_000))
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        began_s = rig.clock.monotonic()
+        last = await rig.ledgers.append(TOPIC, payloads(100))
+        for _ in range(9):
+            await rig.clock.sleep(0.1)
+            last = await rig.ledgers.append(TOPIC, payloads(100))
+        await until_offloaded(topic, last)
+        assert 4.5 < rig.clock.monotonic() - began_s < 11
+        labels = {"namespace": "public/default", "quota": "write_bytes_per_s"}
+        assert sample(rig.metrics, "offloaderd_namespace_waited_seconds_total", labels) > 3
+        assert sample(rig.metrics, "offloaderd_namespace_written_bytes_total", {"namespace": "public/default"}) == 1e5
+
+
+async def test_sums_outlive_a_restart_and_are_seen_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bill loses a minute at most; what a daemon stored that is gone is not counted as stored twice."""
+    monkeypatch.setattr(keeping, "PASS_S", 1.0)
+    monkeypatch.setattr(keeping, "WRITE_S", 6.0)
+    rig = rig_of()
+    assert rig.ledgers is not None
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await until_offloaded(topic, await rig.ledgers.append(TOPIC, payloads(10)))
+        await rig.clock.sleep(3 * keeping.WRITE_S)
+        before = engine.quotas.own().namespaces[NAMESPACE]
+        assert before.written_bytes == 1000
+        assert 0.6 < before.stored_byte_s / (before.stored_bytes * 3 * keeping.WRITE_S) <= 1
+    async with rig.engine() as engine:
+        await until(lambda: engine.quotas.since_ms > 0)
+        own = engine.quotas.own()
+        after = own.namespaces[NAMESPACE]
+        assert own.since_ms < rig.clock.wall_ms() - 2 * keeping.WRITE_S * 1000
+        assert after.written_bytes == 1000
+        assert after.stored_byte_s >= before.stored_byte_s * 0.6
+    async with rig.engine("two") as engine:
+        await until(lambda: "one" in engine.quotas.others)
+        account = engine.context.accounts.at(NAMESPACE)
+        await until(lambda: account.usage.stored_bytes > 0)
+        await rig.clock.sleep(keeping.PASS_S)
+        assert account.stored_bytes == engine.quotas.own().namespaces[NAMESPACE].stored_bytes > 0
