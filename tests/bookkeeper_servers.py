@@ -44,7 +44,7 @@ DOWNLOADING = {
     "driven_broker_session",
 }
 """Fixtures whose first use on a machine downloads, under a deadline of its own."""
-TEST_TIMEOUT_S = 300
+TEST_TIMEOUT_S = 1200
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

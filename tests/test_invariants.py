@@ -225,7 +225,8 @@ def test_a_test_that_is_late_with_the_guard_as_well_has_not_noticed(
 def test_a_change_by_hand_is_noticed_only_by_a_test_that_passes_without_it(again: Run) -> None:
     """Not by one that fails, hangs or ends its process then."""
     failed = Run(code=1, failed=["x"])
-    assert not mutants.caught_by(cast("ForkServer", Answers(failed, again)), "x", ("file", "text"))
+    server = cast("ForkServer", Answers(failed, again, Run(code=5), Run(code=5)))
+    assert not mutants.caught_by(server, "x", ("file", "text"))
     sound = Run(code=0, passed={"x": 0.1})
     assert mutants.caught_by(cast("ForkServer", Answers(failed, sound)), "x", ("file", "text")) == "x fails"
 
@@ -318,6 +319,14 @@ def test_a_change_by_hand_is_tried_on_the_tests_that_reach_it(server: ForkServer
     assert not mutants.caught_by(server, far, change, small_tree)
     same = ("offloaderd/thing.py", mutants.changed(MODULE, 1, "LIMIT", "LIMIT"))
     assert not mutants.caught_by(server, near, same, small_tree)
+
+
+def test_what_fails_without_the_change_as_well_hides_no_test_that_notices(server: ForkServer, small_tree: Path) -> None:
+    """A run ends with its first failure: those behind it are run as well."""
+    file, tests = "tests/unit/test_thing.py", small_tree / "tests" / "unit" / "test_thing.py"
+    tests.write_text(TESTS.replace("def test_limited", "def test_broken():\n    assert False\n\n\ndef test_limited"))
+    change = ("offloaderd/thing.py", mutants.changed(MODULE, 5, "min(number, LIMIT)", "number"))
+    assert mutants.caught_by(server, file, change, small_tree) == f"{file}::test_limited fails"
 
 
 @pytest.mark.parametrize(("line", "old"), [(4, "LIMIT"), (5, "MAXIMUM"), (5, "m"), (9, "LIMIT")])

@@ -35,16 +35,23 @@ def changed(source: str, line: int, old: str, new: str) -> str:
 
 
 def caught_by(server: ForkServer, tests: str, change: tuple[str, str], root: Path = ROOT) -> str:
-    """Run a module of tests, and say which test fails for the change alone; "" if none does."""
-    run = server.run([tests], change, root=root, patience_s=PATIENCE_S, limit_s=LIMIT_S)
-    if run.sound:
-        return ""
+    """Run a module of tests, and say which test fails for the change alone; "" if none does.
+
+    A run ends with its first failure; one that is there without the change as well hides no other.
+    """
+    chosen = [tests]
+    while True:
+        run = server.run(chosen, change, root=root, patience_s=PATIENCE_S, limit_s=LIMIT_S)
+        if run.sound:
+            return ""
+        sound = server.run(run.failed or chosen, root=root, patience_s=PATIENCE_S, limit_s=LIMIT_S)
+        if sound.sound:
+            break
+        if not run.failed:
+            return ""
+        chosen += [f"--deselect={one}" for one in run.failed]
     if run.failed:
-        sound = server.run(run.failed, root=root, patience_s=PATIENCE_S, limit_s=LIMIT_S)
-        return f"{run.failed[0]} fails" if sound.sound else ""
-    sound = server.run([tests], root=root, patience_s=PATIENCE_S, limit_s=LIMIT_S)
-    if not sound.sound:
-        return ""
+        return f"{run.failed[0]} fails"
     return f"{tests} {'hangs' if run.hung else 'cannot run: ' + (run.import_error or ', '.join(run.errors))}"
 
 

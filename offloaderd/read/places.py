@@ -52,6 +52,8 @@ class Places:
             if not isinstance(error, Archived):  # which concerns one object alone
                 self._away[one.bucket] = self._clock.monotonic() + AWAY_S
         self._metrics.read_fallbacks.labels(reason=reason).inc()
+        if reason in {"damaged", "missing"}:
+            self._damaged(topic, one, error)
         if (one.segment_id, reason) in self._logged:
             return
         self._logged[one.segment_id, reason] = True
@@ -64,8 +66,6 @@ class Places:
             reason=reason,
             error=str(error),
         )
-        if reason in {"damaged", "missing"}:
-            self._damaged(topic, one, error)
 
 
 def graver(before: OffloaderError | None, now: OffloaderError) -> OffloaderError:

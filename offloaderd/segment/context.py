@@ -13,6 +13,7 @@ from offloaderd.ledgers.known_source import KnownSource
 from offloaderd.ledgers.port import BrokerOffloads, LedgerSource
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus
+from offloaderd.metadata.records.copy import SeenRemovals
 from offloaderd.objects import keys
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
 from offloaderd.objects.places import Place, Places
@@ -44,6 +45,7 @@ class OffloadContext:
     """Largest history that a daemon offloads itself, in payload bytes."""
     offloads: BrokerOffloads | None = None
     pasts: Pasts = field(default_factory=Pasts)
+    removals: SeenRemovals = field(default_factory=SeenRemovals)
     cut: LedgerCut | None = None
     chunk_bytes: int = CHUNK_BYTES
     reader_grace_s: float = 0.0

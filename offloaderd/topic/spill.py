@@ -45,7 +45,7 @@ log = structlog.get_logger(__name__)
 HEADER = struct.Struct(">4sHHqqIII")
 MAGIC, VERSION = b"OSPL", 1
 HINT = "make room or raise spill.bytes_max; pushers are held back until then, and nothing is lost"
-DAMAGED = "the disk below spill.directory returns other bytes than it was given; the entries are pushed again"
+DAMAGED = "the disk below spill.directory does not return what it was given; the entries are pushed again"
 FILE_BYTES = 64 * 1024 * 1024
 """Size of a file, which is deleted once all of it was read back."""
 LOCK = "offloaderd-spill.lock"
@@ -145,7 +145,7 @@ class SpillArea:
     def _clear(self) -> int:
         left = list(self.directory.glob(f"*{SUFFIX}"))
         for path in left:
-            path.unlink(missing_ok=True)
+            _unlink(path)
         return len(left)
 
     def take(self, wanted: int) -> bool:
@@ -170,6 +170,14 @@ class SpillArea:
         """Return the name of the next file."""
         self._count += 1
         return self.directory / f"{self._count:08d}{SUFFIX}"
+
+
+def _unlink(path: Path) -> None:
+    """Delete a file; one that the disk keeps is deleted at the next start."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("spill.delete_failed", file=str(path), error=error.strerror or str(error))
 
 
 class SpillQueue:
@@ -229,18 +237,29 @@ class SpillQueue:
             if self._dropped or not self._files:
                 return [], 0
             first = self._files[0]
-            batches, at = self._records(first, bytes_max)
-            if not batches and first.written > first.taken:
-                batches, at = self._records(first, size := self._size_of_next(first))
-                if not batches:
-                    raise CorruptData(
-                        key=str(first.path), offset=first.taken, expected=f"{size} bytes", found="fewer", hint=DAMAGED
-                    )
+            try:
+                batches, at = self._next_records(first, bytes_max)
+            except OSError as error:  # no reason to end the daemon: the topic stalls, as by other bytes
+                found = error.strerror or str(error)
+                raise CorruptData(
+                    key=str(first.path), offset=first.taken, expected="its records", found=found, hint=DAMAGED
+                ) from error
             first.taken += at
             freed = 0
             while self._files and self._files[0].taken == self._files[0].written:
                 freed += self._delete(self._files.popleft())
             return batches, freed
+
+    def _next_records(self, file: _File, bytes_max: int) -> tuple[list[EntryBatch], int]:
+        """Read the records in the next bytes, at least one; returns them and their end. Raises CorruptData, OSError."""
+        batches, at = self._records(file, bytes_max)
+        if not batches and file.written > file.taken:
+            batches, at = self._records(file, size := self._size_of_next(file))
+            if not batches:
+                raise CorruptData(
+                    key=str(file.path), offset=file.taken, expected=f"{size} bytes", found="fewer", hint=DAMAGED
+                )
+        return batches, at
 
     def _records(self, file: _File, bytes_max: int) -> tuple[list[EntryBatch], int]:
         """Read the complete records in the next bytes; returns them and their end."""
@@ -263,7 +282,7 @@ class SpillQueue:
     @staticmethod
     def _delete(file: _File) -> int:
         file.file.close()
-        file.path.unlink(missing_ok=True)
+        _unlink(file.path)
         return file.written
 
     def _give_back(self, held: int) -> None:

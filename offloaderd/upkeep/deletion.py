@@ -8,7 +8,6 @@ operator deletes them.
 """
 
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 from uuid import UUID
@@ -58,33 +57,18 @@ class Emptied(NamedTuple):
     due_s: float | None = None
 
 
-@dataclass(slots=True)
-class Known:
-    """What an owner knows of its topic's trash: when records that stay for readers may be deleted (monotonic), and
-    since when it has seen a removal of a copy.
-    """
-
-    dues_s: dict[str, float] = field(default_factory=dict)
-    removal: tuple[CopyAttempt, float] | None = None
-
-    def removed_for_s(self, removal: CopyAttempt, now_s: float) -> float:
-        """Return for how long a removal has been seen: wall clocks may differ."""
-        if self.removal is None or self.removal[0] != removal:
-            self.removal = removal, now_s
-        return now_s - self.removal[1]
-
-
-async def empty_trash(context: OffloadContext, current: Callable[[], TopicMap], known: Known | None = None) -> Emptied:
+async def empty_trash(
+    context: OffloadContext, current: Callable[[], TopicMap], dues_s: dict[str, float] | None = None
+) -> Emptied:
     """Delete the objects of every trash record, then the record. Safe to repeat; an error leaves the record.
 
-    The caller owns the topic, whose map `current` returns, and keeps what is `known`: records that stay for readers
-    are not read again before they are due. A place that fails keeps only the records that need it; its error is raised
-    after the others were handled.
+    The caller owns the topic, whose map `current` returns, and keeps `dues_s`: when (monotonic) the records that stay
+    for readers may be deleted, which are not read again before. A place that fails keeps only the records that need it;
+    its error is raised after the others were handled.
     """
     gone = left = held = kept = 0
     failed: dict[frozenset[str], OffloaderError] = {}
-    known = Known() if known is None else known
-    dues_s = known.dues_s
+    dues_s = {} if dues_s is None else dues_s
     now_s = context.upload_context.clock.monotonic()
     store, topic = context.metadata, current().topic
     waiting = context.upload_context.metrics.trash_waiting.labels(topic=str(topic))
@@ -114,7 +98,7 @@ async def empty_trash(context: OffloadContext, current: Callable[[], TopicMap], 
         if any(buckets >= needed for needed in failed):
             continue
         try:
-            stays = await _emptied(context, record, current, known)
+            stays = await _emptied(context, record, current)
         except OffloaderError as error:
             failed[buckets] = error
             continue
@@ -190,7 +174,7 @@ async def _last_copy(context: OffloadContext, record: Trash, topic_map: TopicMap
     return ""
 
 
-async def _emptied(context: OffloadContext, record: Trash, current: Callable[[], TopicMap], known: Known) -> str | None:
+async def _emptied(context: OffloadContext, record: Trash, current: Callable[[], TopicMap]) -> str | None:
     """Delete the objects of a record, then the record; return why they stay instead, empty if they are gone.
 
     None: they stay for a while, as copies of the topic are made, or deleted, elsewhere.
@@ -198,7 +182,7 @@ async def _emptied(context: OffloadContext, record: Trash, current: Callable[[],
     up, topic = context.upload_context, current().topic
     if why := await _last_copy(context, record, current()):
         return why
-    if record.of_copy and not await _copy_removed(context, record, current, known):
+    if record.of_copy and not await _copy_removed(context, record, current):
         return None
     if not record.of_copy:
         await _delete_objects(context, record)
@@ -212,7 +196,7 @@ async def _emptied(context: OffloadContext, record: Trash, current: Callable[[],
     return ""
 
 
-async def _copy_removed(context: OffloadContext, record: Trash, current: Callable[[], TopicMap], known: Known) -> bool:
+async def _copy_removed(context: OffloadContext, record: Trash, current: Callable[[], TopicMap]) -> bool:
     """Delete a copy while none of the topic can begin; False if that is not possible now.
 
     The map is read anew: an owner that was fenced and does not know it has an old one, and its successor may have made
@@ -224,11 +208,14 @@ async def _copy_removed(context: OffloadContext, record: Trash, current: Callabl
     async def named() -> bool:
         return holds(await catalog.load(context.metadata, topic), record)
 
+    def broke_off(removal: CopyAttempt) -> bool:
+        return context.removals.seen_for_s(topic, removal, clock.monotonic()) >= REMOVAL_S
+
     return await removed(
         context.metadata,
         topic,
         removal_of(record.segment_id, place, clock.wall_ms()),
-        broke_off=lambda removal: known.removed_for_s(removal, clock.monotonic()) >= REMOVAL_S,
+        broke_off=broke_off,
         named=named,
         remove=partial(_delete_objects, context, record),
     )
@@ -254,7 +241,7 @@ async def keep_trash_empty(context: OffloadContext, offloader: TopicOffloader) -
     """
     backoff = Backoff(context.upload_context.clock)
     topic, folder, seen = str(offloader.topic), paths.trash(offloader.topic), 0
-    known = Known()
+    dues_s: dict[str, float] = {}
     changes = context.metadata.watch(folder)
     await anext(changes)
     await offloader.identity.checked.wait()
@@ -268,7 +255,7 @@ async def keep_trash_empty(context: OffloadContext, offloader: TopicOffloader) -
                     await offloader.record.reload()
                     seen = found.version
                     offloader.changed.notify()
-                done = await empty_trash(context, lambda: offloader.map, known)
+                done = await empty_trash(context, lambda: offloader.map, dues_s)
             except OffloaderError as error:
                 context.upload_context.metrics.delete_failures.inc()
                 log.warning("trash.retried", topic=topic, error=str(error))

@@ -236,8 +236,6 @@ class TopicMirror:
         """When segments that could not be read, or copied at once, are tried again (monotonic)."""
         self._away: dict[str, float] = {}
         """Until when buckets that have not answered since are the last choice (monotonic)."""
-        self._removal: tuple[CopyAttempt, float] | None = None
-        """The last collection of earlier copies, and when it was first seen (monotonic): wall clocks may differ."""
 
     def next(self) -> CommittedSegment | None:
         """Return the oldest segment to copy now, of those that need no bucket that is away if there are such."""
@@ -269,7 +267,8 @@ class TopicMirror:
         if not self._loaded:
             await self._load()
         if self._attempt is not None and self._attempt.removing:
-            if self._removed_for_s(self._attempt) < self._mirror.removal_s:
+            removals, now_s = self._mirror.context.removals, self._clock.monotonic()
+            if removals.seen_for_s(self._owned.topic, self._attempt, now_s) < self._mirror.removal_s:
                 self._loaded = False
                 raise Transient("a collection of garbage deletes earlier copies")
             await self._write(None)  # it was broken off
@@ -289,13 +288,6 @@ class TopicMirror:
                 finally:
                     self._owned.mirror.copying_to = None
         return True
-
-    def _removed_for_s(self, removal: CopyAttempt) -> float:
-        """Return for how long a collection of earlier copies has been seen."""
-        now_s = self._clock.monotonic()
-        if self._removal is None or self._removal[0] != removal:
-            self._removal = removal, now_s
-        return now_s - self._removal[1]
 
     def failed(self, error: OffloaderError) -> None:
         """Note an error of `turn`."""

@@ -18,6 +18,7 @@ import pytest
 from offloaderd.core.clock import SystemClock
 from offloaderd.standalone.ports import LOOPBACK, free_ports, http_get
 from offloaderd.standalone.process import ChildProcess, Command
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -27,7 +28,6 @@ FOLDER = HERE.parents[1] / "build" / "azurite"
 PROGRAM = FOLDER / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
 INSTALLED = FOLDER / "installed"
 """Made last: an installation that was cut short is none."""
-INSTALL_S, START_S = 900.0, 300.0
 
 
 def installed() -> Path:
@@ -42,7 +42,7 @@ def installed() -> Path:
             for name in ("package.json", "package-lock.json"):
                 shutil.copy(HERE / name, FOLDER)
             command = [npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
-            done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False, timeout=INSTALL_S)
+            done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
             if done.returncode:
                 pytest.skip(f"npm cannot install Azurite: {done.stderr.strip()[-300:]}")
             INSTALLED.touch()
@@ -67,5 +67,5 @@ async def azurite_in(directory: Path, node: Path) -> AsyncIterator[str]:
             status, _ = await http_get(port, "/")
             return status > 0
 
-        await child.ready(answers, START_S)
+        await child.ready(answers, PATIENCE_S)
         yield f"http://{LOOPBACK}:{port}"

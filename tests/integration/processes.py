@@ -14,6 +14,7 @@ from offloaderd.client import DaemonClient, Unreachable
 from offloaderd.core.clock import SystemClock
 from offloaderd.drill.tcp_proxy import Link as Proxy
 from offloaderd.standalone.ports import free_ports
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     import signal
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from tests.servers import S3Server
 
 CLOCK = SystemClock()
-START_S = 90.0
 
 
 @dataclass
@@ -128,12 +128,12 @@ class DaemonProcess:
         """Send a signal."""
         self.process.send_signal(number)
 
-    async def ended(self, within_s: float = 90.0) -> int:
+    async def ended(self, within_s: float = PATIENCE_S) -> int:
         """Wait for its end; returns the exit code."""
         async with asyncio.timeout(within_s):
             return await self.process.wait()
 
-    async def logged(self, text: str, within_s: float = START_S) -> None:
+    async def logged(self, text: str, within_s: float = PATIENCE_S) -> None:
         """Wait until its log holds a text."""
         async with asyncio.timeout(within_s):
             while text not in self.said():
@@ -141,7 +141,7 @@ class DaemonProcess:
 
     async def serves(self) -> bool:
         """Wait until it serves, or has ended before it did."""
-        async with asyncio.timeout(START_S):
+        async with asyncio.timeout(PATIENCE_S):
             while '"daemon.serving"' not in self.said():
                 if self.process.returncode is not None:
                     return False

@@ -16,6 +16,7 @@ from kazoo.client import KazooClient
 from offloaderd.standalone.ports import LOOPBACK, ask, free_ports
 from offloaderd.standalone.process import ServerDied
 from offloaderd.standalone.zookeeper import zookeeper_jars
+from tests.patience import PATIENCE_S
 from tests.real.jars import server_jars
 from tests.real.jvm import Server, java_command, settings_text
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from offloaderd.core.clock import Clock
 
 LEDGERS_ROOT = "/ledgers"
-START_S = 60.0
 REGISTER_S = 60.0
+"""A bookie that is not registered then is started again."""
 SESSION_MS = 2000
 """A bookie that was killed stays registered, and cannot come back, until its session of this length has ended."""
 
@@ -73,7 +74,7 @@ class ZooKeeper(Server):
             return (await ask(self._port, b"srvr")).startswith(b"Zookeeper version")
 
         self.launch()
-        await self.child.ready(answers, START_S)
+        await self.child.ready(answers, PATIENCE_S)
 
 
 class Bookie(Server):
@@ -98,7 +99,7 @@ class Bookie(Server):
         async def said_so() -> bool:
             return _READY.search(self.log) is not None
 
-        await self.child.ready(said_so, START_S)
+        await self.child.ready(said_so, PATIENCE_S)
 
     async def start(self) -> None:
         """Start it unless it runs, and wait until it serves."""
@@ -177,7 +178,7 @@ class BookKeeperCluster:
         shell = Server(command, self._clock)
         shell.launch()
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(PATIENCE_S):
                 code = await shell.child.wait()
         finally:
             await shell.stop()

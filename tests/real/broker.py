@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offloaderd.standalone.ports import LOOPBACK, free_ports
+from tests.patience import PATIENCE_S
 from tests.real.jars import broker_jars, cache_directory, server_jars
 from tests.real.jvm import java_command, settings_text
-from tests.real.pulsar import SMALL_BROKER, START_S, Administered
+from tests.real.pulsar import SMALL_BROKER, Administered
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "deploy" / "pulsar-offloader"
 PROTOS = ROOT / "protos" / "offloaderd" / "v1"
-BUILD_S = 480.0
 CLUSTER = "tests"
 STOCK_DRIVER = """name: jcloud
 description: Pulsar's own
@@ -75,12 +75,12 @@ def driver_archive() -> Path:
                 cwd=home,
                 capture_output=True,
                 text=True,
-                timeout=BUILD_S,
+                timeout=PATIENCE_S,
                 stdin=subprocess.DEVNULL,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise CannotBuild(f"Maven did not build the broker's driver in {BUILD_S:g} s") from None
+            raise CannotBuild(f"Maven did not build the broker's driver in {PATIENCE_S:g} s") from None
         if done.returncode:
             raise CannotBuild(f"Maven could not build the broker's driver:\n{(done.stdout + done.stderr)[-3000:]}")
         built = next((home / "nar" / "target").glob("*.nar"))
@@ -165,7 +165,7 @@ class PulsarBroker(Administered):
             return await self.get("clusters") is not None
 
         self.launch()
-        await self.child.ready(answers, START_S)
+        await self.child.ready(answers, PATIENCE_S)
         if CLUSTER not in (await self.get("clusters") or []):
             await self.put(f"clusters/{CLUSTER}", {"serviceUrl": self.admin_url, "brokerServiceUrl": self.service_url})
             await self.put("tenants/public", {"allowedClusters": [CLUSTER]})

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from py4j.java_gateway import GatewayParameters, JavaGateway  # type: ignore[import-untyped]
 
 from offloaderd.standalone.process import ServerDied
+from tests.patience import PATIENCE_S
 from tests.real.jvm import Server, java_command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from offloaderd.core.clock import Clock
-
-START_S = 90.0
-CALL_TIMEOUT_S = 90.0
-"""A call that takes longer fails: without ZooKeeper or enough bookies a client in Java may wait for ever."""
 
 
 class RunningGateway(NamedTuple):
@@ -55,10 +52,10 @@ async def java_gateway(
         async def listening() -> bool:
             return server.log.count("\n") >= 2
 
-        await server.child.ready(listening, START_S)
+        await server.child.ready(listening, PATIENCE_S)
         port, token = server.log.split("\n")[:2]
         java = JavaGateway(
-            gateway_parameters=GatewayParameters(port=int(port), auth_token=token, read_timeout=CALL_TIMEOUT_S)
+            gateway_parameters=GatewayParameters(port=int(port), auth_token=token, read_timeout=PATIENCE_S)
         )
         try:
             yield RunningGateway(server, java)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from offloaderd.standalone.ports import LOOPBACK, free_ports, http_get
 from offloaderd.standalone.process import ChildProcess, Command
-from tests.real.stores import FOLDER, START_S
+from tests.patience import PATIENCE_S
+from tests.real.stores import FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -58,5 +59,5 @@ async def gcs_emulator(directory: Path, clock: Clock) -> AsyncIterator[str]:
         async def answers() -> bool:
             return (await http_get(port, "/_internal/healthcheck"))[0] == 200
 
-        await child.ready(answers, START_S)
+        await child.ready(answers, PATIENCE_S)
         yield endpoint

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
+from tests.patience import PATIENCE_S
 from tests.real.gateway import java_gateway
 from tests.real.jars import server_jars
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 DigestType = Literal["CRC32", "CRC32C", "MAC", "DUMMY"]
 
-ENOUGH_BOOKIES_S = 60.0
-"""How long it may take the client to notice that bookies came back."""
 WINDOW = 64
 
 
@@ -113,7 +112,7 @@ class JavaClient:
         """Create a ledger and keep it open for writing. Raises Py4JJavaError when there are too few bookies."""
         how = ensemble or Ensemble()
         arguments = (how.size, how.write_quorum, how.ack_quorum, self._digests.valueOf(how.digest), how.password)
-        until = self._clock.monotonic() + ENOUGH_BOOKIES_S
+        until = self._clock.monotonic() + PATIENCE_S
         while True:
             try:
                 return JavaLedger(self._client.createLedger(*arguments))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import OffloaderError
 from tests.integration.processes import DaemonProcess
+from tests.patience import PATIENCE_S
 from tests.real import killable
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from tests.real.workload import Workload
 
 ROOT = Path(__file__).resolve().parents[2]
-DIES_WITHIN_S = 90.0
 
 
 def killed_at(site: Site, point: str) -> DaemonProcess:
@@ -37,7 +37,7 @@ async def dies(daemon: DaemonProcess, workload: Workload, *, entries: int) -> No
     async with daemon:
         if await daemon.serves():
             async with asyncio.TaskGroup() as group:
-                ended = group.create_task(daemon.ended(DIES_WITHIN_S), name="the daemon's end")
+                ended = group.create_task(daemon.ended(PATIENCE_S), name="the daemon's end")
                 with contextlib.suppress(OffloaderError):  # it may die before it is asked for anything
                     async with daemon.client() as client:
                         await client.enable(workload.topic)

@@ -22,15 +22,13 @@ import aiohttp
 import pytest
 
 from offloaderd.core.model import TopicName
+from tests.patience import PATIENCE_S
 from tests.unit.daemon.scene import HOSTILE, Scene, lost, opened, stalled, status, topic
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-PATIENCE_S = 60.0
-
-pytestmark = pytest.mark.timeout(300)
 
 
 class Refused(Exception):

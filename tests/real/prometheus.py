@@ -22,6 +22,7 @@ import yaml
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.standalone.ports import free_ports
+from tests.patience import PATIENCE_S
 from tests.real.jars import cache_directory
 from tests.unit.deploy.expressions import PROMETHEUS
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
 CLOCK = SystemClock()
-DEADLINE_S = 240.0
 _SAID_BYTES = 800
 
 
@@ -91,10 +91,10 @@ def _run(command: Sequence[str], place: Path) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=DEADLINE_S,
+            timeout=PATIENCE_S,
         )
     except subprocess.TimeoutExpired as error:
-        raise NotToBeHad(f"no promtool on the PATH, and `{command[0]}` was not done in {DEADLINE_S:g} s") from error
+        raise NotToBeHad(f"no promtool on the PATH, and `{command[0]}` was not done in {PATIENCE_S:g} s") from error
     except subprocess.CalledProcessError as error:
         said = error.stdout[-_SAID_BYTES:].decode(errors="replace")
         raise NotToBeHad(f"no promtool on the PATH, and Debian's could not be fetched: {said}") from error

@@ -9,6 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from tests.integration.processes import CLOCK, DaemonProcess
+from tests.patience import PATIENCE_S
 from tests.real.audit import audit
 
 if TYPE_CHECKING:
@@ -20,14 +21,10 @@ if TYPE_CHECKING:
     from tests.real.audit import Audit
     from tests.real.workload import Workload
 
-TIMEOUT_S = 90.0
-REST_WITHIN_S = 8.0
-"""A trash record may be younger than the last commit, and its objects go in their own time."""
-
 
 async def at_rest(site: Site, topics: Sequence[TopicName]) -> Audit:
     """Return what the audit finds once the trash has been emptied, or after a while."""
-    deadline = CLOCK.monotonic() + REST_WITHIN_S
+    deadline = CLOCK.monotonic() + PATIENCE_S
     while True:
         found = await audit(site, topics)
         if not (found.trash or found.attempts) or CLOCK.monotonic() > deadline:
@@ -38,7 +35,7 @@ async def at_rest(site: Site, topics: Sequence[TopicName]) -> Audit:
 async def collect(client: DaemonClient) -> Counter[str]:
     """Collect garbage of any age once; returns what was found, by kind. Nothing may be an alarm or fail."""
     kinds: Counter[str] = Counter()
-    async for event in client.gc(apply=True, grace_s=0, timeout_s=TIMEOUT_S):
+    async for event in client.gc(apply=True, grace_s=0, timeout_s=PATIENCE_S):
         if event.HasField("find"):
             assert event.find.verdict == "deleted", event.find
             kinds[event.find.kind] += 1

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from offloaderd.core.clock import Clock
     from offloaderd.standalone.process import Command
 
-START_S = 120.0
 _INTERCEPTORS = ("AppendIndexMetadataInterceptor", "AppendBrokerTimestampMetadataInterceptor")
 SMALL_BROKER: Mapping[str, object] = {
     "brokerEntryMetadataInterceptors": ",".join(f"org.apache.pulsar.common.intercept.{name}" for name in _INTERCEPTORS),
@@ -77,7 +76,7 @@ class Administered(Server):
             return status == 200 and b"public/default" in body
 
         self.launch()
-        await self.child.ready(answers, START_S)
+        await self.child.ready(answers, PATIENCE_S)
 
     async def get(self, path: str) -> Any:  # noqa: ANN401 - any JSON
         """GET a path of the admin API, such as `persistent/public/default/t/internalStats`; None when it is not 200."""

@@ -15,6 +15,7 @@ from offloaderd.core.model import TopicName
 from offloaderd.drill.s3_proxy import S3Proxy, Shaking
 from offloaderd.objects.port import PART_BYTES_MIN
 from tests.integration.processes import CLOCK, DaemonProcess, Proxy
+from tests.patience import PATIENCE_S
 from tests.real.ground import Tally
 from tests.real.mortal import killed_at
 from tests.real.points import MOMENTS
@@ -54,7 +55,6 @@ LABELS = (
 LIVES = 6
 LIFE_S = 6.0
 FAULT_S = 20.0
-ENDS_WITHIN_S = 90.0
 
 
 async def crashes(ground: Ground, chance: Chance, *, lives: int = LIVES) -> Tally:
@@ -172,7 +172,7 @@ async def brokers(ground: Ground, chance: Chance, *, fault_s: float = FAULT_S) -
         await failure(members, workloads, chance, tally, CLOCK.monotonic() + fault_s)
         proxy.heal()
         tally.spoilt(proxy)
-        async with asyncio.timeout(ENDS_WITHIN_S):
+        async with asyncio.timeout(PATIENCE_S):
             for pusher, task in zip(pushers, pushing, strict=True):
                 pusher.end()
                 await task

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 from offloaderd.spark.java import java_home
 from offloaderd.standalone.ports import free_ports, http_get
 from offloaderd.standalone.process import ChildProcess, Command
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from offloaderd.core.clock import Clock
 
-START_S = 180.0
-"""A JVM takes many seconds on a busy machine."""
 
 CORES = 2
 
@@ -88,5 +87,5 @@ async def spark_cluster(directory: Path, clock: Clock) -> AsyncIterator[SparkClu
                     environment=environment,
                 )
                 child = await stack.enter_async_context(ChildProcess(command, clock))
-                await child.ready(ready, START_S)
+                await child.ready(ready, PATIENCE_S)
             yield SparkCluster(master=url, work=work)

@@ -17,6 +17,7 @@ from offloaderd.core.errors import InvalidConfig
 from offloaderd.standalone.ports import LOOPBACK, free_ports, http_get
 from offloaderd.standalone.process import ChildProcess, Command
 from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parents[2] / "build" / "stores"
 WANTED = "S3_SERVER"
 """Variable with the name of the server that the tests run on; SeaweedFS if it is not set."""
-START_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ async def store(
             status, _ = await http_get(port, "/")
             return status in (200, 403)
 
-        await child.ready(answers, START_S)
+        await child.ready(answers, PATIENCE_S)
         yield Store(endpoint=f"http://{LOOPBACK}:{port}", access_key=access_key, secret_key=secret_key, child=child)
 
 

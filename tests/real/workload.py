@@ -13,6 +13,7 @@ from offloaderd.client.channel import RESUME_S
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import Position
+from tests.patience import PATIENCE_S
 from tests.real.history import History
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from offloaderd.protocol.v1 import ledgers_pb2
 
 CLOCK = SystemClock()
-TIMEOUT_S = 90.0
 RETRY_S = 0.2
 
 
@@ -60,18 +60,18 @@ class Workload:
             self.history.ack(offers[answered], Position(response.last.ledger_id, response.last.entry_id))
             answered += 1
 
-        await client.append(self.topic, batches(), note, timeout_s=TIMEOUT_S)
+        await client.append(self.topic, batches(), note, timeout_s=PATIENCE_S)
 
     async def offload(self, client: DaemonClient) -> None:
         """Ask for everything to be committed, wait for it, and note what is said to be durable."""
-        async for progress in client.offload(self.topic, wait=True, timeout_s=TIMEOUT_S):
+        async for progress in client.offload(self.topic, wait=True, timeout_s=PATIENCE_S):
             if progress.HasField("offloaded"):
                 self.history.durable(Position(progress.offloaded.ledger_id, progress.offloaded.entry_id))
 
     async def read(self, client: DaemonClient, *, resume_s: float = RESUME_S) -> None:
         """Read from the oldest entry to the newest."""
         read = self.history.begin_read()
-        async for response in client.read(self.topic, timeout_s=TIMEOUT_S, resume_s=resume_s):
+        async for response in client.read(self.topic, timeout_s=PATIENCE_S, resume_s=resume_s):
             first = Position(response.batch.ledger_id, response.batch.first_entry_id)
             read.entries += [
                 (first._replace(entry_id=first.entry_id + number), payload)
@@ -81,7 +81,7 @@ class Workload:
 
     async def read_at_last(self, client: DaemonClient) -> None:
         """Read again until a read came to its end: a typed error is an answer, and not the last one."""
-        async with asyncio.timeout(TIMEOUT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
                     await self.read(client)

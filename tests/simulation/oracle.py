@@ -272,11 +272,18 @@ class Oracle:
         self.entries += segment.entries
 
     def _check_batch(
-        self, topic: TopicName, batch: Entries, begins: Position | None, after: Position, what: str
+        self,
+        topic: TopicName,
+        batch: Entries,
+        begins: Position | None,
+        after: Position,
+        what: str,
+        *,
+        by_reader: bool = False,
     ) -> None:
         if begins is not None and batch.first != begins:
             self.fail("P1", f"{what} begins at {batch.first}, not {begins}")
-        if begins is None and not self._follows(topic, after, batch.first):
+        if begins is None and not self._follows(topic, after, batch.first, by_reader=by_reader):
             self.fail("P6", f"{what}: {batch.first} does not follow {after}")
         for number, payload in enumerate(batch.payloads):
             position = Position(batch.ledger_id, batch.first_entry_id + number)
@@ -284,13 +291,25 @@ class Oracle:
                 self.fail("P1", f"{what}: {position} of {topic} is not what was written")
                 return
 
-    def _follows(self, topic: TopicName, after: Position, first: Position) -> bool:
-        """Say whether nothing lies between two positions but what is lost."""
+    def _follows(self, topic: TopicName, after: Position, first: Position, *, by_reader: bool) -> bool:
+        """Say whether nothing lies between two positions but what is lost, or what a reader cannot know of.
+
+        That is what the source has deleted and what was offloaded after the state to which the metadata went back: a
+        list of ledgers does not show that one is missing in it. An owner finds out by the head, and commits nothing.
+        """
         at = self._world.ledgers.following(topic, after)
         losses, unseen = (self.maps[topic].losses if topic in self.maps else ()), self._world.ledgers.unseen
-        while at is not None and at < first and ((topic, at) in unseen or any(loss.holds(at) for loss in losses)):
+        while at is not None and at < first:
+            gone = (topic, at) in unseen or any(loss.holds(at) for loss in losses)
+            if not gone and not (by_reader and self._is_forgotten(topic, at)):
+                break
             at = self._world.ledgers.following(topic, at)
         return at == first
+
+    def _is_forgotten(self, topic: TopicName, at: Position) -> bool:
+        """Say whether an entry was committed, and neither the source nor the map has it: the metadata went back."""
+        held = topic in self.maps and self.maps[topic].find(at) is not None
+        return not held and self._world.is_deleted(topic, at) and self._forgotten(topic, at) is not None
 
     # The bucket.
 
@@ -445,7 +464,7 @@ class Oracle:
     def read(self, topic: TopicName, batch: Entries, wanted: Position | None, after: Position) -> None:
         """P6: a reader gets each entry once, in order, as it was written."""
         self.reads += len(batch.payloads)
-        self._check_batch(topic, batch, wanted, after, "a read")
+        self._check_batch(topic, batch, wanted, after, "a read", by_reader=True)
 
 
 def _map_of(topic: TopicName, nodes: Nodes) -> TopicMap:

@@ -10,11 +10,15 @@ objects of a segment in the map holds this node meanwhile: then no copy begins, 
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from offloaderd.core.limits import Bounded
+from offloaderd.core.model import TopicName
 from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata.records import codec
 
 REMOVAL_S = 600.0
 """How long a collection may take to delete an earlier copy; then it counts as broken off. Requests time out before."""
+REMEMBERED_MAX = 10_000
+"""Topics of which a daemon remembers since when it has seen a removal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,23 @@ class CopyAttempt:
     def place(self) -> tuple[str, str]:
         """Bucket and prefix of the copy."""
         return self.bucket, self.prefix
+
+
+class SeenRemovals:
+    """Since when a daemon has seen the removal of a copy of each topic: wall clocks may differ.
+
+    It outlives the suspension of a topic, which may be shorter and more often than a removal is waited for.
+    """
+
+    def __init__(self) -> None:
+        self._seen: Bounded[TopicName, tuple[CopyAttempt, float]] = Bounded(REMEMBERED_MAX)
+
+    def seen_for_s(self, topic: TopicName, removal: CopyAttempt, now_s: float) -> float:
+        """Return for how long a removal has been seen, at a monotonic time; 0 for one that was not."""
+        known = self._seen.get(topic)
+        if known is None or known[0] != removal:
+            known = self._seen[topic] = removal, now_s
+        return now_s - known[1]
 
 
 def encode(value: CopyAttempt) -> bytes:

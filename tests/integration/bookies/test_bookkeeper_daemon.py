@@ -16,6 +16,7 @@ from offloaderd.core.model import Position
 from offloaderd.core.read_options import ReadPriority
 from offloaderd.protocol.v1 import common_pb2
 from tests.integration.processes import DaemonProcess, Site
+from tests.patience import PATIENCE_S
 from tests.real.writer import Plan, ledger_writer
 from tests.real.written_topic import written_topic
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from tests.real.written_topic import WrittenTopic
     from tests.servers import S3Server
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
 CLOCK = SystemClock()
 
 
@@ -77,7 +77,7 @@ async def status(client: DaemonClient, written: Written) -> admin_pb2.TopicStatu
 
 async def offload(client: DaemonClient, written: Written) -> None:
     """Offload everything that is confirmed, and wait."""
-    async for _ in client.offload(written.topic.name, wait=True, timeout_s=60):
+    async for _ in client.offload(written.topic.name, wait=True, timeout_s=PATIENCE_S):
         pass
 
 

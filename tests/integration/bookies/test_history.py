@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from tests.real.bookies import BookKeeperCluster
     from tests.servers import S3Server
 
-pytestmark = pytest.mark.timeout(300)
-"""Several processes: a busy machine is no failure."""
 
 TOPIC = TopicName.parse("public/default/old")
 ENTRY_BYTES = 50_000
@@ -106,7 +104,7 @@ async def enable(client: DaemonClient) -> None:
 
 async def until_done(site: Site, client: DaemonClient, newest: int) -> TopicMap:
     """Wait until history is done and everything else is offloaded; returns the map."""
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             with suppress(Conflict, Transient):  # a killed owner's session lasts a moment longer than it
                 async for _ in client.offload(TOPIC, wait=True, timeout_s=100):
@@ -203,7 +201,7 @@ async def test_history_on_bookies_is_split_and_offloaded(
                 await topic.roll()
                 while not (found := await client.history(topic.name, ranges_max=10)).plan.done_ms:
                     await CLOCK.sleep(0.1)
-            async for _ in client.offload(topic.name, wait=True, timeout_s=60):
+            async for _ in client.offload(topic.name, wait=True, timeout_s=PATIENCE_S):
                 pass
             assert [one.entries for one in found.ranges] == [234, 233, 133]
             assert 0 < found.plan.probes <= 2 * 9

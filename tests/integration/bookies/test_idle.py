@@ -10,6 +10,7 @@ import pytest
 from offloaderd.core.model import Position, TopicName
 from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Proxy, Site
+from tests.patience import PATIENCE_S
 from tests.real.writer import Plan, ledger_writer
 from tests.real.written_topic import written_topic
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from tests.real.written_topic import WrittenTopic
     from tests.servers import S3Server
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
 SUSPENDED_SOON = {"segment_age_max_s": 1, "suspend_after_s": 1}
 ORDERS = TopicName.parse("public/default/orders")
 
@@ -105,7 +105,7 @@ async def test_an_entry_after_a_silence_is_offloaded_and_nobody_notices_the_slee
         await client.enable(name, segment_age_max_s=3600.0)
         await CLOCK.sleep(0.5)
         last = await add(written, 1)
-        async for _ in client.offload(name, wait=True, timeout_s=60):
+        async for _ in client.offload(name, wait=True, timeout_s=PATIENCE_S):
             pass
         now = await suspended(client, name, last)
         assert now.epoch == 1

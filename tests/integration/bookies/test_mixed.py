@@ -26,6 +26,7 @@ from offloaderd.format.pulsar import broker_entry
 from offloaderd.ledgers.pulsar.managed_ledger import PulsarOffload
 from offloaderd.protocol.v1 import common_pb2, policy_pb2, read_pb2
 from tests.integration.processes import DaemonProcess, Site
+from tests.patience import PATIENCE_S
 from tests.real.pulsar_messages import Assembly
 from tests.real.pulsar_offloader import OffloadTo
 from tests.real.writer import Plan, ledger_writer
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from tests.real.writer import LedgerWriter
     from tests.servers import S3Server
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
 CLOCK = SystemClock()
 TIERED, BOOKKEEPER = ReadPriority.TIERED_STORAGE_FIRST, ReadPriority.BOOKKEEPER_FIRST
 WHOLE = policy_pb2.OffloadPolicies(method="ledger-based", threshold_bytes=0)
@@ -138,7 +138,7 @@ class Mixed:
         """Have everything be offloaded, and wait."""
         last = max(self.entries)
         while await self._offloaded(client) < last:
-            async for _ in client.offload(self.topic.name, wait=True, timeout_s=60):
+            async for _ in client.offload(self.topic.name, wait=True, timeout_s=PATIENCE_S):
                 pass
             await CLOCK.sleep(0.1)
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tests.real.bookies import BookKeeperCluster
     from tests.servers import S3Server
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
 CLOCK = SystemClock()
 BUCKET_FIRST, SOURCE_FIRST = ReadPriority.TIERED_STORAGE_FIRST, ReadPriority.BOOKKEEPER_FIRST
 OBJECTS, SOURCE = common_pb2.TIER_OBJECTS, common_pb2.TIER_SOURCE

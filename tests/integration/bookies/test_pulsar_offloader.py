@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from tests.real.writer import LedgerWriter
     from tests.servers import S3Server
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
 CLOCK = SystemClock()
 MANAGED_LEDGER = "public/default/persistent/orders%2F2"
 CUSTOM = {

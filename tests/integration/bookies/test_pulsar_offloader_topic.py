@@ -17,6 +17,7 @@ from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.protocol.v1 import common_pb2, policy_pb2
 from tests.integration.processes import DaemonProcess, Site
+from tests.patience import PATIENCE_S
 from tests.real.pulsar_offloader import OffloadTo
 from tests.real.writer import Plan, ledger_writer
 from tests.real.written_topic import written_topic
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from tests.real.written_topic import WrittenTopic
     from tests.servers import S3Server
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
 CLOCK = SystemClock()
 WHOLE = policy_pb2.OffloadPolicies(method="ledger-based", threshold_bytes=0)
 STREAMING = policy_pb2.OffloadPolicies(method="streaming")
@@ -116,7 +116,7 @@ async def brokered(
 
 async def offloaded(client: DaemonClient, brokered: BrokeredTopic) -> None:
     """Have the daemon offload all that there is, and wait."""
-    async for _ in client.offload(brokered.topic.name, wait=True, timeout_s=60):
+    async for _ in client.offload(brokered.topic.name, wait=True, timeout_s=PATIENCE_S):
         pass
 
 

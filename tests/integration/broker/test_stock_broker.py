@@ -21,6 +21,7 @@ from offloaderd.objects import keys
 from offloaderd.protocol.v1 import policy_pb2
 from tests.authority import Authority, token
 from tests.integration.processes import DaemonProcess, Proxy, Site
+from tests.patience import PATIENCE_S
 from tests.real.driven import Driven, Reader
 from tests.servers import s3_client
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from tests.real.broker import PulsarBroker
     from tests.servers import S3Server
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
 CLOCK = SystemClock()
 KINDS = ("unbatched", "batched", "batched zstd", "keyed", "chunked")
 SECRET = b"a-secret-for-tokens-of-brokers-0123456789"
@@ -82,7 +82,7 @@ def stock(server: S3Server, bucket: str) -> dict[str, object]:
 
 async def emptied(server: S3Server, bucket: str) -> None:
     """Wait until a bucket has no object of a segment or a ledger."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while await asyncio.to_thread(keys_in, server, bucket):
             await CLOCK.sleep(0.2)
 
@@ -278,7 +278,7 @@ async def test_going_back_leaves_every_ledger_readable(
         ledgers = await driven.freed()
         await client.enable(driven.topic, policies=policy_pb2.OffloadPolicies(method="none"))
         await client.convert_topic(driven.topic)
-        progress = [one async for one in client.follow_rollback(driven.topic, timeout_s=60)]
+        progress = [one async for one in client.follow_rollback(driven.topic, timeout_s=PATIENCE_S)]
         assert not progress[-1].order.failures
         ours = {one.begin.ledger_id: one.segment_id for one in await client.segments(driven.topic)}
     with bookkeeper.zookeeper_client() as znodes:

@@ -13,6 +13,7 @@ import pytest
 from offloaderd.client import DaemonClient, EntryBatch, OfferResult, Position, Pushed
 from tests.integration.processes import DaemonProcess, Site
 from tests.pages import ROOT, blocks
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -20,11 +21,9 @@ if TYPE_CHECKING:
 
     from tests.servers import S3Server
 
-pytestmark = pytest.mark.timeout(180)
 TOPIC = "public/default/pushed"
 COUNT, BATCH = 600, 20
 LEDGER_ID = 7
-PATIENCE_S = 120.0
 
 
 def payload(number: int) -> bytes:

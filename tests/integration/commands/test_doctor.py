@@ -18,6 +18,7 @@ from offloaderd.daemon.doctor.finding import Verdict
 from offloaderd.daemon.settings import Settings
 from offloaderd.standalone.ports import free_ports
 from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -251,7 +252,7 @@ class TestCluster:
 async def test_the_daemon_examines_itself(site: Site) -> None:
     """Over gRPC, with the daemon's own settings; a second examination at the same time is refused."""
     async with DaemonProcess(site) as daemon, daemon.client() as client:
-        found = {result.name: result async for result in client.examine(timeout_s=30)}
+        found = {result.name: result async for result in client.examine(timeout_s=PATIENCE_S)}
         assert {name for name, result in found.items() if result.verdict not in {"ok", "skipped"}} == set()
         assert found["ports"].found == "the daemon listens on them"
         assert found["ledgers directory"].verdict == "ok"

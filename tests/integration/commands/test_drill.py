@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from tests.servers import S3Server
 
 WORD = "0123456789ab"
-pytestmark = pytest.mark.timeout(300, func_only=True)  # ten exercises one after the other
 
 
 @pytest.fixture

@@ -119,7 +119,7 @@ async def verify_lines(site: Site, *words: str) -> tuple[int, list[Any]]:
 async def flaws_of(client: DaemonClient) -> dict[str, str]:
     """Have the daemon verify the topic; returns kind by key of what is wrong."""
     found = {}
-    async with aclosing(client.verify(TOPIC, timeout_s=30)) as events:
+    async with aclosing(client.verify(TOPIC, timeout_s=PATIENCE_S)) as events:
         async for event in events:
             for flaw in event.segment.flaws if event.HasField("segment") else event.between.flaws:
                 if flaw.is_problem:

@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.standalone import state
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-pytestmark = pytest.mark.timeout(300)
-START_S = 60.0
 
 
 def environment() -> dict[str, str]:
@@ -93,7 +91,7 @@ def lines_until(process: subprocess.Popen[str], wanted: Callable[[str], bool]) -
 def stopped(process: subprocess.Popen[str], number: signal.Signals) -> int:
     """Send a signal and return the exit code."""
     process.send_signal(number)
-    process.communicate(timeout=START_S)
+    process.communicate(timeout=PATIENCE_S)
     return process.returncode
 
 

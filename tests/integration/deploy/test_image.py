@@ -21,6 +21,7 @@ import pytest
 
 from offloaderd import __version__
 from tests.integration.processes import DaemonProcess, Site
+from tests.patience import PATIENCE_S
 from tests.unit.deploy.test_trust import made
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 INSTALLED = "/opt/offloaderd"
-BUILD_S = 400.0
-HEALTHY_S = 90.0
 
 
 def stage(name: str) -> list[str]:
@@ -105,7 +104,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 check=False,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                timeout=BUILD_S,
+                timeout=PATIENCE_S,
             )
             said = done.stdout.decode(errors="replace")[-2000:]
             if done.returncode and re.search(r"ConnectionError|NewConnectionError|name resolution", said):
@@ -124,7 +123,6 @@ def _copy(source: Path, target: Path, *, many: bool) -> None:
         shutil.copyfile(source, to)
 
 
-@pytest.mark.timeout(600)
 async def test_the_image_starts_a_daemon_that_is_healthy_and_drains(
     image: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str, tmp_path: Path
 ) -> None:
@@ -153,7 +151,6 @@ async def test_the_image_starts_a_daemon_that_is_healthy_and_drains(
     assert await healthy(image, daemon, elsewhere) == 1
 
 
-@pytest.mark.timeout(600)
 def test_the_image_has_both_commands_and_nothing_to_install_more(image: Path) -> None:
     """Both console scripts run, from the image's own package and not from this tree's; there is no pip."""
     for name in ("offloaderd", "offloadctl"):
@@ -175,5 +172,5 @@ async def healthy(image: Path, daemon: DaemonProcess, environment: dict[str, str
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
     )
-    async with asyncio.timeout(HEALTHY_S):
+    async with asyncio.timeout(PATIENCE_S):
         return await process.wait()

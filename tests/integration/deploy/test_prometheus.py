@@ -16,6 +16,7 @@ import pytest
 
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.servers.test_daemon import TOPIC, append, entries, offload, read_all
+from tests.patience import PATIENCE_S
 from tests.real.prometheus import NotToBeHad, Programs, answer, programs, serving
 from tests.unit.deploy.expressions import PROMETHEUS, drawn
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from tests.servers import S3Server
 
-DEADLINE_S = 120.0
 EMPTY_WHEN_SOUND = {
     "Answers that are not 2xx",
     "Fetched for each byte handed out",  # there are readers at some time, not always
@@ -46,7 +46,6 @@ def prometheus() -> Programs:
         pytest.skip(str(reason))
 
 
-@pytest.mark.timeout(300)  # the first on a machine fetches Prometheus
 @pytest.mark.parametrize(
     ("command", "files"),
     [
@@ -75,7 +74,6 @@ def test_promtool_would_find_a_broken_story(prometheus: Programs, tmp_path: Path
     assert "OffloaderdGcFailing" in done.stdout + done.stderr
 
 
-@pytest.mark.timeout(300)
 async def test_prometheus_scrapes_a_daemon_and_draws_every_panel(
     prometheus: Programs, zookeeper: str, s3_server: S3Server, s3_bucket: str, tmp_path: Path
 ) -> None:
@@ -121,7 +119,7 @@ async def unknown_methods(channel: grpc.aio.Channel) -> None:
 
 async def until_evaluated(session: aiohttp.ClientSession) -> None:
     """Wait until the daemon has been scraped over the rules' shortest range, and all groups were evaluated since."""
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 scraped = await asked(session, 'count_over_time(up{job="offloaderd"}[1m])')

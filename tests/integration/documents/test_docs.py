@@ -18,6 +18,7 @@ import pytest
 from offloaderd.standalone import state
 from tests.integration.commands.test_standalone import environment, lines_until, started
 from tests.pages import NOT_RUN, ROOT, blocks, pages
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from offloaderd.standalone.state import StandaloneState
     from tests.pages import Block
 
-pytestmark = pytest.mark.timeout(400)
-BLOCK_S = 180.0
-STOP_S = 120.0
 SETUP = """
 seq 1000 | offloadctl produce orders
 offloadctl topics enable orders --segment-age 5
@@ -52,7 +50,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
         run("sh", SETUP, furnished(tmp_path_factory.mktemp("setup"), here), here)
         yield here
         process.terminate()
-        process.communicate(timeout=STOP_S)
+        process.communicate(timeout=PATIENCE_S)
 
 
 def furnished(place: Path, home: Home) -> Path:
@@ -97,7 +95,7 @@ def run(kind: str, text: str, place: Path, home: Home) -> subprocess.CompletedPr
         env={**environment(), "PATH": path},
         capture_output=True,
         text=True,
-        timeout=BLOCK_S,
+        timeout=PATIENCE_S,
         check=False,
     )
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(300)
-"""Several processes each: a busy machine is no failure."""
 
 TOPIC = TopicName.parse("public/default/killed")
 BUCKET = "segments"

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from tests.integration.processes import Site
     from tests.servers import S3Server
 
-pytestmark = pytest.mark.timeout(300)
-"""Several processes each: a busy machine is no failure."""
 
 TOPIC = TopicName.parse("public/default/killed")
 ENTRIES, ENTRY_BYTES = 400, 40_000

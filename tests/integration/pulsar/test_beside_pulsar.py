@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pulsar
-import pytest
 
 from offloaderd.standalone.ports import free_ports, http_get
 from tests.conformance.metadata_stores import eventually
@@ -42,7 +41,6 @@ async def shows(http_port: int, line: str) -> bool:
     return line in metrics.decode().splitlines()
 
 
-@pytest.mark.timeout(400, func_only=True)
 async def test_a_newcomer_gets_to_a_daemon_that_is_watched(pulsar_server: PulsarServer, tmp_path: Path) -> None:
     """Each block in its order, on these ports; the topic is offloaded, read back, and seen in the metrics."""
     grpc_port, http_port = free_ports(2, CLOCK)

@@ -6,8 +6,6 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-import pytest
-
 from offloaderd.daemon.doctor.examination import examine
 from offloaderd.daemon.doctor.finding import Verdict
 from offloaderd.daemon.settings import Settings
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
     from offloaderd.daemon.doctor.finding import CheckResult
     from tests.real.bookies import BookKeeperCluster
     from tests.real.pulsar import PulsarServer
-
-pytestmark = pytest.mark.timeout(300, func_only=True)
 
 
 def settings(zookeeper: str, directory: Path, **sections: Mapping[str, object]) -> Settings:

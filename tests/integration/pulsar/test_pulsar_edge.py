@@ -7,7 +7,6 @@ from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pulsar
-import pytest
 
 from offloaderd.bookkeeper.connections.bookies import BookiePool
 from offloaderd.bookkeeper.settings import BookkeeperSettings
@@ -54,7 +53,6 @@ def produce(server: PulsarServer, topic: TopicName) -> None:
         client.close()
 
 
-@pytest.mark.timeout(300, func_only=True)
 async def test_the_end_of_a_burst_shows_by_the_admin_api(pulsar_server: PulsarServer) -> None:
     """Without it some entries stay hidden; with it all are there within seconds, and all can be read."""
     topic = TopicName("public", "default", f"edge {CLOCK.uuid()}")

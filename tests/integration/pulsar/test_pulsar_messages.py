@@ -17,6 +17,7 @@ from offloaderd.format.pulsar import broker_entry
 from offloaderd.protocol.v1 import common_pb2, read_pb2
 from tests.bookkeeper_servers import started
 from tests.integration.processes import DaemonProcess, Site
+from tests.patience import PATIENCE_S
 from tests.real.gateway import java_gateway
 from tests.real.message_keys import make_keys
 from tests.real.pulsar import PulsarOptions, PulsarServer, pulsar_standalone
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from tests.real.message_keys import MessageKeys
     from tests.servers import S3Server
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
 CLOCK = SystemClock()
 PARTITIONS = 3
 EACH = 60
@@ -132,7 +132,7 @@ async def test_served_while_producing(
         pulsar = stack.enter_context(pulsar_client(pulsar_rolling.service_url))
         await client.enable(TopicPattern.parse(topic))
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(120), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
             following = group.create_task(followed.read(client, topic, follow=True))
             for first in range(0, EACH, EACH // 2):
                 for kind in KINDS.values():
@@ -143,7 +143,7 @@ async def test_served_while_producing(
             following.cancel()
         assert followed.messages == expected
         for name in partition_names(topic):
-            async for _ in client.offload(name, wait=True, timeout_s=60):
+            async for _ in client.offload(name, wait=True, timeout_s=PATIENCE_S):
                 pass
         await offloaded.read(client, topic, follow=False)
         unpacked, states = await unpacked_by_the_daemon(client, topic)

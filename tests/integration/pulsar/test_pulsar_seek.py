@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from tests.real.pulsar import PulsarServer
     from tests.servers import S3Server
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
 CLOCK = SystemClock()
 RECEIVE_MS = 10_000
 PLAIN = "brokerEntryMetadataInterceptors="
@@ -130,7 +129,7 @@ async def test_seeks_lead_where_pulsars_do(site: Site, pulsar_changing: tuple[Pu
         daemon = await stack.enter_async_context(DaemonProcess(site))
         client = await stack.enter_async_context(daemon.client())
         await client.enable(topic)
-        async for _ in client.offload(topic, wait=True, timeout_s=60):
+        async for _ in client.offload(topic, wait=True, timeout_s=PATIENCE_S):
             pass
         await asyncio.to_thread(write, server.service_url, str(topic), 2000)
         await served_to_the_end(client, server, topic)

@@ -17,6 +17,7 @@ from offloaderd.protocol.v1 import read_pb2
 from offloaderd.spark.source import SegmentSource
 from tests.bookkeeper_servers import started
 from tests.integration.processes import DaemonProcess, Site
+from tests.patience import PATIENCE_S
 from tests.real.pulsar import PulsarOptions, PulsarServer, pulsar_standalone
 from tests.real.pulsar_messages import Place
 from tests.real.pulsar_topics import TOPIC_SETTINGS
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from tests.real.pulsar_transactions import JavaProducer, TransactionalClient
     from tests.servers import S3Server
 
-pytestmark = pytest.mark.timeout(300, func_only=True)
 CLOCK = SystemClock()
 ROUNDS = 6
 PER_SEND = 6
@@ -166,7 +166,7 @@ def options_of(site: Site, topic: str) -> dict[str, str]:
 async def offload(client: DaemonClient, topics: Sequence[str]) -> None:
     """Have everything offloaded, as a segment of its own."""
     for topic in topics:
-        async for _ in client.offload(topic, wait=True, timeout_s=60):
+        async for _ in client.offload(topic, wait=True, timeout_s=PATIENCE_S):
             pass
 
 

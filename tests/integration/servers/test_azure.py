@@ -15,7 +15,7 @@ from tests.real.audit import parts_stored
 from tests.real.proof import ends_well
 from tests.real.workload import Workload
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.witness("zookeeper")]
+pytestmark = pytest.mark.witness("zookeeper")
 
 TOPIC = TopicName.parse("public/default/azure")
 ENTRY_BYTES, TWO_PARTS = 40_000, 280

@@ -18,8 +18,6 @@ from tests.real.workload import Workload
 if TYPE_CHECKING:
     from tests.integration.processes import Site
 
-pytestmark = pytest.mark.timeout(600)
-"""Several servers and a daemon: a busy machine is no failure."""
 
 TOPIC = TopicName.parse("public/default/broken")
 ROUNDS, CUTS = 4, 25

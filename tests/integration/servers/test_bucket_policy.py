@@ -26,6 +26,7 @@ from offloaderd.standalone.seaweed import SeaweedUser
 from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.servers.test_upkeep import TOPICS, command, entries, gc, marked, offload, read_all
+from tests.patience import PATIENCE_S
 from tests.servers import bucket_at, s3_server_in
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ async def test_daemon_collector_and_readers_live_by_their_policies(site: Site, g
         await owner.create_upload(orphan[1], metadata=ours)
         finds = await gc(client, apply=True)
         assert [finds[key] for key in orphan] == [("leftover", "deleted"), ("upload", "deleted")]
-        examined = [result async for result in client.examine(timeout_s=60) if result.name.startswith("bucket")]
+        examined = [result async for result in client.examine(timeout_s=PATIENCE_S) if result.name.startswith("bucket")]
         assert [(result.name, result.found) for result in examined if result.verdict != "ok"] == []
     reader = replace(site, access_key="reader")
     code, said = await command(reader, "verify", "--against-map")

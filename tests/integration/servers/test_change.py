@@ -16,6 +16,7 @@ from offloaderd.core.errors import InvalidConfig, OffloaderError
 from offloaderd.core.model import Position, TopicName
 from offloaderd.objects.port import PART_BYTES_MIN
 from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.patience import PATIENCE_S
 from tests.real.proof import check
 from tests.real.pusher import Pusher
 from tests.real.workload import Workload
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from tests.servers import S3Server
 
 TOPIC = TopicName.parse("public/default/orders")
-WITHIN_S = 90.0
-pytestmark = pytest.mark.timeout(300, func_only=True)  # several waits, each for what comes in moments
 NEXT_RELEASE = [
     sys.executable,
     "-c",
@@ -49,14 +48,14 @@ def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) ->
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait until something holds."""
-    async with asyncio.timeout(WITHIN_S):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await CLOCK.sleep(0.05)
 
 
 async def owned_by(client: DaemonClient, *, other_than: str = "") -> str:
     """Wait until the topic has an owner (another one); returns it."""
-    async with asyncio.timeout(WITHIN_S):
+    async with asyncio.timeout(PATIENCE_S):
         while (owner := (await client.daemons(TOPIC)).owner) in {"", other_than}:
             await CLOCK.sleep(0.1)
     return owner
@@ -119,14 +118,14 @@ async def test_a_pause_outlives_the_owner_that_was_told(site: Site) -> None:
             await pusher.progress()
             (paused,) = await clients[left].pause(TOPIC)
             assert paused.changed
-            async with asyncio.timeout(WITHIN_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while (await clients[owner].status(TOPIC)).topics[0].state != "paused":
                     await CLOCK.sleep(0.05)
             assert (await first.topics())[0].paused_ms == paused.paused_ms
             daemons[owner].signal(signal.SIGKILL)
             await daemons[owner].ended()
             assert await owned_by(clients[left], other_than=owner) == left
-            async with asyncio.timeout(WITHIN_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while (found := (await clients[left].status(TOPIC)).topics[0]).state != "paused":
                     await CLOCK.sleep(0.05)
             assert (found.paused_ms, found.paused_by) == (paused.paused_ms, paused.paused_by)
@@ -135,7 +134,7 @@ async def test_a_pause_outlives_the_owner_that_was_told(site: Site) -> None:
             await workload.read(clients[left])
             assert read[-1].whole
             await clients[left].pause(TOPIC, undo=True)
-            async with asyncio.timeout(WITHIN_S):
+            async with asyncio.timeout(PATIENCE_S):
                 await pusher.progress(beyond=before)
             pusher.end()
             await pushing
@@ -197,7 +196,7 @@ async def test_two_daemons_are_replaced_one_after_the_other_under_load(site: Sit
             for name in ("one", "two"):
                 old = running[name]
                 async with old.client() as client:
-                    reports = [report async for report in client.drain(timeout_s=WITHIN_S)]
+                    reports = [report async for report in client.drain(timeout_s=PATIENCE_S)]
                     assert reports[-1].done
                 old.signal(signal.SIGTERM)
                 assert await old.ended() == 0
@@ -206,7 +205,7 @@ async def test_two_daemons_are_replaced_one_after_the_other_under_load(site: Sit
                 await stack.enter_async_context(new)
                 async with new.client() as client:
                     await until_working(client, 2)
-                    async with asyncio.timeout(WITHIN_S):
+                    async with asyncio.timeout(PATIENCE_S):
                         await pusher.progress(beyond=before)
             pusher.end()
             await pushing
@@ -223,6 +222,6 @@ async def test_two_daemons_are_replaced_one_after_the_other_under_load(site: Sit
 
 async def until_working(client: DaemonClient, count: int) -> None:
     """Wait until so many daemons take topics."""
-    async with asyncio.timeout(WITHIN_S):
+    async with asyncio.timeout(PATIENCE_S):
         while [one.standing for one in (await client.daemons()).daemons].count("working") < count:
             await CLOCK.sleep(0.1)

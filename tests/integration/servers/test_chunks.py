@@ -13,6 +13,7 @@ from offloaderd.core.model import Position, TopicName
 from offloaderd.core.read_options import ReadPriority
 from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +69,7 @@ async def fetched(daemon: DaemonProcess) -> tuple[float, float]:
 
 async def until_fetched(daemon: DaemonProcess, count: int) -> None:
     """Wait until so many objects or ranges were fetched."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while (await fetched(daemon))[0] < count:
             await CLOCK.sleep(0.02)
 
@@ -78,7 +79,7 @@ async def test_a_cold_read_of_an_entry_gets_its_chunk(site: Site) -> None:
     async with DaemonProcess(site) as daemon, daemon.client() as client:
         await client.enable(TOPIC)
         await append_to(client, TOPIC, [*SENT, *LARGE])
-        async for _ in client.offload(TOPIC, wait=True, timeout_s=60):
+        async for _ in client.offload(TOPIC, wait=True, timeout_s=PATIENCE_S):
             pass
         ledger_id = (await client.segments(TOPIC))[0].begin.ledger_id
     async with DaemonProcess(site) as daemon, daemon.client() as client:

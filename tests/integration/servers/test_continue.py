@@ -16,6 +16,7 @@ from offloaderd.objects import keys
 from offloaderd.objects.port import PART_BYTES_MIN
 from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.patience import PATIENCE_S
 from tests.real.audit import audit, bucket_of
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ async def test_a_killed_daemon_costs_no_part_twice(site: Site) -> None:
         await append(client, entries(700, 50))
         took_s = await progress(two)
         assert took_s < 30  # a fraction of a second, and whatever a busy machine adds
-        async for _ in client.offload(TOPIC, wait=True, timeout_s=60):
+        async for _ in client.offload(TOPIC, wait=True, timeout_s=PATIENCE_S):
             pass
         (segment,) = [one for one in await client.segments(TOPIC) if one.status == "Offloaded"]
         assert segment.segment_id == str(left.segment_id)

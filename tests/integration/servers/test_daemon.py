@@ -13,6 +13,7 @@ import pytest
 from offloaderd.core.model import TopicName
 from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Proxy, Site
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,13 +49,14 @@ async def taken(client: DaemonClient, count: int) -> None:
 
 async def offload(client: DaemonClient) -> None:
     """Offload everything and wait."""
-    async for _ in client.offload(TOPIC, wait=True, timeout_s=60):
+    async for _ in client.offload(TOPIC, wait=True, timeout_s=PATIENCE_S):
         pass
 
 
 async def read_all(client: DaemonClient) -> list[bytes]:
     """Read the topic from its first entry to its last."""
-    return [payload async for response in client.read(TOPIC, timeout_s=60) for payload in response.batch.payloads]
+    answers = client.read(TOPIC, timeout_s=PATIENCE_S)
+    return [payload async for response in answers for payload in response.batch.payloads]
 
 
 async def check_segments(client: DaemonClient, count: int) -> None:

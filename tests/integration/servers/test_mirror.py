@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from offloaderd.protocol.v1 import admin_pb2
     from tests.servers import S3Server
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.witness("zookeeper")]
+pytestmark = pytest.mark.witness("zookeeper")
 
 TOPIC, BESIDE = (TopicName.parse(f"public/default/{name}") for name in ("mirrored", "beside"))
 LEDGER_ENTRIES = 700

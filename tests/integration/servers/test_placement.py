@@ -13,6 +13,7 @@ import pytest
 from offloaderd.core.model import TopicName
 from offloaderd.objects.port import PART_BYTES_MIN
 from tests.integration.processes import CLOCK, DaemonProcess, Proxy, Site
+from tests.patience import PATIENCE_S
 from tests.real.proof import check
 from tests.real.pusher import Pusher
 from tests.real.workload import Workload
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from tests.servers import S3Server
 
 TOPICS = [TopicName.parse(f"public/default/t{number}") for number in range(8)]
-WITHIN_S = 90.0
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ async def first_choices(client: DaemonClient) -> dict[str, str]:
 
 async def until_owned(client: DaemonClient, by: set[str]) -> dict[str, str]:
     """Wait until every topic has the owner that it should have, and these daemons have some."""
-    async with asyncio.timeout(WITHIN_S):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             now = await owners(client)
             if now == await first_choices(client) and set(now.values()) == by:
@@ -83,7 +83,7 @@ async def test_topics_move_to_who_joins_and_away_from_who_drains(site: Site) -> 
             plan = [report async for report in second.drain(dry_run=True)][-1]
             assert {(move.topic, move.to) for move in plan.moves} == {(name, "one") for name in moved}
             assert await owners(first) == shared
-            reports = [report async for report in second.drain(timeout_s=WITHIN_S)]
+            reports = [report async for report in second.drain(timeout_s=PATIENCE_S)]
             assert (reports[-1].left, reports[-1].done) == (0, True)
             await until_owned(first, {"one"})
             assert [one.standing for one in (await first.daemons()).daemons] == ["working", "draining"]
@@ -115,7 +115,7 @@ class Broker:
 async def owning(site: Site, client: DaemonClient) -> str:
     """Return the daemon that the brokers' topic belongs to, once it has it."""
     await client.enable(TOPICS[0])
-    async with asyncio.timeout(WITHIN_S):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             found = await client.daemons(TOPICS[0])
             if len(found.daemons) == 2 and found.owner == found.daemons[0].daemon_id:
@@ -145,7 +145,7 @@ async def test_a_daemon_that_is_cut_off_from_one_server_commits_nothing_after_th
                 pushing = group.create_task(broker.pusher.run(), name="broker")
                 await broker.pusher.progress()
                 lines[cut].cut()
-                async with asyncio.timeout(WITHIN_S):
+                async with asyncio.timeout(PATIENCE_S):
                     await broker.moved_away_from(daemons[cut])
                 lines[cut].mend()
                 await CLOCK.sleep(2.0)
@@ -153,7 +153,7 @@ async def test_a_daemon_that_is_cut_off_from_one_server_commits_nothing_after_th
                 await pushing
             if cut_off_from == "endpoint":
                 await daemons[cut].logged('"topic.abandoned"')
-            async with asyncio.timeout(WITHIN_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while (await first.daemons(TOPICS[0])).owner != cut:
                     await CLOCK.sleep(0.1)
             await broker.workload.read(first)

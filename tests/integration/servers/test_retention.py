@@ -14,6 +14,7 @@ from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.servers.test_daemon import TOPIC, append, entries, offload, read_all
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +55,6 @@ async def stored(site: Site) -> set[str]:
         return {info.key[:36] async for info in store.list() if "/" not in info.key}
 
 
-@pytest.mark.timeout(300)
 async def test_a_source_is_deleted_by_grant_and_the_tier_by_word(site: Site) -> None:
     """Verified ledgers leave the embedded store, revoked ones stay; what is then deleted here is gone for good."""
     sent = entries(1500)
@@ -89,5 +89,5 @@ async def test_a_source_is_deleted_by_grant_and_the_tier_by_word(site: Site) -> 
         first = segments[2].begin
         assert await read_all(client) == sent[700 * first.ledger_id + first.entry_id :]
         with pytest.raises(NotFound, match="deleted by retention"):
-            async for _ in client.read(TOPIC, first=Position(0, 0), timeout_s=60):
+            async for _ in client.read(TOPIC, first=Position(0, 0), timeout_s=PATIENCE_S):
                 pass

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from offloaderd.protocol.v1 import rollback_pb2
     from tests.servers import S3Server
 
-pytestmark = pytest.mark.timeout(300)
-"""Several processes: a busy machine is no failure."""
-
 
 @pytest.fixture
 def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) -> Site:
@@ -93,7 +90,7 @@ async def test_a_streamed_topic_becomes_whole_ledgers_while_it_is_written_and_it
             await ordered(client)
             await append(client, entries(written, 40))
             written += 40
-            async with asyncio.timeout(PATIENCE_S), aclosing(client.follow_rollback(TOPIC, timeout_s=60)) as reports:
+            async with aclosing(client.follow_rollback(TOPIC, timeout_s=PATIENCE_S)) as reports:
                 async for report in reports:
                     if report.done > number or not report.left:
                         break
@@ -114,7 +111,7 @@ async def test_a_streamed_topic_becomes_whole_ledgers_while_it_is_written_and_it
         topic_map = await stored(site)
         wholes = [one for one in topic_map.segments if one.method is OffloadMethod.LEDGER_BASED]
         assert [str(one.segment_id) for one in wholes] == [one.segment_id for one in plan.ledgers if one.segment_id]
-        async with aclosing(client.gc(apply=False, grace_s=0.0, timeout_s=60)) as events:
+        async with aclosing(client.gc(apply=False, grace_s=0.0, timeout_s=PATIENCE_S)) as events:
             finds = [one.find for one in [event async for event in events] if one.HasField("find")]
         assert [(one.kind, one.key) for one in finds] == []
     where = Place(cluster=site.cluster, bucket=site.bucket, prefix="")

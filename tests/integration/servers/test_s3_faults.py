@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from tests.servers import S3Server
 
-pytestmark = pytest.mark.timeout(300)
-"""Several processes each: a busy machine is no failure."""
 
 TOPIC = TopicName.parse("public/default/spoilt")
 

@@ -17,6 +17,7 @@ from offloaderd.client import Trust
 from offloaderd.core.model import TopicName
 from tests.authority import Authority, token
 from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.authority import Pair
@@ -100,7 +101,7 @@ async def test_who_may_do_what_from_the_command_line_and_nothing_shows_a_secret(
         assert (code, "the token has expired" in said) == (7, True)
         spoken += [(await daemon.http(path, https))[1] for path in ("/metrics", "/readyz", "/metrics/topics")]
         bearer = f"Authorization: Bearer {token(SECRET, 'alice')}"
-        async with asyncio.timeout(30):  # the page shows statuses that may be some seconds older than the topic
+        async with asyncio.timeout(PATIENCE_S):  # the page shows statuses that may be some seconds older than the topic
             while "orders" not in (await daemon.http("/status.json", https, bearer))[1]:
                 await CLOCK.sleep(0.05)
         for name, code in (("alice", 200), ("bob", 403)):

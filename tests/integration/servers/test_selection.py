@@ -41,7 +41,7 @@ async def append(client: DaemonClient, topic: str, count: int) -> None:
 async def offloaded(client: DaemonClient, topic: str) -> int:
     """Offload a topic that some daemon is about to claim, and return how many entries are stored."""
     name = TopicName.parse(topic)
-    async for _ in client.offload(name, wait=True, timeout_s=30):
+    async for _ in client.offload(name, wait=True, timeout_s=PATIENCE_S):
         pass
     return sum(segment.entries for segment in await client.segments(name))
 
@@ -68,7 +68,7 @@ async def test_a_daemon_offloads_what_a_pattern_selects_now_and_later(
         await append(client, "acme/web/late", 20)
         await append(client, "acme/other/x", 1)
         await append(client, "acme/web/parts-partition-0", 10)
-        async with asyncio.timeout(2 * discovery.DISCOVERY_S):
+        async with asyncio.timeout(PATIENCE_S):
             while len(await state(client)) < 3:
                 await CLOCK.sleep(0.2)
         assert await state(client) == dict.fromkeys(["orders", "late", "parts-partition-0"], "acme/web/*")

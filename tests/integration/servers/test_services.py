@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from offloaderd.objects.port import ObjectReader
     from tests.servers import S3Server
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.witness("zookeeper")]
+pytestmark = pytest.mark.witness("zookeeper")
 
 TOPIC = TopicName.parse("public/default/moving")
 LEVEL = policy_pb2.PolicyLevel(topic=str(TOPIC))

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from offloaderd.client import DaemonClient
     from tests.servers import S3Server
 
-pytestmark = pytest.mark.timeout(300)
-"""Several processes: a busy machine is no failure."""
 
 TOPIC = TopicName.parse("public/default/orders")
 LEDGER_ENTRIES = 100

@@ -19,6 +19,7 @@ from offloaderd.protocol.v1 import policy_pb2
 from tests.integration.appending import append_to
 from tests.integration.command_line import ran
 from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.patience import PATIENCE_S
 from tests.real.audit import bucket_of
 from tests.servers import bucket_at
 
@@ -64,13 +65,14 @@ def entries(count: int, topic: TopicName) -> list[bytes]:
 
 async def offload(client: DaemonClient, topic: TopicName) -> None:
     """Offload everything and wait."""
-    async for _ in client.offload(topic, wait=True, timeout_s=60):
+    async for _ in client.offload(topic, wait=True, timeout_s=PATIENCE_S):
         pass
 
 
 async def read_all(client: DaemonClient, topic: TopicName) -> list[bytes]:
     """Read the topic from its first entry to its last."""
-    return [payload async for response in client.read(topic, timeout_s=60) for payload in response.batch.payloads]
+    answers = client.read(topic, timeout_s=PATIENCE_S)
+    return [payload async for response in answers for payload in response.batch.payloads]
 
 
 async def tree(store: MetadataStore, path: str = "/") -> dict[str, bytes]:
@@ -185,7 +187,7 @@ async def test_garbage_goes_and_nothing_else(site: Site) -> None:
 async def gc(client: DaemonClient, *, apply: bool, grace_s: float = 0) -> dict[str, tuple[str, str]]:
     """Collect; returns kind and verdict of each find."""
     found = {}
-    async with aclosing(client.gc(apply=apply, grace_s=grace_s, timeout_s=30)) as events:
+    async with aclosing(client.gc(apply=apply, grace_s=grace_s, timeout_s=PATIENCE_S)) as events:
         async for event in events:
             if event.HasField("find"):
                 found[event.find.key] = (event.find.kind, event.find.verdict)

@@ -30,6 +30,7 @@ from tests.integration.bookies.test_history import (
 )
 from tests.integration.command_line import ran, started
 from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.patience import PATIENCE_S
 from tests.real.audit import audit, bucket_of, stored_keys
 from tests.real.writer import Plan, ledger_writer
 from tests.real.written_topic import written_topic
@@ -42,11 +43,6 @@ if TYPE_CHECKING:
     from tests.integration.command_line import Command
     from tests.real.bookies import BookKeeperCluster
     from tests.servers import S3Server
-
-pytestmark = pytest.mark.timeout(550)
-"""Spark starts in many seconds on a busy machine."""
-
-DEADLINE_S = 500
 
 
 @pytest.fixture
@@ -90,7 +86,7 @@ async def begun(site: Site) -> int:
 
 async def test_a_job_that_is_killed_and_run_again_beside_the_live_edge_makes_one_topic(site: Site) -> None:
     """Planned, begun, killed with its executors, refused twice at once, resumed: gap-free, equal hashes."""
-    async with asyncio.timeout(DEADLINE_S), DaemonProcess(site) as daemon, daemon.client() as client:
+    async with asyncio.timeout(PATIENCE_S), DaemonProcess(site) as daemon, daemon.client() as client:
         await append(client, entries(0, OLD))
         await enable(client)
 
@@ -147,7 +143,7 @@ async def test_a_job_that_is_killed_and_run_again_beside_the_live_edge_makes_one
 
 async def test_whole_ledgers_are_taken_over_from_a_daemon_by_a_job(site: Site) -> None:
     """It offloads none by itself; the job writes all closed ones but the newest, and the daemon goes on behind them."""
-    async with asyncio.timeout(DEADLINE_S), DaemonProcess(site) as daemon, daemon.client() as client:
+    async with asyncio.timeout(PATIENCE_S), DaemonProcess(site) as daemon, daemon.client() as client:
         await append(client, entries(0, 400))
         await client.enable(TOPIC, policies=policy_pb2.OffloadPolicies(method="ledger-based"))
 
@@ -203,7 +199,7 @@ async def test_history_on_real_bookies_is_offloaded_by_a_job_with_one_of_them_do
     site.settings["history"] = {"daemon_bytes_max": 0}
     site.settings["bookkeeper"] = {"servers": bookkeeper.zookeeper, "request_timeout_s": 2, "hedge_s": 0.5}
     site.settings["offload"] = {"segment_bytes_max": 70_000, "segment_age_max_s": 3600}
-    async with asyncio.timeout(DEADLINE_S), ledger_writer(bookkeeper.zookeeper, CLOCK) as writer:
+    async with asyncio.timeout(PATIENCE_S), ledger_writer(bookkeeper.zookeeper, CLOCK) as writer:
         bookies = sorted(bookkeeper.available())[:2]
         plan = replace(Plan(ensemble=2), bookies=bookies)
         topic = await written_topic(writer, f"public/default/d-{CLOCK.uuid().hex}", plan=plan)
@@ -226,7 +222,7 @@ async def test_history_on_real_bookies_is_offloaded_by_a_job_with_one_of_them_do
             assert found.plan.done_ms
             assert [one.state for one in found.ranges] == ["done"] * 3
             await bookkeeper.heal()
-            async for _ in client.offload(topic.name, wait=True, timeout_s=60):
+            async for _ in client.offload(topic.name, wait=True, timeout_s=PATIENCE_S):
                 pass
             read: list[bytes] = []
             async for response in client.read(topic.name):

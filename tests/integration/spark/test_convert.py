@@ -25,6 +25,7 @@ from offloaderd.spark.jobs.task import RewriteTask, rewrite_segment
 from tests.integration.bookies.test_history import TOPIC, append, digest, entries, expected, look
 from tests.integration.command_line import started
 from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.patience import PATIENCE_S
 from tests.real.audit import bucket_of, stored_keys
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from offloaderd.metadata.topic_map.map import TopicMap
     from tests.servers import S3Server
 
-pytestmark = pytest.mark.timeout(400)
-DEADLINE_S = 300
 LEDGER_ENTRIES = 100
 
 
@@ -87,7 +86,7 @@ async def test_segments_are_rewritten_twice_beside_the_live_edge_by_jobs_of_whic
 
     The first is done by this process, the second by Spark's executors.
     """
-    async with asyncio.timeout(DEADLINE_S), DaemonProcess(site) as daemon, daemon.client() as client:
+    async with asyncio.timeout(PATIENCE_S), DaemonProcess(site) as daemon, daemon.client() as client:
         await append(client, entries(0, 450))
         await client.enable(TOPIC, policies=policy_pb2.OffloadPolicies(history_order="history-first"))
         async for _ in client.offload(TOPIC, wait=True, timeout_s=100):

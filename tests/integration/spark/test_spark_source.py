@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from tests.servers import S3Server
 
 T = TypeVar("T")
-pytestmark = pytest.mark.timeout(300)  # the first test starts Java and three servers, on a machine that may be busy
 
 CLOCK = SystemClock()
 TOPIC = TopicName("public", "default", "orders")

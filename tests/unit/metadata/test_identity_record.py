@@ -86,6 +86,9 @@ def test_an_acceptance_is_about_one_piece_of_evidence() -> None:
     assert accepted.accepts(RefusalKind.LIST_BEHIND, "newest 12")
     assert not accepted.accepts(RefusalKind.LIST_BEHIND, "newest 13")
     assert not accepted.accepts(RefusalKind.LEDGER_SHORTER, "newest 12")
+    since = TopicIdentityRecord().refusing(replace(BEHIND, evidence="newest 13"))
+    late = since.accepting(Acceptance(kind=BEHIND.kind, evidence=BEHIND.evidence, by="ann", at_ms=9))
+    assert late.refusals == since.refusals, "what was found since is deleted by nobody's word"
 
 
 @pytest.mark.parametrize("kind", RefusalKind)

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import pytest
 
-from offloaderd.core.model import Loss, Position, TopicName
+from offloaderd.core.model import LedgerEnd, Loss, Position, TopicName
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.metadata.topic_map.merging import obstacle, runs
 from tests.unit.metadata.segments import made
@@ -43,3 +43,16 @@ def test_segments_with_a_loss_between_them_are_not_merged() -> None:
     current = replace(MAP, segments=(NEWEST, first, second), losses=(loss,))
     goals = runs(current, current.segments, payload_bytes=1 << 30, ledgers=100)
     assert [goal.sources for goal in goals] == [(NEWEST, first), (second,)]
+
+
+@pytest.mark.parametrize(
+    ("ends", "together"),
+    [({}, False), ({5: LedgerEnd(25, None)}, False), ({5: LedgerEnd(20, None)}, True)],
+    ids=["an end that nobody recorded", "a ledger that goes on", "a ledger that ends there"],
+)
+def test_segments_are_merged_only_where_nothing_can_be_between(ends: dict[int, LedgerEnd], together: bool) -> None:
+    """One segment of entries that do not follow each other would hide for good what is missing between them."""
+    first, second = made(3, (5, 10, 19)), made(4, (7, 0, 9))
+    current = replace(MAP, segments=(first, second), ends=MappingProxyType(ends))
+    goals = runs(current, current.segments, payload_bytes=1 << 30, ledgers=100)
+    assert [goal.sources for goal in goals] == ([(first, second)] if together else [(first,), (second,)])

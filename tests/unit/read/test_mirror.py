@@ -86,6 +86,18 @@ async def test_a_damaged_block_is_read_from_the_other_place_and_reported(place: 
     assert [one for one, _ in reading.told] == ([HOME] if place == HOME else [])
 
 
+async def test_damage_is_reported_at_each_read_and_logged_once() -> None:
+    """A grant that an operator allows before the repair is revoked again."""
+    rig = await mirrored(150)
+    [segment] = await segments_of(rig)
+    reading = Reading(rig)
+    with capture_logs() as logs:
+        for error in (NotFound("none"), NotFound("none"), CorruptData(key="k", offset=0, expected=1, found=2)):
+            reading.reader.places.passed_on(TOPIC, segment, error)
+    assert [one for one, _ in reading.told] == [HOME] * 3
+    assert [one["reason"] for one in logs] == ["missing", "damaged"]
+
+
 async def test_a_damaged_manifest_is_read_from_the_other_place() -> None:
     """The tables of a segment are as those of its copy."""
     rig = await mirrored(150)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from offloaderd.objects.buckets import BucketStore
 
+REAL_TIME = "the services in the process listen on sockets"
 BUCKET = "segments"
 
 

@@ -16,7 +16,9 @@ from tests.unit.rigs.lives import recorded
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until_offloaded
 
 if TYPE_CHECKING:
-    from offloaderd.objects.port import PartInfo, Pieces
+    from collections.abc import Sequence
+
+    from offloaderd.objects.port import ObjectInfo, PartInfo, Pieces
 
 CALLS = {"create_upload": 1, "upload_part": 3, "complete_upload": 1, "put": 2, "head": 2, "get": 2, "transact": 7}
 """How often each is made for one segment: claim, begin, upload, seal, parts, commit and release are transactions."""
@@ -127,3 +129,27 @@ class GoneOnce(MemoryStore):
         if upload_id == self.gone:
             raise OutcomeUnknown("it hung up")
         return await super().upload_part(key, upload_id, part_number, pieces)
+
+
+async def test_an_object_that_another_owner_completed_is_compared_with_the_parts() -> None:
+    """The upload is gone, and an object of the right size is there: with other parts it is given up, not committed."""
+    rig = Rig(policy=RollPolicy(segment_bytes_max=1 << 30, segment_age_max_s=3600))
+    rig.objects = store = CompletedByAnother(rig.clock, part_bytes_min=1)
+    await offloaded(rig)
+    assert store.done
+    assert rig.metrics.segments.labels(state="failed")._value.get() == 1
+
+
+class CompletedByAnother(MemoryStore):
+    """Has its first upload completed by somebody else, with other bytes in its first part."""
+
+    done = False
+
+    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
+        """See MultipartStore."""
+        if not self.done:
+            self.done = True
+            _, data = self._uploads[upload_id].parts[1]
+            first = await self.upload_part(key, upload_id, 1, (bytes([*data[:-1], data[-1] ^ 1]),))
+            await super().complete_upload(key, upload_id, [first, *parts[1:]])
+        return await super().complete_upload(key, upload_id, parts)

@@ -177,6 +177,53 @@ async def test_damage_on_disk_is_always_noticed(
         assert area.used_bytes == 0
 
 
+@pytest.mark.parametrize("record", ["first", "larger than one read"])
+async def test_a_disk_that_fails_to_read_counts_as_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: str
+) -> None:
+    """It names the file and what the disk says; no other error leaves the queue, and so no error ends the daemon."""
+    async with SpillArea(tmp_path, 1 << 20) as area:
+        queue = SpillQueue(area)
+        await queue.append(batch(0))
+        [path] = files(area)
+        real, reads = os.pread, list[int]()
+
+        def pread(descriptor: int, size: int, at: int) -> bytes:
+            reads.append(size)
+            if record == "first" or len(reads) > 1:
+                raise OSError(errno.EIO, "Input/output error")
+            return real(descriptor, size, at)
+
+        monkeypatch.setattr(os, "pread", pread)
+        with pytest.raises(CorruptData, match="Input/output error") as caught:
+            await queue.take(1 << 20 if record == "first" else 10)
+        assert (caught.value.key, caught.value.offset, caught.value.hint) == (str(path), 0, spill_files.DAMAGED)
+        await queue.drop()
+
+
+async def test_a_file_that_cannot_be_deleted_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that became read-only keeps its files until the next start; what was read is handed out."""
+    async with SpillArea(tmp_path, 1 << 20, file_bytes=1) as area:
+        queue = SpillQueue(area)
+        for number in range(2):
+            await queue.append(batch(number))
+
+        def unlink(path: Path, *, missing_ok: bool = False) -> None:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+        with monkeypatch.context() as patched, capture_logs() as logged:
+            patched.setattr(type(tmp_path), "unlink", unlink)
+            assert await queue.take(1 << 20) == [batch(0)]
+            await queue.drop()
+            await area.__aexit__()
+        assert {one["event"] for one in logged} == {"spill.delete_failed"}
+        assert "Read-only file system" in logged[0]["error"]
+        assert len(files(area)) == 2
+        assert area.used_bytes == 0
+    async with SpillArea(tmp_path, 1 << 20) as area:
+        assert files(area) == []
+
+
 async def test_a_directory_has_one_daemon_and_nothing_outlives_it(tmp_path: Path) -> None:
     """A second daemon is refused with what to change; what a crash left is thrown away at the next start."""
     async with SpillArea(tmp_path, 1 << 20) as area:

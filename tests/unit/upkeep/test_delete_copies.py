@@ -20,7 +20,7 @@ from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.protocol.v1 import places_pb2 as pb
 from offloaderd.upkeep import deletion as deletion_duty
 from offloaderd.upkeep.copy_removal import removal_of
-from offloaderd.upkeep.deletion import KEPT_S, Known, empty_trash
+from offloaderd.upkeep.deletion import KEPT_S, empty_trash
 from offloaderd.upkeep.switching import unnamed
 from tests.unit.api.test_manual import CALLER
 from tests.unit.metadata.segments import made
@@ -139,12 +139,12 @@ async def test_only_the_place_that_the_record_does_not_name_is_emptied() -> None
     owned.context = replace(owned.context, reader_grace_s=60.0)
     [record] = await trashed(rig)
     assert (record.of_copy, record.bucket, record.prefix, record.mirror_bucket) == (True, *AWAY, None)
-    known = Known()
-    found = await empty_trash(owned.context, lambda: owned.offloader.map, known)
+    dues_s: dict[str, float] = {}
+    found = await empty_trash(owned.context, lambda: owned.offloader.map, dues_s)
     assert (found.gone, found.left) == (0, 0)
     assert all(await present(rig, copy_of(segment)))
     await rig.clock.sleep(61.0)
-    found = await empty_trash(owned.context, lambda: owned.offloader.map, known)
+    found = await empty_trash(owned.context, lambda: owned.offloader.map, dues_s)
     assert (found.gone, found.left) == (1, 0)
     assert await present(rig, copy_of(segment)) == [False] * 3
     assert await present(rig, segment) == [True] * 3
@@ -221,16 +221,16 @@ async def test_a_removal_that_a_store_holds_up_ends_before_a_copy_may_begin() ->
 async def test_nothing_is_emptied_while_a_copy_is_made() -> None:
     """The keys are used again: a copy on record, and a removal that may still be under way, are waited for."""
     rig, owned, segment = await dropped(25)
-    store, known = rig.tree.connect(), Known()
+    store, dues_s = rig.tree.connect(), dict[str, float]()
     other = replace(removal_of(segment.segment_id, AWAY, 1), removing=False)
     await store.create(paths.mirror(TOPIC), copy_record.encode(other))
-    found = await empty_trash(owned.context, lambda: owned.offloader.map, known)
+    found = await empty_trash(owned.context, lambda: owned.offloader.map, dues_s)
     assert (found.gone, found.left, found.due_s) == (0, 0, KEPT_S)
     assert all(await present(rig, copy_of(segment)))
     await store.replace(paths.mirror(TOPIC), copy_record.encode(removal_of(segment.segment_id, AWAY, 1)), 0)
     for gone in (0, 0, 1):
         await rig.clock.sleep(copy_record.REMOVAL_S / 2 + KEPT_S)
-        assert (await empty_trash(owned.context, lambda: owned.offloader.map, known)).gone == gone
+        assert (await empty_trash(owned.context, lambda: owned.offloader.map, dues_s)).gone == gone
     assert await present(rig, copy_of(segment)) == [False] * 3
 
 

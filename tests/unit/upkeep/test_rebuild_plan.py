@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from offloaderd.core.errors import InvalidInput
-from offloaderd.core.model import LedgerEnd, Loss, Position
+from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod, Position
 from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.topic_map.map import TopicMap
@@ -73,6 +75,18 @@ def test_the_map_is_what_commits_have_made() -> None:
     assert plan.map.losses == live.losses
     assert plan.map.ends[5] == LedgerEnd(8, 6)
     assert plan.epoch == 4
+
+
+def test_the_successor_of_a_ledger_is_kept_although_a_later_manifest_does_not_know_it() -> None:
+    """Ledgers that were rewritten whole: their manifests say that each has ended, the replaced ones what follows."""
+    streamed = (known(1, (3, 0, 9)), known(2, (5, 0, 4), ends={3: LedgerEnd(10, 5)}))
+    wholes = [
+        replace(one, segment=replace(one.segment, method=OffloadMethod.LEDGER_BASED))
+        for one in (known(3, (3, 0, 9), closed={3: 10}), known(4, (5, 0, 4), closed={5: 5}))
+    ]
+    plan = plan_topic(TOPIC, [*streamed, *wholes])
+    assert plan.map.segments == tuple(one.segment for one in wholes)
+    assert plan.map.ends == {3: LedgerEnd(10, 5), 5: LedgerEnd(5, None)}
 
 
 def test_a_ledger_that_began_before_the_bucket_does() -> None:

@@ -14,7 +14,7 @@ from offloaderd.metadata.port import Replace
 from offloaderd.metadata.records import deletion
 from offloaderd.metadata.topic_map import removal
 from offloaderd.metadata.topic_map.removal import to_trash
-from offloaderd.upkeep.deletion import Known, empty_trash, keep_trash_empty
+from offloaderd.upkeep.deletion import empty_trash, keep_trash_empty
 from tests.patience import PATIENCE_S
 from tests.unit.rigs.owned import Owned, offloaded_topic
 from tests.unit.rigs.rig import TOPIC
@@ -31,17 +31,17 @@ async def test_only_records_that_stay_for_readers_have_a_time() -> None:
     owned = await Owned.claim(rig)
     owned.context = replace(owned.context, reader_grace_s=3600.0)
     first, second = owned.offloader.map.segments[:2]
-    known = Known()
+    dues_s: dict[str, float] = {}
     for segment in (first, second):
         assert await owned.offloader.record.remove_oldest(segment, reason="test")
-        assert (await empty_trash(owned.context, lambda: owned.offloader.map, known)).due_s is not None
+        assert (await empty_trash(owned.context, lambda: owned.offloader.map, dues_s)).due_s is not None
         await rig.clock.sleep(10)
     await rig.tree.connect().delete(paths.trash_record(TOPIC, first.segment_id))
-    found = await empty_trash(owned.context, lambda: owned.offloader.map, known)
-    assert known.dues_s.keys() == {str(second.segment_id)}
+    found = await empty_trash(owned.context, lambda: owned.offloader.map, dues_s)
+    assert dues_s.keys() == {str(second.segment_id)}
     assert found.due_s is not None
     await rig.clock.sleep(found.due_s)
-    found = await empty_trash(owned.context, lambda: owned.offloader.map, known)
+    found = await empty_trash(owned.context, lambda: owned.offloader.map, dues_s)
     assert (found.gone, found.left, found.due_s) == (1, 0, None)
 
 
