@@ -34,7 +34,7 @@ KEPT_APART = {
     "cryptography": ("offloaderd/access/", "offloaderd/drill/scratch.py"),
     "fastavro": ("offloaderd/spark/values.py",),
     "jinja2": ("offloaderd/daemon/status_page/site.py",),
-    "jwt": ("offloaderd/access/tokens.py",),
+    "jwt": ("offloaderd/access/tokens.py", "offloaderd/access/jwks.py"),
     "kazoo": ("offloaderd/metadata/zookeeper/store.py", "offloaderd/metadata/zookeeper/client.py"),
     "opentelemetry": ("offloaderd/daemon/telemetry.py",),
     "pyiceberg": ("offloaderd/spark/export/iceberg.py",),

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+REAL_TIME = "HTTP, and ages of advisories"
+
 PINS = "alpha==1.0 \\\n    --hash=sha256:00\nbeta==2.1 \\\n    --hash=sha256:00\n"
 
 
