@@ -3,6 +3,7 @@
 import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 
 import aiohttp
@@ -185,9 +186,19 @@ def _provider(settings: Settings, clock: Clock) -> RemoteKeys | None:
     async def fetch(of: str) -> bytes:
         timeout = aiohttp.ClientTimeout(total=FETCH_S)
         try:
-            async with aiohttp.ClientSession(timeout=timeout) as session, session.get(of, ssl=context) as answer:
-                answer.raise_for_status()
-                return await answer.content.read(BYTES_MAX + 1)
+            # A redirection could leave TLS.
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.get(of, ssl=context, allow_redirects=False) as answer,
+            ):
+                if answer.status != HTTPStatus.OK:
+                    raise Transient(f"{of} gives no keys: it answers {answer.status}")
+                found = bytearray()
+                async for more in answer.content.iter_any():
+                    found += more
+                    if len(found) > BYTES_MAX:
+                        break
+                return bytes(found)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Transient(f"{of} gives no keys: {str(error) or 'it takes too long'}") from None
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import pkgutil
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from offloaderd.access.roles import Identity, Kind, Role
 from offloaderd.api.admin import DaemonSnapshot
@@ -20,7 +24,7 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
 from offloaderd.daemon import topic_context as contexts
 from offloaderd.daemon.components import Components
-from offloaderd.daemon.guard import Guard
+from offloaderd.daemon.guard import Guard, _provider
 from offloaderd.daemon.log_levels import LogLevels
 from offloaderd.daemon.reload import LIVE, Reloader
 from offloaderd.daemon.settings import Settings, check
@@ -305,6 +309,65 @@ def test_keys_of_a_provider_are_taken_beside_the_secret(ca: Authority, tmp_path:
         site.read({"access.token_jwks": str(listed)})
     with pytest.raises(AssertionError, match="without TLS"):
         site.read({"access.token_jwks": "http://login.example.org/keys", **issuer})
+
+
+@contextlib.asynccontextmanager
+async def provider(ca: Authority, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    """Serve the keys of a provider; yields their address."""
+    app, files = web.Application(), ca.server()
+    app.router.add_get("/keys", answer)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(files.cert, files.key)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
+        await site.start()
+        yield f"https://localhost:{runner.addresses[0][1]}/keys"
+    finally:
+        await runner.cleanup()
+
+
+async def test_keys_at_an_address_are_read_to_their_end(ca: Authority) -> None:
+    """An answer comes in pieces, of which each may be shorter than the document."""
+    whole = document(jwk(RSA_KEY, "a"))
+
+    async def keys(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        for piece in (whole[:50], whole[50:]):
+            await answer.write(piece)
+            await CLOCK.sleep(0.1)
+        return answer
+
+    async with provider(ca, keys) as address:
+        site = Site(ca)
+        given = {"access.token_jwks": address, "access.token_jwks_ca_file": str(ca.file)}
+        settings = site.read({**given, "access.token_issuer": "https://login.example.org"})
+        keeper = _provider(settings, CLOCK)
+        assert keeper is not None
+        assert await keeper.refresh()
+        assert [key.key_id for key in keeper.value] == ["a"]
+
+
+@pytest.mark.parametrize("status", [302, 404, 500])
+async def test_another_answer_than_keys_is_none(ca: Authority, status: int) -> None:
+    """Nor is a redirection followed, which could lead to an address without TLS; the last keys stay in use."""
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asked.append(request.path)
+        where = str(request.url.with_query("again"))
+        return web.Response(status=status, headers={"Location": where}, body=document(jwk(RSA_KEY, "a")))
+
+    async with provider(ca, answer) as address:
+        given = {"access.token_jwks": address, "access.token_jwks_ca_file": str(ca.file)}
+        settings = Site(ca).read({**given, "access.token_issuer": "https://login.example.org"})
+        keeper = _provider(settings, CLOCK)
+        assert keeper is not None
+        assert not await keeper.refresh()
+        assert keeper.failing
+        assert asked == ["/keys"]
 
 
 async def test_each_service_of_the_protos_is_served(ca: Authority) -> None:
