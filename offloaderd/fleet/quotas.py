@@ -107,7 +107,7 @@ class QuotaKeeper:
             return
         found = await quotas.usages(self._metadata)
         mine = found.pop(daemon_id, None)
-        if self._written_s is None:
+        if not self.since_ms:  # once: what was written after it holds the sums already
             self._resume(mine)
         path, value = paths.usage(daemon_id), quotas.encode_usage(self.own())
         if (known := await nodes.node(self._metadata, path)) is None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from offloaderd.core.errors import Conflict
+from offloaderd.core.errors import Conflict, Transient
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import Scope, TopicPattern
 from offloaderd.core.quotas import Quotas
 from offloaderd.fleet import quotas as keeping
+from offloaderd.metadata import paths
 from offloaderd.policy import quotas
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.policy.selection import Outcome
 from offloaderd.segment.roll import RollPolicy
+from offloaderd.testing.memory.metadata import MemoryMetadata
 from tests.unit.read.build import sample
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, until, until_offloaded
 
@@ -121,3 +123,28 @@ async def test_sums_outlive_a_restart_and_are_seen_by_the_others(monkeypatch: py
         await until(lambda: account.usage.stored_bytes > 0)
         await rig.clock.sleep(keeping.PASS_S)
         assert account.stored_bytes == engine.quotas.own().namespaces[NAMESPACE].stored_bytes > 0
+
+
+async def test_sums_are_continued_once_though_their_record_gets_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written without an answer holds the sums of the last run already: nobody pays twice."""
+    monkeypatch.setattr(keeping, "PASS_S", 1.0)
+    monkeypatch.setattr(keeping, "WRITE_S", 6.0)
+    rig = rig_of()
+    assert rig.ledgers is not None
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await until_offloaded(topic, await rig.ledgers.append(TOPIC, payloads(10)))
+        await rig.clock.sleep(2 * keeping.WRITE_S)
+    replace, unanswered = MemoryMetadata.replace, [1, 2, 3]
+
+    async def without_answer(self: MemoryMetadata, path: str, value: bytes, version: int) -> int:
+        found = await replace(self, path, value, version)
+        if path.startswith(paths.USAGE) and unanswered:
+            raise Transient(f"no answer for write {unanswered.pop()}")
+        return found
+
+    monkeypatch.setattr(MemoryMetadata, "replace", without_answer)
+    async with rig.engine() as engine:
+        await until(lambda: not unanswered)
+        await rig.clock.sleep(2 * keeping.WRITE_S)
+        assert engine.quotas.own().namespaces[NAMESPACE].written_bytes == 1000
