@@ -198,6 +198,23 @@ def test_a_policy_for_brokers_leaves_them_their_own_ports() -> None:
     assert {6650, 3181, 2181, 7650} <= {port["port"] for rule in policy["egress"] for port in rule["ports"]}
 
 
+@with_helm
+@both
+def test_processes_of_a_pod_are_reached_where_the_daemon_is(profile: tuple[str, ...]) -> None:
+    """A client is led to the owner's own port, so each rule that has the common port has theirs; none without them."""
+
+    def own_ports(*more: str) -> list[dict[str, Any]]:
+        policy = objects(*profile, *EVERYTHING, *more)["NetworkPolicy offloaderd"]["spec"]
+        rules = [rule["ports"] for way in ("ingress", "egress") for rule in policy[way]]
+        return [port for ports in rules for port in ports if "endPort" in port]
+
+    assert own_ports() == []
+    theirs = {"protocol": "TCP", "port": 7661, "endPort": 7664}
+    assert own_ports("--set=config.daemon.processes=4") == [theirs, theirs]
+    moved = {"protocol": "TCP", "port": 9001, "endPort": 9002}
+    assert own_ports("--set=config.daemon.processes=2,config.grpc.process_port=9000") == [moved, moved]
+
+
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on the PATH")
 def test_the_manifests_are_a_base_for_kustomize(tmp_path: Path) -> None:
     """An overlay changes namespace, image and a setting of the pods."""

@@ -38,6 +38,16 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 {{- end }}
 
+{{/* Where daemons are called: the port of all, and with several processes in a pod that of each. */}}
+{{- define "offloaderd.ports" -}}
+- {protocol: TCP, port: 7650}
+{{- $count := dig "daemon" "processes" 1 .Values.config | int }}
+{{- $first := dig "grpc" "process_port" 7660 .Values.config | int }}
+{{- if and (gt $count 1) $first }}
+- {protocol: TCP, port: {{ add1 $first }}, endPort: {{ add $first $count }}}
+{{- end }}
+{{- end }}
+
 {{/* The container; with mode sidecar an init container that goes on running, and stops after its broker. */}}
 {{- define "offloaderd.container" -}}
 name: offloaderd
