@@ -179,7 +179,7 @@ class NamespaceQuotas(_message.Message):
 
     @_builtins.property
     def used(self) -> Global___Quotas:
-        """rates: mean bytes a second since the last look, 10 s at least"""
+        """without rates and weights"""
 
     def __init__(
         self,
