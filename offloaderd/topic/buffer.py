@@ -69,19 +69,21 @@ class BufferPool:
     def admit(self, wanted: int, buffer: "TailingBuffer", *, needed_by: "TailingBuffer | None" = None) -> bool:
         """Make room for `wanted` bytes of a buffer by evicting entries of cut parts; False if there is none.
 
-        Then the topic with the most memory is requested to seal early, or the next one if that cannot help. An entry
-        larger than the whole budget is admitted alone. A starving buffer (`needed_by`) may overdraw unless another
+        Then the topic with the most memory is requested to seal early, or the next one if that cannot help; where there
+        is memory and the flow's share is used up, only a topic of that flow. An entry larger than the whole budget is
+        admitted alone. A starving buffer (`needed_by`) may overdraw unless another
         does; this counts once the bytes are booked.
         """
         if self._fits(wanted) and self._leaves_room(wanted, buffer):
             return True
-        for one in sorted(self._buffers, key=lambda one: one.evictable_bytes, reverse=True):
+        asked = [one for one in self._buffers if one.flow is buffer.flow or not self._fits(wanted)]
+        for one in sorted(asked, key=lambda one: one.evictable_bytes, reverse=True):
             one.evict(max(wanted, self.used_bytes + wanted - self.limit_bytes))
             if self._fits(wanted) and self._leaves_room(wanted, buffer):
                 return True
         if needed_by is not None and needed_by.starving and self._overdrawing in {None, needed_by}:
             return True
-        by_size = sorted(self._buffers, key=lambda one: one.used_bytes, reverse=True)
+        by_size = sorted(asked, key=lambda one: one.used_bytes, reverse=True)
         any(self._asked(one) for one in by_size if one.used_bytes)
         return False
 
