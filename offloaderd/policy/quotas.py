@@ -1,4 +1,4 @@
-"""Quotas and usage in the metadata store: their records, and their fields with units and ranges.
+"""Quotas and usage in the metadata store.
 
 A level is `*` (the broker level), a tenant, or TENANT/NAMESPACE. Quotas are no values of policies: who administers a
 namespace sets its policies, and nobody sets quotas of his own.
@@ -21,28 +21,12 @@ from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import codec
 from offloaderd.policy import store as stored
-from offloaderd.policy.policies import Field, Kind
+from offloaderd.policy.quota_fields import FIELDS
 
 log = structlog.get_logger(__name__)
 
-WEIGHT_MAX = 1000
 USAGES_MAX = 5000
 """Namespaces in a record of usage, some 70 bytes each; those with the most are kept."""
-
-FIELDS: Mapping[str, Field] = {
-    one.name: one
-    for one in (
-        Field(name="write_bytes_per_s", option="write-rate", kind=Kind.BYTES, low=1, off=True),
-        Field(name="read_bytes_per_s", option="read-rate", kind=Kind.BYTES, low=1, off=True),
-        Field(name="stored_bytes", option="stored", kind=Kind.BYTES, off=True),
-        Field(name="topics", option="topics", kind=Kind.NUMBER, off=True),
-        Field(name="readers", option="readers", kind=Kind.NUMBER, off=True),
-        Field(name="calls", option="calls", kind=Kind.NUMBER, off=True),
-        Field(name="unpack_bytes", option="unpack", kind=Kind.BYTES, low=1, off=True),
-        Field(name="weight", option="weight", kind=Kind.NUMBER, low=1, high=WEIGHT_MAX),
-    )
-}
-"""The quotas by name, in the order of `Quotas`."""
 
 
 def level_of(text: str) -> Scope:

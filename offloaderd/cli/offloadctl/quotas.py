@@ -11,9 +11,8 @@ import click
 from offloaderd.cli import options, show
 from offloaderd.cli.options import Session
 from offloaderd.core.errors import InvalidInput
-from offloaderd.core.quotas import QUOTAS
 from offloaderd.policy.policies import Kind
-from offloaderd.policy.quotas import FIELDS
+from offloaderd.policy.quota_fields import FIELDS
 from offloaderd.protocol.conversion import as_json
 from offloaderd.protocol.v1 import quota_pb2
 
@@ -79,7 +78,7 @@ def _rows(namespaces: Sequence[quota_pb2.NamespaceQuotas]) -> list[tuple[str, ..
     rows: list[tuple[str, ...]] = []
     for one in namespaces:
         own, limits, used = map(_values, (one.own, one.effective if one.name != "*" else one.own, one.used))
-        for name in QUOTAS:
+        for name in FIELDS:
             if name in limits or used.get(name):
                 where = "here" if name in own else "*" if name in limits else "-"
                 shown = FIELDS[name].shown

@@ -9,7 +9,8 @@ from offloaderd.core.names.patterns import Scope
 from offloaderd.core.quotas import QUOTAS, Quotas, Usage
 from offloaderd.metadata import paths
 from offloaderd.policy import quotas
-from offloaderd.policy.quotas import FIELDS, DaemonUsage, LevelQuotas, checked, level_of
+from offloaderd.policy.quota_fields import FIELDS
+from offloaderd.policy.quotas import DaemonUsage, LevelQuotas, checked, level_of
 from offloaderd.testing.memory.metadata import MemoryTree
 from tests.virtual import LoopClock
 
