@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from offloaderd.access.callers import of_certificate
 from offloaderd.access.roles import Grant, Identity, Kind, Rights
-from offloaderd.access.tokens import TokenKey, TokenRules
+from offloaderd.access.tokens import TokenKey
 from offloaderd.api.gate import Authentication, Limits
 from offloaderd.client import DaemonClient, NotTrusted, Trust, Unreachable
 from offloaderd.core.errors import Denied, InvalidConfig, InvalidInput, OffloaderError, Throttled, Unauthenticated
@@ -253,19 +253,6 @@ async def test_a_tokens_subject_is_no_certificates_name(ca: Authority) -> None:
             await client.status(MINE)
             with pytest.raises(Denied, match="the role read for everything is missing"):
                 await client.status()
-
-
-async def test_a_group_of_a_token_is_no_subject(ca: Authority) -> None:
-    """A group with the name of a subject has not that one's grants, and its own are the group's."""
-    rights = Rights(map(Grant.parse, ["read token:alice *", "read group:team *"]))
-    rules = Authentication(rights=rights, token_keys=keys, token_rules=TokenRules(groups_claim="groups"))
-    async with guarded(files=ca.server(), grants=GRANTS, token_keys=keys) as site:
-        site.gate.follow(Limits(), rules)
-        async with site.client(ca_file=ca.file, token=token(SECRET, "mallory", groups=["alice"])) as client:
-            with pytest.raises(Denied, match="mallory may not call Status"):
-                await client.status()
-        async with site.client(ca_file=ca.file, token=token(SECRET, "mallory", groups=["alice", "team"])) as client:
-            await client.status()
 
 
 async def test_tokens_of_two_keys_are_taken_while_they_are_replaced(ca: Authority) -> None:
