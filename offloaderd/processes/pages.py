@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 
 from aiohttp import web
@@ -28,7 +29,11 @@ def gathered(metrics: ProcessMetrics, directory: Path, count: int) -> Scrape:
         numbers = range(1, count + 1)
         answers = await each([socket_of(directory, one) for one in numbers], partial(ask, path=path, accept=accept))
         own, content_type = await own_metrics(metrics)(accept, topics)
-        pages = {str(number): answer.body.decode() for number, answer in zip(numbers, answers, strict=True) if answer}
+        pages = {
+            str(number): answer.body.decode()
+            for number, answer in zip(numbers, answers, strict=True)
+            if answer is not None and answer.status == HTTPStatus.OK
+        }
         return joined({"": own.decode(), **pages}).encode(), content_type
 
     return scrape

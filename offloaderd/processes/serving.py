@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 
 import structlog
@@ -149,8 +150,11 @@ def _child(number: int, line: Sequence[str]) -> ChildProcess:
 
 
 async def _view(directory: Path, number: int) -> View | None:
+    """Return what a process says of itself; None for nothing, and for an error of its HTTP server, which is no view."""
     answer = await ask(socket_of(directory, number), "/readyz")
-    found: View | None = json.loads(answer.body) if answer is not None else None
+    if answer is None or answer.status not in {HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE}:
+        return None
+    found: View = json.loads(answer.body)
     return found
 
 

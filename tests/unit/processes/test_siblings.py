@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
+from aiohttp import web
 from structlog.testing import capture_logs
 
 from offloaderd.access.roles import Rights
@@ -21,6 +22,7 @@ from offloaderd.daemon.siblings import ask, log_level_route, pass_level_on
 from offloaderd.daemon.status_page.site import StatusSite
 from offloaderd.processes.pages import ProcessesSite, gathered
 from offloaderd.processes.parent import HostHealth
+from offloaderd.processes.serving import _view
 from offloaderd.testing.clock import FakeClock
 from tests.unit.daemon.scene import Scene, status
 
@@ -130,6 +132,28 @@ async def test_the_status_page_is_behind_the_gate_of_the_parent(tmp_path: Path) 
             answer = await client.get(f"/processes/1/{name}")
             assert answer.status == 401
             assert "topics_total" not in await answer.text()
+
+
+async def test_an_error_of_a_process_is_neither_a_view_nor_metrics(tmp_path: Path) -> None:
+    """The parent goes on: the page has the others, and one that says only that is not heard of."""
+
+    async def broken(_request: web.Request) -> web.Response:
+        return web.Response(status=500, text="out of order")
+
+    app = web.Application()
+    app.router.add_get("/{name}", broken)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.UnixSite(runner, str(socket_of(tmp_path, 1))).start()
+        async with processes(tmp_path, 2), parent(tmp_path) as client:
+            assert await _view(tmp_path, 1) is None
+            assert await _view(tmp_path, 2) is not None
+            page = await (await client.get("/metrics")).text()
+        assert "of order" not in page
+        assert 'process="2"' in page
+    finally:
+        await runner.cleanup()
 
 
 async def test_a_socket_without_a_process_is_no_answer(tmp_path: Path) -> None:
