@@ -104,7 +104,7 @@ async def reaches_the_owner(client: DaemonClient, topic: TopicName) -> bool:
     return client.address == owner.address
 
 
-@pytest.mark.witness("ZooKeeper")
+@pytest.mark.witness("zookeeper", "s3")
 async def test_a_killed_process_is_replaced_and_its_topics_go_on_there(site: Site) -> None:
     """Everything that concerns the host goes through its two ports; what was pushed is stored, and once."""
     host = DaemonProcess(site)
