@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from bench import machine, plots
 from bench.appending import caught_up, pushed
+from bench.clouds import clouds
 from bench.disk import disk_cache
 from bench.durable import time_to_durable
 from bench.following import following
@@ -35,6 +36,7 @@ from bench.inside import inside
 from bench.live import EXPLICIT_LAC, broker, live
 from bench.many import many
 from bench.memory import peak
+from bench.mirrored import mirrored
 from bench.processes import processes
 from bench.publishing import publishing
 from bench.random_reads import random_reads
@@ -75,6 +77,8 @@ ALONE: dict[str, Callable[[Site, Scale], Awaitable[list[Figure]]]] = {
     "readers": readers,
     "random": random_reads,
     "disk": disk_cache,
+    "clouds": clouds,
+    "mirror": mirrored,
     "durable": time_to_durable,
     "slow": slow,
     "memory": peak,

@@ -11,6 +11,7 @@ import shutil
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
+from bench import goals
 from bench.appending import PUSHED
 from bench.durable import quantile
 from bench.load import MIB, Entries
@@ -173,6 +174,7 @@ def _costs(rounds: list[Round], payload_bytes: int) -> list[Figure]:
             benchmark=NAME,
             figure="GETs that the disk saves a second read, and one after a restart",
             values=[1 - (_gets(one.second) + _gets(one.restarted)) / (2 * _gets(one.bare_again)) for one in rounds],
+            goal=goals.DISK_GETS_SAVED,
             notes={
                 "second": spread([_gets(one.second) for one in rounds], "GETs"),
                 "after a restart": spread([_gets(one.restarted) for one in rounds], "GETs"),
@@ -186,6 +188,7 @@ def _costs(rounds: list[Round], payload_bytes: int) -> list[Figure]:
                 max(map(_peak, (one.first, one.second, one.restarted))) / max(_peak(one.bare), _peak(one.bare_again))
                 for one in rounds
             ],
+            goal=goals.DISK_MEMORY,
             more_is_better=False,
             notes={
                 "with": spread([_peak(one.second) for one in rounds], "MiB"),

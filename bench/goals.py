@@ -9,6 +9,8 @@ PUSH_CPU = {"10 KiB": 2.0, "1 KiB": 5.0}
 ENGINE_MB_S = {"10 KiB": 400.0, "1 KiB": 200.0}
 """Engine alone into a store that discards, on a core that frames entries of 1 KiB in plain Python at CORE_MB_S."""
 CORE_MB_S = 500.0
+CLOUD_RATE = 0.8
+"""Push to an emulator of another kind of store, and reading back, over the bare client of that service."""
 READ_RATE = {"10 KiB": 0.8, "1 KiB": 0.6}
 """Catch-up read over gRPC, over bare ranged GETs of the same ranges with as many at once."""
 LIBRARY_RATE = 0.9
@@ -36,3 +38,5 @@ TAIL_RATE = 0.6
 """Tailing real bookies, over the bare loop of the wire codec."""
 SILENCE_S = 10.0
 """The last message before a silence is durable."""
+DISK_GETS_SAVED, DISK_MEMORY = 0.95, 1.1
+"""A second read from the disk cache: GETs that it saves; the daemon's memory over one without a disk, at most."""

@@ -1,12 +1,13 @@
-"""The limits: the same bytes moved by a bare S3 client, in a process of its own. Two clients, measured apart.
+"""The limits: the same bytes moved by a bare client, in a process of its own. Two clients of S3, measured apart.
 
 What is uploaded are copies of objects that the daemon has stored, cut into the same parts: a server may look at what
 it gets (SeaweedFS tries to compress what begins like the header of a block).
 
 `aiobotocore` with the daemon's options is the client that the daemon uses, by whole calls; `obstore` (Rust's
-object_store) is the fastest one for Python, and tells what another client could bring. `python -m bench.raw` reads a
-task as JSON from standard input and prints what it took; `measure` runs it as a child. Getting the bytes to upload,
-starting the client and its first connection are not measured.
+object_store) is the fastest one for Python, and tells what another client could bring. Azure's own library and plain
+HTTP requests (aiohttp) to Google are the clients of those services. `python -m bench.raw` reads a task as JSON from
+standard input and prints what it took; `measure` runs it as a child. Getting the bytes to upload, starting the client
+and its first connection are not measured.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ import os
 import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal, Protocol, TypedDict
+from urllib.parse import quote
 
+import aiohttp
 import obstore
 from aiobotocore.config import AioConfig  # type: ignore[import-untyped]
 from aiobotocore.session import AioSession  # type: ignore[import-untyped]
+from azure.storage.blob.aio import ContainerClient
 from obstore.store import S3Store as RustStore
+from yarl import URL
 
 from bench.child import Took, in_child, peak_bytes, used_s
 from bench.site import secret_of
@@ -38,7 +43,7 @@ if TYPE_CHECKING:
 
 CLOCK = SystemClock()
 What = Literal["upload", "get"]
-ClientName = Literal["aiobotocore", "obstore"]
+ClientName = Literal["aiobotocore", "obstore", "azure", "google"]
 
 
 class Task(TypedDict):
@@ -48,6 +53,7 @@ class Task(TypedDict):
     client: ClientName
     endpoint: str
     access_key: str
+    """With Azure, the account."""
     secret_key: str
     bucket: str
     objects: dict[str, int]
@@ -74,7 +80,7 @@ async def measure(
         what=what,
         client=client,
         endpoint=s3.endpoint or "",
-        access_key=s3.access_key or "",
+        access_key=s3.access_key or s3.azure_account or "",
         secret_key=secret_of(s3),
         bucket=s3.bucket,
         objects=objects,
@@ -172,6 +178,57 @@ class Obstore:
         return await obstore.get_range_async(self._store, key, start=first, length=length)
 
 
+class Azure:
+    """Azure's library, by the calls that its users make."""
+
+    def __init__(self, container: ContainerClient, task: Task) -> None:
+        self._container = container
+        self._parallel = task["parallel"]
+
+    async def upload(self, key: str, parts: Sequence[memoryview]) -> None:
+        """Upload one object; the client cuts it into blocks as long as `opened` says."""
+        whole = bytes(parts[0].obj)
+        await self._container.upload_blob(key, whole, max_concurrency=self._parallel)
+
+    async def get(self, key: str, first: int, length: int) -> Buffer:
+        """Get a range."""
+        return await (await self._container.download_blob(key, offset=first, length=length)).readall()
+
+
+class Google:
+    """Requests of Google's JSON API, as it has no asynchronous library: each part an object, which are composed."""
+
+    def __init__(self, session: aiohttp.ClientSession, task: Task) -> None:
+        self._session = session
+        self._bucket = task["bucket"]
+        self._parallel = task["parallel"]
+
+    async def upload(self, key: str, parts: Sequence[memoryview]) -> None:
+        """Upload one object, of 32 parts at most."""
+        slots, names = asyncio.Semaphore(self._parallel), [f"{key}-{number:05}" for number in range(len(parts))]
+
+        async def part(name: str, body: memoryview) -> None:
+            said = {"uploadType": "media", "name": name}
+            async with slots, self._session.post(f"/upload/storage/v1/b/{self._bucket}/o", params=said, data=body):
+                pass
+
+        async with asyncio.TaskGroup() as group:
+            for name, body in zip(names, parts, strict=True):
+                group.create_task(part(name, body))
+        composed = {"sourceObjects": [{"name": name} for name in names]}
+        async with self._session.post(self._path(key) / "compose", json=composed):
+            pass
+
+    async def get(self, key: str, first: int, length: int) -> Buffer:
+        """Get a range."""
+        said = {"Range": f"bytes={first}-{first + length - 1}"}
+        async with self._session.get(self._path(key), params={"alt": "media"}, headers=said) as answer:
+            return await answer.read()
+
+    def _path(self, key: str) -> URL:
+        return URL(f"/storage/v1/b/{self._bucket}/o/{quote(key, safe='')}", encoded=True)
+
+
 @asynccontextmanager
 async def opened(task: Task) -> AsyncIterator[Bare]:
     """Give the client, with its first request behind it."""
@@ -179,6 +236,26 @@ async def opened(task: Task) -> AsyncIterator[Bare]:
         client = Obstore(task)
         await client.get("warm", 0, 1)
         yield client
+        return
+    if task["client"] == "google":
+        async with aiohttp.ClientSession(task["endpoint"], raise_for_status=True) as session:
+            google = Google(session, task)
+            await google.get("warm", 0, 1)
+            yield google
+        return
+    if task["client"] == "azure":
+        at_once = task["request_bytes"]
+        async with ContainerClient(
+            f"{task['endpoint']}/{task['access_key']}",
+            task["bucket"],
+            {"account_name": task["access_key"], "account_key": task["secret_key"]},
+            max_block_size=at_once,
+            max_single_put_size=at_once,
+            max_single_get_size=at_once,
+        ) as container:
+            azure = Azure(container, task)
+            await azure.get("warm", 0, 1)
+            yield azure
         return
     config = AioConfig(
         s3={"addressing_style": "path", "payload_signing_enabled": False},

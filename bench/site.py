@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import SecretStr
+
 from offloaderd.client import DaemonClient
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Transient
@@ -70,6 +72,7 @@ class Site:
     directory: Path
     zookeeper: str
     s3: ObjectsSettings
+    """The service and its bucket: of S3, or of another kind (bench/clouds.py)."""
     pids: Mapping[str, int] = field(default_factory=dict)
 
     def beside(self, pids: Mapping[str, int]) -> Site:
@@ -120,12 +123,7 @@ class Site:
             "grpc": {"port": grpc_port},
             "http": {"port": http_port},
             "metadata": {"servers": self.zookeeper},
-            "objects": {
-                "bucket": self.s3.bucket,
-                "endpoint": self.s3.endpoint,
-                "access_key": self.s3.access_key,
-                "secret_key": secret_of(self.s3),
-            },
+            "objects": _said(self.s3),
             "ledgers": {"directory": str(self.directory / name / "ledgers")},
             "log": {"format": "json"},
         }
@@ -138,9 +136,16 @@ class Site:
         }
 
 
+def _said(objects: ObjectsSettings) -> dict[str, object]:
+    """Return the settings that were given, secrets in plain."""
+    given = ((name, getattr(objects, name)) for name in sorted(objects.model_fields_set))
+    return {name: one.get_secret_value() if isinstance(one, SecretStr) else one for name, one in given}
+
+
 def secret_of(s3: ObjectsSettings) -> str:
-    """Return the secret that goes with the access key."""
-    return s3.secret_key.get_secret_value() if s3.secret_key else ""
+    """Return the secret that goes with the access key, or with the account."""
+    secret = s3.secret_key or s3.azure_key
+    return secret.get_secret_value() if secret else ""
 
 
 @asynccontextmanager

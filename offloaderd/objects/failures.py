@@ -120,9 +120,9 @@ class Answers:
         return Failure(kind(line(request, said), hint=hint), code)
 
 
-def unreachable(what: str, request: Request) -> Failure:
+def unreachable(what: str, request: Request, *, hint: str = HINT_ENDPOINT) -> Failure:
     """Return the failure of a request that was never sent."""
-    return Failure(Transient(line(request, f"no connection: {what}"), hint=HINT_ENDPOINT), "unreachable")
+    return Failure(Transient(line(request, f"no connection: {what}"), hint=hint), "unreachable")
 
 
 def lost(what: str, request: Request, code: str) -> Failure:

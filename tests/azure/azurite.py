@@ -13,8 +13,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from offloaderd.core.clock import SystemClock
 from offloaderd.standalone.ports import LOOPBACK, free_ports, http_get
 from offloaderd.standalone.process import ChildProcess, Command
@@ -30,11 +28,11 @@ INSTALLED = FOLDER / "installed"
 """Made last: an installation that was cut short is none."""
 
 
-def installed() -> Path:
-    """Return the path of node, with Azurite installed; skip the test where that cannot be."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
-        pytest.skip("no Node with npm here, which Azurite needs: apt install nodejs npm")
+def lacking() -> str:
+    """Install Azurite if it is not; returns why it cannot run, empty if it can."""
+    npm = shutil.which("npm")
+    if shutil.which("node") is None or npm is None:
+        return "no Node with npm here, which Azurite needs: apt install nodejs npm"
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -44,20 +42,20 @@ def installed() -> Path:
             command = [npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
             done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
             if done.returncode:
-                pytest.skip(f"npm cannot install Azurite: {done.stderr.strip()[-300:]}")
+                return f"npm cannot install Azurite: {done.stderr.strip()[-300:]}"
             INSTALLED.touch()
-    return Path(node)
+    return ""
 
 
 @asynccontextmanager
-async def azurite_in(directory: Path, node: Path) -> AsyncIterator[str]:
-    """Run Azurite over a directory; yields the endpoint of its Blob service."""
+async def azurite_in(directory: Path) -> AsyncIterator[str]:
+    """Run Azurite, which is not lacking, over a directory; yields the endpoint of its Blob service."""
     clock = SystemClock()
     port = free_ports(1, clock)[0]
     arguments = ("--blobHost", LOOPBACK, "--blobPort", str(port), "--location", str(directory), "--silent")
     command = Command(
         name="azurite",
-        program=node,
+        program=Path(shutil.which("node") or "node"),
         arguments=(str(PROGRAM), *arguments, "--disableTelemetry", "--skipApiVersionCheck"),
         directory=directory,
     )

@@ -240,7 +240,7 @@ SMALL_BOOKIE: Mapping[str, object] = {
 def zookeeper_client(address: str) -> Iterator[Any]:
     """Give a kazoo client (blocking, untyped) for as long as the body runs."""
     client = KazooClient(address)
-    client.start(timeout=20)
+    client.start(timeout=PATIENCE_S)
     try:
         yield client
     finally:

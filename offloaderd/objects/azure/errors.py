@@ -39,6 +39,7 @@ HINT_EXPIRED = (
     "set a SAS that is valid now in objects.azure_sas, or in objects.credentials_file, which is read again; and check "
     "this machine's clock"
 )
+HINT_HOST = "check objects.azure_account (the host bears its name) or objects.endpoint, and that it is reached"
 HINT_CLOCK = "set this machine's clock: signatures hold for 15 minutes"
 HINT_IDENTITY = "give this machine or pod an identity, or set objects.azure_key, azure_sas or azure_connection_string"
 HINT_KEY_OFF = "the account takes no keys: remove objects.azure_key and use an identity"
@@ -105,7 +106,7 @@ def failure(error: Exception, request: Request) -> Failure | None:
     if isinstance(error, ServiceResponseTimeoutError | TimeoutError):
         return lost("no answer in time", request, "timeout")
     if isinstance(error, ServiceRequestError) and _never_connected(error):
-        return unreachable(_first(error), request)
+        return unreachable(_first(error), request, hint=HINT_HOST)
     if isinstance(error, ServiceResponseError | AzureError | aiohttp.ClientError | ConnectionError):
         return lost(_first(error), request, "error")
     return None

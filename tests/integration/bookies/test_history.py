@@ -107,7 +107,7 @@ async def until_done(site: Site, client: DaemonClient, newest: int) -> TopicMap:
     async with asyncio.timeout(PATIENCE_S):
         while True:
             with suppress(Conflict, Transient):  # a killed owner's session lasts a moment longer than it
-                async for _ in client.offload(TOPIC, wait=True, timeout_s=100):
+                async for _ in client.offload(TOPIC, wait=True, timeout_s=PATIENCE_S):
                     pass
             topic_map, _ = await look(site)
             held = sum(one.entries for one in topic_map.segments)

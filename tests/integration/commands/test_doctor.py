@@ -55,7 +55,7 @@ def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) ->
 def administrator(zookeeper: str) -> Iterator[Any]:
     """A client of ZooKeeper with the rights of a cluster's administrator."""
     client = KazooClient(hosts=zookeeper, auth_data=[("digest", "admin:secret")])
-    client.start(timeout=10)
+    client.start(timeout=PATIENCE_S)
     try:
         yield client
     finally:

@@ -36,7 +36,7 @@ def command(program: str, *words: str) -> list[str]:
 def run(program: str, *words: str, given: bytes | None = None) -> subprocess.CompletedProcess[str]:
     """Run a program to its end; a traceback fails the test whatever else happened."""
     result = subprocess.run(
-        command(program, *words), input=given, capture_output=True, env=environment(), timeout=150, check=False
+        command(program, *words), input=given, capture_output=True, env=environment(), timeout=PATIENCE_S, check=False
     )
     done = subprocess.CompletedProcess(result.args, result.returncode, result.stdout.decode(), result.stderr.decode())
     assert "Traceback" not in done.stdout + done.stderr, done.stderr

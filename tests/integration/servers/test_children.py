@@ -18,6 +18,7 @@ from offloaderd.standalone.ports import GRPC_OFFSET, LOOPBACK, free_ports, is_fr
 from offloaderd.standalone.process import ServerDied
 from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
 from offloaderd.standalone.zookeeper import ZooKeeperOptions, zookeeper
+from tests.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,7 +103,7 @@ async def test_zookeeper_restart(tmp_path: Path) -> None:
     for kill in (True, False):
         async with zookeeper(options, CLOCK) as server:
             client = kazoo.KazooClient(server.address)
-            client.start(timeout=20)
+            client.start(timeout=PATIENCE_S)
             try:
                 assert ("/kept" in [f"/{name}" for name in client.get_children("/")]) is not kill
                 client.ensure_path("/kept")

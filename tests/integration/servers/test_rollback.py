@@ -54,7 +54,7 @@ async def stored(site: Site) -> TopicMap:
 
 async def offloaded(client: DaemonClient) -> None:
     """Wait until everything is offloaded."""
-    async for _ in client.offload(TOPIC, wait=True, timeout_s=100):
+    async for _ in client.offload(TOPIC, wait=True, timeout_s=PATIENCE_S):
         pass
 
 
@@ -72,7 +72,7 @@ async def ordered(client: DaemonClient) -> None:
 
 async def followed(client: DaemonClient) -> rollback_pb2.RollbackProgress:
     """Wait until the order has ended; returns the last word."""
-    async with aclosing(client.follow_rollback(TOPIC, timeout_s=120)) as reports:
+    async with aclosing(client.follow_rollback(TOPIC, timeout_s=PATIENCE_S)) as reports:
         return [one async for one in reports][-1]
 
 

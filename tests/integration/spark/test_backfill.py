@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from dataclasses import replace
 from hashlib import sha256
@@ -86,7 +85,7 @@ async def begun(site: Site) -> int:
 
 async def test_a_job_that_is_killed_and_run_again_beside_the_live_edge_makes_one_topic(site: Site) -> None:
     """Planned, begun, killed with its executors, refused twice at once, resumed: gap-free, equal hashes."""
-    async with asyncio.timeout(PATIENCE_S), DaemonProcess(site) as daemon, daemon.client() as client:
+    async with DaemonProcess(site) as daemon, daemon.client() as client:
         await append(client, entries(0, OLD))
         await enable(client)
 
@@ -143,7 +142,7 @@ async def test_a_job_that_is_killed_and_run_again_beside_the_live_edge_makes_one
 
 async def test_whole_ledgers_are_taken_over_from_a_daemon_by_a_job(site: Site) -> None:
     """It offloads none by itself; the job writes all closed ones but the newest, and the daemon goes on behind them."""
-    async with asyncio.timeout(PATIENCE_S), DaemonProcess(site) as daemon, daemon.client() as client:
+    async with DaemonProcess(site) as daemon, daemon.client() as client:
         await append(client, entries(0, 400))
         await client.enable(TOPIC, policies=policy_pb2.OffloadPolicies(method="ledger-based"))
 
@@ -160,7 +159,7 @@ async def test_whole_ledgers_are_taken_over_from_a_daemon_by_a_job(site: Site) -
         await append(client, entries(400, 100))
 
         async def committed() -> bool:
-            async for _ in client.offload(TOPIC, wait=True, timeout_s=100):
+            async for _ in client.offload(TOPIC, wait=True, timeout_s=PATIENCE_S):
                 pass
             return [one.begin.ledger_id for one in (await look(site))[0].segments] == [0, 1, 2]
 
@@ -199,7 +198,7 @@ async def test_history_on_real_bookies_is_offloaded_by_a_job_with_one_of_them_do
     site.settings["history"] = {"daemon_bytes_max": 0}
     site.settings["bookkeeper"] = {"servers": bookkeeper.zookeeper, "request_timeout_s": 2, "hedge_s": 0.5}
     site.settings["offload"] = {"segment_bytes_max": 70_000, "segment_age_max_s": 3600}
-    async with asyncio.timeout(PATIENCE_S), ledger_writer(bookkeeper.zookeeper, CLOCK) as writer:
+    async with ledger_writer(bookkeeper.zookeeper, CLOCK) as writer:
         bookies = sorted(bookkeeper.available())[:2]
         plan = replace(Plan(ensemble=2), bookies=bookies)
         topic = await written_topic(writer, f"public/default/d-{CLOCK.uuid().hex}", plan=plan)

@@ -69,7 +69,7 @@ async def converted(site: Site, target: Target) -> Progress:
 
 async def clean(site: Site, client: DaemonClient) -> TopicMap:
     """Wait until all is offloaded and nothing but what the map refers to is in the bucket; returns the map."""
-    async for _ in client.offload(TOPIC, wait=True, timeout_s=100):
+    async for _ in client.offload(TOPIC, wait=True, timeout_s=PATIENCE_S):
         pass
     while True:
         topic_map, _ = await look(site)
@@ -86,10 +86,10 @@ async def test_segments_are_rewritten_twice_beside_the_live_edge_by_jobs_of_whic
 
     The first is done by this process, the second by Spark's executors.
     """
-    async with asyncio.timeout(PATIENCE_S), DaemonProcess(site) as daemon, daemon.client() as client:
+    async with DaemonProcess(site) as daemon, daemon.client() as client:
         await append(client, entries(0, 450))
         await client.enable(TOPIC, policies=policy_pb2.OffloadPolicies(history_order="history-first"))
-        async for _ in client.offload(TOPIC, wait=True, timeout_s=100):
+        async for _ in client.offload(TOPIC, wait=True, timeout_s=PATIENCE_S):
             pass
         slow = ("--parallel", "1", "--upload-rate", "2MiB")
         words = ("run", str(TOPIC), "--to", "ledger-based", "--yes", "--json", *slow)
@@ -101,7 +101,7 @@ async def test_segments_are_rewritten_twice_beside_the_live_edge_by_jobs_of_whic
             await first.process.wait()
         await append(client, entries(450, 100))
         assert await digest(client) == expected(550)
-        async for _ in client.offload(TOPIC, wait=True, timeout_s=100):
+        async for _ in client.offload(TOPIC, wait=True, timeout_s=PATIENCE_S):
             pass
         async with ZooKeeperStore(site.zookeeper, f"/offloaderd/{site.cluster}") as store:
             while "holder" in await store.children(paths.history(TOPIC)):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from tests.integration.processes import DaemonProcess, Site
-from tests.patience import PATIENCE_S
 from tools import notebook
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ async def test_the_worked_example_runs_and_its_section_is_what_it_says(
     """
     site = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
     picture = tmp_path / "lag.svg"
-    async with asyncio.timeout(PATIENCE_S), DaemonProcess(site) as daemon:
+    async with DaemonProcess(site) as daemon:
         await daemon.serving()
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         more = {"PATH": path, "OFFLOADCTL_ADDRESS": daemon.address, "PICTURE": str(picture), "MPLBACKEND": "svg"}

@@ -21,6 +21,7 @@ from pyarrow import parquet
 
 from offloaderd.protocol.v1 import policy_pb2
 from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.patience import PATIENCE_S
 from tests.real.spark_cluster import spark_cluster
 from tests.real.writer import Plan, ledger_writer
 from tests.real.written_topic import written_topic
@@ -152,7 +153,7 @@ async def test_a_cluster_with_a_packed_environment_backfills_a_topic_and_reads_i
         assert len(cluster.interpreters()) == 2
         job.write_text("from offloaderd.cli.offloaderd.__main__ import main; main()\n")
         for name in names:
-            async for _ in client.offload(name, wait=True, timeout_s=200):
+            async for _ in client.offload(name, wait=True, timeout_s=PATIENCE_S):
                 pass
         target = tmp_path / "exported"
         export = ("spark", "export", f"{names[0].tenant}/{names[0].namespace}/*", str(target))

@@ -222,6 +222,14 @@ async def test_each_refusal_has_a_kind_and_a_remedy(
     assert f"container segments at {account_of(store._options).url}" in caught.value.message
 
 
+async def test_an_account_whose_host_is_not_there_is_told_by_the_setting() -> None:
+    """A mistyped account has a host that no name server knows."""
+    async with AzureStore(options("http://no-such-account.invalid", "segments")) as store:
+        with pytest.raises(Transient, match="no connection") as caught:
+            await store.check()
+    assert "objects.azure_account" in (caught.value.hint or "")
+
+
 @pytest.mark.parametrize(
     ("operation", "right"),
     [
