@@ -15,7 +15,7 @@ from offloaderd.core.metrics.processes import ProcessMetrics
 from offloaderd.daemon.http import Scrape, own_metrics
 from offloaderd.daemon.settings.share import socket_of
 from offloaderd.daemon.siblings import ask
-from offloaderd.daemon.status_page.site import StatusSite, redirect_to
+from offloaderd.daemon.status_page.site import StatusSite, query_of, redirect_to
 
 END = "# EOF"
 """The last line of a page in OpenMetrics."""
@@ -96,7 +96,7 @@ class ProcessesSite(StatusSite):
     async def _of_process(self, request: web.Request, name: str) -> web.Response:
         """Return the page of a process. Raises Transient while it does not answer."""
         number = int(request.match_info["number"])
-        answer = await ask(socket_of(self._directory, number), f"/{name}?{request.query_string}")
+        answer = await ask(socket_of(self._directory, number), f"/{name}{query_of(request)}")
         if answer is None:
             raise Transient(
                 f"process {number} does not answer: {self._health.view.reason}", hint="try again in a moment"

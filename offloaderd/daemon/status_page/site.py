@@ -13,6 +13,7 @@ from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from typing import Any
+from urllib.parse import urlencode
 
 import grpc
 import structlog
@@ -216,10 +217,14 @@ def redirect_to(address: str) -> Callable[[web.Request], Awaitable[web.Response]
     """Return a handler that sends a visitor on, with the query."""
 
     async def redirect(request: web.Request) -> web.Response:
-        query = f"?{request.query_string}" if request.query_string else ""
-        raise web.HTTPFound(f"{address}{query}", headers=HEADERS)
+        raise web.HTTPFound(f"{address}{query_of(request)}", headers=HEADERS)
 
     return redirect
+
+
+def query_of(request: web.Request) -> str:
+    """Return the query of a request as one that is read in the same way; aiohttp's `query_string` is decoded."""
+    return f"?{urlencode(list(request.query.items()))}" if request.query else ""
 
 
 def _asset(content: bytes, kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:

@@ -24,7 +24,8 @@ from offloaderd.processes.pages import ProcessesSite, gathered
 from offloaderd.processes.parent import HostHealth
 from offloaderd.processes.serving import _view
 from offloaderd.testing.clock import FakeClock
-from tests.unit.daemon.scene import Scene, status
+from tests.unit.daemon.scene import Scene, status, topic
+from tests.unit.daemon.test_http_callers import authentication, bearer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -132,6 +133,20 @@ async def test_the_status_page_is_behind_the_gate_of_the_parent(tmp_path: Path) 
             answer = await client.get(f"/processes/1/{name}")
             assert answer.status == 401
             assert "topics_total" not in await answer.text()
+
+
+async def test_a_reader_of_a_topic_sees_that_topic_alone_whatever_else_the_query_holds(tmp_path: Path) -> None:
+    """What the gate of the parent reads in the query is what the process reads in it."""
+    own = topic(1)
+    async with processes(tmp_path, 1), parent(tmp_path, authentication()) as client:
+        for other in ("", "#", f"&topic={topic(2)}", "%23"):
+            query = {"x": other, "topic": str(own)}
+            answer = await client.get("/processes/1/status.json", params=query, headers=bearer("carol"))
+            assert answer.status == 200
+            assert "topics_total" not in (found := await answer.json())
+            assert found["topic"] == str(own)
+        moved = await client.get("/status", params={"x": "#", "y": "&"}, allow_redirects=False)
+        assert moved.headers["Location"] == "processes/1/status?x=%23&y=%26"
 
 
 async def test_an_error_of_a_process_is_neither_a_view_nor_metrics(tmp_path: Path) -> None:
