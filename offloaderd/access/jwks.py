@@ -54,6 +54,8 @@ def _key(given: Any) -> TokenKey | None:  # noqa: ANN401 - JSON of somebody else
     if not isinstance(given, dict) or given.get("use", "sig") != "sig":
         return None
     kind, named = given.get("kty"), given.get("alg")
+    if not isinstance(named, str | None):
+        return None
     algorithm = BY_CURVE.get(str(given.get("crv"))) if kind == "EC" else named or "RS256" if kind == "RSA" else None
     if algorithm not in {*RSA_ALGORITHMS, *CURVES} or named not in {None, algorithm} or "d" in given:
         return None

@@ -64,6 +64,8 @@ def test_keys_for_signatures_are_taken_and_no_others() -> None:
             jwk(weak, "f"),
             {"kty": "oct", "k": "c2VjcmV0", "kid": "g"},
             {"kty": "RSA", "kid": "h"},
+            jwk(OTHER_KEY, "i", alg=["RS256"]),
+            jwk(OTHER_KEY, "j", alg={}),
             private,
             "no key",
         ),
