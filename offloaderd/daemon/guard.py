@@ -22,14 +22,14 @@ from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.settings.share import Process
 from offloaderd.daemon.status_page.site import StatusSite
 
+PROVIDER_SETTINGS = ("token_jwks", "token_jwks_ca_file")
 KEY_SETTINGS = (
     *(
         f"{name}{age}"
         for name in ("token_secret_key", "token_public_key", "token_public_alg")
         for age in ("", "_previous")
     ),
-    "token_jwks",
-    "token_jwks_ca_file",
+    *PROVIDER_SETTINGS,
 )
 TokenKeys = tuple[TokenKey, ...]
 FETCH_S = 10.0
@@ -70,9 +70,14 @@ class Guard:
 
         Raises InvalidConfig for a key that cannot be used.
         """
-        same = all(getattr(settings.access, name) == getattr(self._settings.access, name) for name in KEY_SETTINGS)
-        token_keys = self._token_keys if same else _token_keys(settings)
-        provider = self._provider if same else _provider(settings, self._clock)
+
+        def same(names: Sequence[str]) -> bool:
+            return all(getattr(settings.access, name) == getattr(self._settings.access, name) for name in names)
+
+        token_keys = self._token_keys if same(KEY_SETTINGS) else _token_keys(settings)
+        provider = self._provider if same(PROVIDER_SETTINGS) else _provider(settings, self._clock)
+        if provider is not None and self._provider is not None and provider.address == self._provider.address:
+            provider.value = self._provider.value
 
         def follow() -> None:
             self._settings, self._token_keys, self._provider = settings, token_keys, provider
@@ -199,7 +204,7 @@ def _provider(settings: Settings, clock: Clock) -> RemoteKeys | None:
                     if len(found) > BYTES_MAX:
                         break
                 return bytes(found)
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: a host that is no name
             raise Transient(f"{of} gives no keys: {str(error) or 'it takes too long'}") from None
 
     return RemoteKeys(address, fetch, clock)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from offloaderd.access.jwks import parse
 from offloaderd.access.roles import Identity, Kind, Role
 from offloaderd.api.admin import DaemonSnapshot
 from offloaderd.api.push import LedgerService
@@ -368,6 +369,37 @@ async def test_another_answer_than_keys_is_none(ca: Authority, status: int) -> N
         assert not await keeper.refresh()
         assert keeper.failing
         assert asked == ["/keys"]
+
+
+async def test_the_name_of_no_host_is_a_failure_like_others(ca: Authority) -> None:
+    """It may be in settings that a running daemon follows, which goes on with the keys that it has."""
+    given = {"access.token_jwks": "https://login..example.org/keys", "access.token_issuer": "https://login.example.org"}
+    keeper = _provider(Site(ca).read(given), CLOCK)
+    assert keeper is not None
+    assert not await keeper.refresh()
+    assert keeper.failing
+
+
+def test_keys_of_a_provider_stay_in_use_when_other_settings_of_keys_change(ca: Authority, tmp_path: Path) -> None:
+    """Its callers are not cut by the rotation of a secret, or of the authority of its address; another address has
+    other keys.
+    """
+    site, keys = Site(ca), parse(document(jwk(RSA_KEY, "a")), "here")
+    given = {"access.token_jwks": "https://login.example.org/keys", "access.token_issuer": "https://login.example.org"}
+    site.components.prepare(site.read(given))()
+    assert site.guard._provider is not None
+    site.guard._provider.value = keys
+    (tmp_path / "ca.crt").write_bytes(ca.file.read_bytes())
+    for changed in (
+        {"access.token_secret_key": SECRET + "QUJD"},
+        {"access.token_jwks_ca_file": str(ca.file)},
+        {"access.token_jwks_ca_file": str(tmp_path / "ca.crt")},
+    ):
+        given |= changed
+        site.components.prepare(site.read(given))()
+        assert site.state()["access.token_secret_key_previous"] == list(keys)
+    site.components.prepare(site.read({**given, "access.token_jwks": "https://other.example.org/keys"}))()
+    assert site.state()["access.token_secret_key_previous"] == []
 
 
 async def test_each_service_of_the_protos_is_served(ca: Authority) -> None:
