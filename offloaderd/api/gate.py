@@ -360,6 +360,11 @@ class Gate:
         token = bearer_text(context.invocation_metadata() or ())
         if token is not None:
             keys = rules.token_keys()
+            if not keys and rules.missed is not None:
+                raise Unauthenticated(
+                    "the provider's keys for tokens have not been read yet",
+                    hint="try again in a moment; the daemon's log says why (keys.not_reloaded)",
+                )
             if not keys:
                 raise Unauthenticated("this daemon takes no tokens", hint="set access.token_secret_key, or use another")
             if rules.missed is not None and key_id_of(token) not in {"", *(key.key_id for key in keys)}:
