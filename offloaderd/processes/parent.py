@@ -18,7 +18,7 @@ import structlog
 
 from offloaderd.core.aio import Event, Group, race
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import InvalidConfig
+from offloaderd.core.errors import InvalidConfig, OffloaderError
 from offloaderd.core.health import Health, HealthState
 from offloaderd.core.metrics.processes import ProcessMetrics
 from offloaderd.core.retry import doubled
@@ -37,6 +37,9 @@ DRAIN_MORE_S = 30.0
 FORCED_S = 5.0
 """How long a process may take to end at once."""
 
+NOT_STARTED = 1
+"""Code of a process that could not be started, as of one that failed."""
+
 MISCONFIGURED = 2
 """Exit code of a process whose settings cannot work."""
 
@@ -50,7 +53,7 @@ class Child(Protocol):
     """A process that can be started once."""
 
     def start(self) -> None:
-        """Start it."""
+        """Start it. Raises OffloaderError."""
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal; does nothing once it has ended."""
@@ -171,10 +174,15 @@ class Parent:
             await race(self.stopping.wait(), self.clock.sleep(pause_s))
 
     async def _run(self, place: Place) -> int:
-        """Run a process once; returns its exit code."""
+        """Run a process once; returns its exit code, NOT_STARTED if the machine has no room for it."""
         place.answered_s, place.is_behind = None, False
-        place.child = child = self.make(place.number)
-        child.start()
+        child = self.make(place.number)
+        try:
+            child.start()
+        except OffloaderError as error:
+            log.error("process.not_started", process=place.number, error=str(error))  # noqa: TRY400 - no bug of ours
+            return NOT_STARTED
+        place.child = child
         try:
             if self.stopping.is_set():
                 child.send(signal.SIGTERM)

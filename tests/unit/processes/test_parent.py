@@ -10,8 +10,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from offloaderd.core.errors import InvalidConfig
+from offloaderd.core.errors import InvalidConfig, OffloaderError
 from offloaderd.core.metrics.processes import ProcessMetrics
 from offloaderd.processes.parent import (
     DRAIN_MORE_S,
@@ -41,12 +42,15 @@ class FakeChild:
     signals: list[signal.Signals] = field(default_factory=list)
     drains: bool = True
     stopped: bool = False
+    refused: bool = False
 
     def __post_init__(self) -> None:
         self.code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def start(self) -> None:
         """Note the time."""
+        if self.refused:
+            raise OffloaderError("no room for it")
         self.started_s = asyncio.get_running_loop().time()
 
     def send(self, number: signal.Signals) -> None:
@@ -84,6 +88,7 @@ class Host:
         self.metrics = ProcessMetrics()
         self.made: dict[int, list[FakeChild]] = {number: [] for number in range(1, count + 1)}
         self.views: list[dict[str, Any] | None] = []
+        self.refused = 0
         self.parent = Parent(
             count, self.make, self.ask, clock=self.clock, metrics=self.metrics, drain_s=lambda: DRAIN_S
         )
@@ -93,6 +98,8 @@ class Host:
         child = FakeChild(number)
         if self.views:
             child.view = self.views.pop(0)
+        if self.refused:
+            self.refused, child.view, child.refused = self.refused - 1, None, True
         self.made[number].append(child)
         return child
 
@@ -244,6 +251,21 @@ async def test_a_stop_ends_the_pause_before_the_next_start() -> None:
         host.parent.stop("received SIGTERM")
         assert await run == 0
         assert len(host.made[1]) == 1
+
+
+async def test_a_process_that_cannot_be_started_for_a_while_is_tried_again() -> None:
+    """The machine has no memory or no number for one more process: those that serve go on."""
+    host = Host()
+    async with running(host):
+        host.refused = 3
+        host.now(1).end(-signal.SIGKILL)
+        with capture_logs() as logs:
+            await host.clock.sleep(10.0)
+        assert [len(runs) for runs in host.made.values()] == [5, 1]
+        assert host.now(1).started_s > 0
+        assert host.parent.health.view.reason == "serving"
+        assert not host.now(2).signals
+        assert [one["error"] for one in logs if one["event"] == "process.not_started"] == ["no room for it"] * 3
 
 
 async def test_settings_that_can_never_work_end_the_host_with_its_error() -> None:
