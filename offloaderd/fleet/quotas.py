@@ -74,7 +74,7 @@ class QuotaKeeper:
                 await self._exchange(daemon_id, now_s)
             except OffloaderError as error:
                 if not failing:
-                    log.warning("usage.not_exchanged", error=str(error))
+                    log.warning("usage.not_exchanged", path=paths.usage(daemon_id), error=str(error))
                 failing = True
             else:
                 failing = False
@@ -102,19 +102,24 @@ class QuotaKeeper:
         return found
 
     async def _exchange(self, daemon_id: str, now_s: float) -> None:
-        """Write this daemon's usage and read that of the others, once in a while. Raises Transient, Conflict."""
+        """Write this daemon's usage and read that of the others, once in a while. Raises Transient, Conflict.
+
+        Raises CorruptData for sums of the last run that cannot be read: a bill is not begun again without an operator.
+        """
         if self._written_s is not None and now_s - self._written_s < WRITE_S:
             return
         found = await quotas.usages(self._metadata)
-        mine = found.pop(daemon_id, None)
+        found.pop(daemon_id, None)
+        self.others, path = found, paths.usage(daemon_id)
+        known = await nodes.node(self._metadata, path)
         if not self.since_ms:  # once: what was written after it holds the sums already
-            self._resume(mine)
-        path, value = paths.usage(daemon_id), quotas.encode_usage(self.own())
-        if (known := await nodes.node(self._metadata, path)) is None:
+            self._resume(quotas.decode_usage(known.value, path=path) if known is not None else None)
+        value = quotas.encode_usage(self.own())
+        if known is None:
             await self._metadata.create(path, value)
         else:
             await self._metadata.replace(path, value, known.version)
-        self.others, self._written_s = found, now_s
+        self._written_s = now_s
 
     def _resume(self, mine: DaemonUsage | None) -> None:
         """Continue the sums of the last run."""

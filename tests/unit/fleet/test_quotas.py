@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from structlog.testing import capture_logs
 
 from offloaderd.core.errors import Conflict, Transient
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import Scope, TopicPattern
 from offloaderd.core.quotas import Quotas
 from offloaderd.fleet import quotas as keeping
+from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata import paths
+from offloaderd.metadata.records import codec
 from offloaderd.policy import quotas
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.policy.selection import Outcome
@@ -148,3 +151,23 @@ async def test_sums_are_continued_once_though_their_record_gets_no_answer(monkey
         await until(lambda: not unanswered)
         await rig.clock.sleep(2 * keeping.WRITE_S)
         assert engine.quotas.own().namespaces[NAMESPACE].written_bytes == 1000
+
+
+async def test_sums_that_cannot_be_read_are_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer daemon wrote them, or they are damaged: the bill is an operator's; what the others use is known anyway."""
+    monkeypatch.setattr(keeping, "PASS_S", 1.0)
+    rig = rig_of()
+    newer = records_pb2.UsageRecord(since_ms=1, at_ms=2, format=codec.FORMAT + 1).SerializeToString()
+    store = rig.tree.connect()
+    async with rig.engine() as engine:
+        await until(lambda: engine.quotas.since_ms > 0)
+    await store.replace(paths.usage("one"), newer, (await store.get(paths.usage("one"))).version)
+    await store.create(paths.usage("two"), quotas.encode_usage(quotas.DaemonUsage(since_ms=3, at_ms=4, namespaces={})))
+    with capture_logs() as logs:
+        async with rig.engine() as engine:
+            await rig.clock.sleep(10.0)
+            assert "two" in engine.quotas.others
+            assert (await store.get(paths.usage("one"))).value == newer
+            await store.delete(paths.usage("one"), (await store.get(paths.usage("one"))).version)
+            await until(lambda: engine.quotas.since_ms > 0)
+    assert [one["path"] for one in logs if one["event"] == "usage.not_exchanged"] == [paths.usage("one")]
