@@ -21,7 +21,7 @@ from offloaderd.access.audit import SCHEMA
 from offloaderd.access.roles import Role
 from offloaderd.api.calls import Context
 from offloaderd.api.gate import CALLER, Caller, Gate, NotAllowed, Withdrawn
-from offloaderd.api.roles_needed import READS
+from offloaderd.api.roles_needed import PACED_READS, READS
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidInput, OffloaderError, Throttled, Unauthenticated
 from offloaderd.core.metrics.metrics import Metrics
@@ -215,9 +215,10 @@ class _Call:
     async def _send(self, answers: AsyncGenerator[Any, None], context: Context, caller: Caller) -> None:
         async with aclosing(answers) as stream:
             account = caller.account if caller.path in READS else None
+            paced = account if caller.path in PACED_READS else None
             async for answer in stream:
-                if account is not None:
-                    await account.may_read()
+                if paced is not None:
+                    await paced.may_read()
                 await send(context, answer, caller.send_s_max)
                 self.sent += 1
                 if account is not None or caller.read is not None:

@@ -300,8 +300,10 @@ class MessageReader:
     async def answers(self, batch: Entries, tier: Tier) -> AsyncGenerator[pb.ReadMessagesResponse, None]:
         """Yield the messages that a batch completes; large entries are unpacked in a thread, once there is room.
 
-        Raises Throttled without room for chunks that wait.
+        What was sent before is paid for first, so that no read waits for the rate of its namespace while it holds
+        memory that others need. Raises Throttled without room for chunks that wait.
         """
+        await self._paid()
         small: list[tuple[Position, bytes]] = []
         for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
             entry = Position(batch.ledger_id, entry_id), payload
@@ -312,6 +314,7 @@ class MessageReader:
             for answer in self._packed(self._joiner.take(self._messages(small)), tier):
                 yield answer
             small.clear()
+            await self._paid()
             async with self._unpacking.room(size_bytes, self._holder, self._account):
                 found = await asyncio.to_thread(self._decoded, *entry)
                 whole = await asyncio.to_thread(list, self._joiner.take(found if self._wanted(found) else ()))
@@ -323,6 +326,10 @@ class MessageReader:
         for answer in self._packed(self._joiner.take(self._messages(small)), tier):
             yield answer
         self._count_waiting()
+
+    async def _paid(self) -> None:
+        if self._account is not None:
+            await self._account.may_read()
 
     def close(self) -> None:
         """Release the memory of waiting chunks."""

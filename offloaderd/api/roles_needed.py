@@ -187,6 +187,9 @@ READS = frozenset({
 })  # fmt: skip
 """Calls that count as readers."""
 
+PACED_READS = READS - {"/offloaderd.v1.ReadService/ReadMessages"}
+"""Those whose answers wait for the read rate of their namespace; the other one waits itself, before it takes memory."""
+
 NEEDS: dict[str, Need] = {
     f"/{service}/{method}": need for service, methods in _SERVICES.items() for method, need in methods.items()
 }

@@ -90,6 +90,11 @@ class Reads(read_pb2_grpc.ReadServiceServicer):
         finally:
             self.open -= 1
 
+    async def Read(self, request: Any, context: Any) -> AsyncIterator[bytes]:  # type: ignore[override]  # noqa: ANN401, N802
+        """Stream large answers, which are serialized already, without end."""
+        while True:
+            yield read_pb2.ReadResponse(frames=bytes(1 << 20)).SerializeToString()
+
     async def LastPositions(self, request: Any, context: Any) -> read_pb2.LastPositionsResponse:  # noqa: ANN401, N802
         """Answer with nothing."""
         return read_pb2.LastPositionsResponse()

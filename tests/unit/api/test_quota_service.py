@@ -93,8 +93,8 @@ def test_calls_of_a_namespace_are_counted_at_the_gate() -> None:
     assert not +accounts.nobody.open
 
 
-async def test_what_is_sent_to_readers_is_paced_and_counted() -> None:
-    """Answers of a megabyte at a megabyte a second: the next one waits once a second's worth is used up."""
+async def test_what_is_sent_to_readers_is_counted() -> None:
+    """Messages wait for their rate before they are unpacked, and no more once they hold memory."""
     async with guarded() as site, site.client() as client:
         accounts = site.gate.accounts = Accounts(FakeClock(), Metrics())
         accounts.follow({Scope("acme", "eu"): Quotas(read_bytes_per_s=1 << 20)})
@@ -104,6 +104,24 @@ async def test_what_is_sent_to_readers_is_paced_and_counted() -> None:
         while not account.behind_s("read_bytes_per_s"):
             await reading.read()
         assert account.usage.read_bytes > 1 << 20
+        assert await reading.read()
+        reading.cancel()
+        await until(lambda: not +account.open)
+
+
+async def test_what_is_sent_to_readers_is_paced() -> None:
+    """Entries at a megabyte a second: the next ones wait once a second's worth is used up."""
+    async with guarded() as site, site.client() as client:
+        clock = FakeClock()
+        accounts = site.gate.accounts = Accounts(clock, Metrics())
+        accounts.follow({Scope("acme", "eu"): Quotas(read_bytes_per_s=1 << 20)})
+        account = accounts.at(Scope("acme", "eu"))
+        account.sent(2 << 20)
+        reading = client._reads.Read(read_pb2.ReadRequest(topic="acme/eu/orders"))
+        await until(lambda: clock.sleep_count == 1)
+        assert account.usage.read_bytes == 2 << 20
+        await clock.advance(1.0)
+        assert await reading.read()
         reading.cancel()
         await until(lambda: not +account.open)
 
