@@ -3,7 +3,7 @@
 import asyncio
 from bisect import insort
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import NamedTuple, TypeVar
@@ -39,6 +39,8 @@ FLOW: ContextVar[Flow | None] = ContextVar("flow", default=None)
 class _Asked(NamedTuple):
     begin: float
     number: int
+    lasts: float
+    flow: Flow | None
     wanted: int
     holder: Hashable
     turn: asyncio.Future[None]
@@ -63,14 +65,29 @@ class _Turns:
         self._now = 0.0
         self._ends: dict[Flow | None, float] = {}
 
-    def begin(self, amount: int) -> float:
-        """Return the begin of a request of the present flow."""
+    def begin(self, amount: int) -> tuple[float, float, Flow | None]:
+        """Return the begin of a request of the present flow, how long it lasts, and the flow."""
         flow = FLOW.get()
         if flow is not None:
             flow = flow.counted()
         begin = max(self._now, self._ends.get(flow, 0.0))
-        self._ends[flow] = begin + amount / (flow.weight if flow is not None else Flow.weight)
-        return begin
+        lasts = amount / (flow.weight if flow is not None else Flow.weight)
+        self._ends[flow] = begin + lasts
+        return begin, lasts, flow
+
+    def without_given_up(self, queue: Iterable[_Asked]) -> list[_Asked]:
+        """Return the queue without requests that were given up, in order: what is behind them begins earlier."""
+        gone: dict[Flow | None, float] = {}
+        kept = []
+        for one in queue:
+            earlier = gone.get(one.flow, 0.0)
+            if one.turn.cancelled():
+                gone[one.flow] = earlier + one.lasts
+            else:
+                kept.append(one._replace(begin=one.begin - earlier) if earlier else one)
+        for flow, lasted in gone.items():
+            self._ends[flow] -= lasted
+        return sorted(kept)
 
     def granted(self, begin: float) -> None:
         """Note that a request was granted."""
@@ -96,6 +113,7 @@ class Admission:
         self.used = 0
         self._queue: list[_Asked] = []
         self._asked = 0
+        self._waiting: set[int] = set()  # numbers of those in the queue
         self._turns = _Turns()
         self._held: Counter[Hashable] = Counter()
 
@@ -113,16 +131,19 @@ class Admission:
             return
         self._asked += 1
         turn = asyncio.get_running_loop().create_future()
-        asked = _Asked(self._turns.begin(wanted if size is None else size), self._asked, wanted, holder, turn)
+        begin, lasts, flow = self._turns.begin(wanted if size is None else size)
+        asked = _Asked(begin, self._asked, lasts, flow, wanted, holder, turn)
         insort(self._queue, asked)
+        self._waiting.add(asked.number)
         self._grant()
         try:
-            await asked.turn
+            await turn
         except asyncio.CancelledError:
-            if asked.turn.done() and not asked.turn.cancelled():
+            if turn.done() and not turn.cancelled():
                 self.release(wanted, holder)
-            else:
-                self._queue = [one for one in self._queue if one is not asked]
+            elif asked.number in self._waiting:  # else with another one that was given up in the same turn of the loop
+                self._queue = self._turns.without_given_up(self._queue)
+                self._waiting = {one.number for one in self._queue}
                 self._grant()
             raise
 
@@ -132,7 +153,8 @@ class Admission:
             return False
         if self.idle:
             self._turns.forget()
-        self._turns.granted(self._turns.begin(wanted if size is None else size))
+        begin, _, _ = self._turns.begin(wanted if size is None else size)
+        self._turns.granted(begin)
         self._take(wanted, holder)
         return True
 
@@ -181,15 +203,15 @@ class Admission:
         number = 0
         while number < len(self._queue):
             asked = self._queue[number]
-            if not asked.turn.cancelled():
-                if not self._may_have(asked.wanted, asked.holder):
-                    number += 1
-                    continue
-                if not self._fits(asked.wanted):
-                    return
-                self._take(asked.wanted, asked.holder)
-                self._turns.granted(asked.begin)
-                asked.turn.set_result(None)
+            if asked.turn.cancelled() or not self._may_have(asked.wanted, asked.holder):
+                number += 1
+                continue
+            if not self._fits(asked.wanted):
+                return
+            self._take(asked.wanted, asked.holder)
+            self._turns.granted(asked.begin)
+            asked.turn.set_result(None)
+            self._waiting.discard(asked.number)
             del self._queue[number]
 
 

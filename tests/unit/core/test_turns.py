@@ -85,6 +85,37 @@ async def test_who_was_alone_pays_nothing_for_that_later() -> None:
     assert order[:4].count("a") == 2
 
 
+async def test_requests_that_were_given_up_count_for_nothing() -> None:
+    """Readers that left do not keep those behind them, and the next ones of their namespace, from their turns."""
+    left, other = Flow(), Flow()
+    admission, order = Admission(1), list[str]()
+    await admission.acquire()
+
+    def ask(name: str, flow: Flow) -> asyncio.Task[None]:
+        async def work() -> None:
+            async with admission.held():
+                order.append(name)
+                await LoopClock().sleep(1.0)
+
+        context = copy_context()
+        context.run(FLOW.set, flow)
+        return group.create_task(work(), context=context)
+
+    async with asyncio.TaskGroup() as group:
+        gone = [ask("gone", left) for _ in range(20)]
+        ask("left 1", left)
+        for number in range(5):
+            ask(f"other {number}", other)
+        await LoopClock().sleep(1.0)
+        for one in gone:
+            one.cancel()
+        await LoopClock().sleep(1.0)
+        ask("left 2", left)
+        await LoopClock().sleep(1.0)
+        admission.release()
+    assert order == ["left 1", "other 0", "other 1", "left 2", "other 2", "other 3", "other 4"]
+
+
 async def test_namespaces_are_forgotten_when_nothing_is_held() -> None:
     """A limit remembers none for ever."""
     admission = Admission(1)

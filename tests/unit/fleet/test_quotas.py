@@ -154,7 +154,7 @@ async def test_sums_are_continued_once_though_their_record_gets_no_answer(monkey
 
 
 async def test_sums_that_cannot_be_read_are_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A newer daemon wrote them, or they are damaged: the bill is an operator's; what the others use is known anyway."""
+    """A newer daemon wrote them, or they are damaged: the others are known anyway."""
     monkeypatch.setattr(keeping, "PASS_S", 1.0)
     rig = rig_of()
     newer = records_pb2.UsageRecord(since_ms=1, at_ms=2, format=codec.FORMAT + 1).SerializeToString()
