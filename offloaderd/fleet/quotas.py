@@ -5,7 +5,7 @@ every minute; so all know the sums of the cluster, and a bill loses a minute at 
 of stored bytes is used up stand still as if an operator had paused them: their entries stay in the source.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -26,6 +26,8 @@ PASS_S = 10.0
 """Pause between two comparisons."""
 WRITE_S = 60.0
 """Pause between two records of the usage."""
+SETTLE_S = 2 * WRITE_S + PASS_S
+"""How long the records of two daemons may have the bytes of a topic that has moved."""
 
 
 class QuotaKeeper:
@@ -55,6 +57,8 @@ class QuotaKeeper:
         self._enabled, self._stored, self._living, self._changed = enabled, stored, living, changed
         self._written_s: float | None = None
         self._shown: set[tuple[str, str]] = set()
+        self._totals: deque[Counter[Scope]] = deque(maxlen=round(SETTLE_S / PASS_S))
+        """Stored bytes of the cluster at the last passes."""
 
     async def refresh(self) -> None:
         """Read the quotas of all levels, and apply them. Raises Transient."""
@@ -78,7 +82,7 @@ class QuotaKeeper:
                 failing = True
             else:
                 failing = False
-            self._compare()
+            self._totals.append(self._compare())
 
     def topics(self) -> Counter[Scope]:
         """Return the number of enabled topics of each namespace."""
@@ -135,14 +139,19 @@ class QuotaKeeper:
         used = {scope: usage for scope, usage in spaces.items() if usage != Usage()}
         return DaemonUsage(since_ms=self.since_ms, at_ms=self._clock.wall_ms(), namespaces=used)
 
-    def _compare(self) -> None:
-        """Compare the use of the cluster with the quotas, and show both."""
+    def _compare(self) -> Counter[Scope]:
+        """Compare the use of the cluster with the quotas, and show both; returns the stored bytes.
+
+        Of those the least of the last passes counts: bytes that were there all the time are in no record twice.
+        """
         stored = self._stored_here() + quotas.stored_of(self.others, self._living())
-        if self._accounts.count(self.topics(), stored):
+        lasting = {scope: min((size, *(one[scope] for one in self._totals))) for scope, size in stored.items()}
+        if self._accounts.count(self.topics(), Counter(lasting)):
             over = [one.name for one in self._accounts if one.over_since_ms]
             log.warning("quota.stored_bytes", used_up=over, hint="nothing more of these is offloaded")
             self._changed()
         self._show()
+        return stored
 
     def _show(self) -> None:
         shown: set[tuple[str, str]] = set()

@@ -37,8 +37,11 @@ async def limited(rig: Rig, limits: Quotas, scope: Scope = NAMESPACE) -> None:
     await quotas.put(rig.tree.connect(), rig.clock, scope, limits, by="alice")
 
 
-async def test_nothing_more_is_offloaded_of_a_namespace_whose_bytes_are_used_up() -> None:
+async def test_nothing_more_is_offloaded_of_a_namespace_whose_bytes_are_used_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It stands still with the reason, its entries stay in the source, and it goes on with a higher quota."""
+    monkeypatch.setattr(keeping, "SETTLE_S", 2 * keeping.PASS_S)
     rig = rig_of()
     assert rig.ledgers is not None
     async with rig.engine() as engine:
@@ -103,6 +106,7 @@ async def test_a_rate_holds_for_what_is_taken_in() -> None:
 async def test_sums_outlive_a_restart_and_are_seen_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bill loses a minute at most; what a daemon stored that is gone is not counted as stored twice."""
     monkeypatch.setattr(keeping, "PASS_S", 1.0)
+    monkeypatch.setattr(keeping, "SETTLE_S", 2.0)
     monkeypatch.setattr(keeping, "WRITE_S", 6.0)
     rig = rig_of()
     assert rig.ledgers is not None
@@ -124,7 +128,7 @@ async def test_sums_outlive_a_restart_and_are_seen_by_the_others(monkeypatch: py
         await until(lambda: "one" in engine.quotas.others)
         account = engine.context.accounts.at(NAMESPACE)
         await until(lambda: account.usage.stored_bytes > 0)
-        await rig.clock.sleep(keeping.PASS_S)
+        await rig.clock.sleep(keeping.SETTLE_S + keeping.PASS_S)
         assert account.stored_bytes == engine.quotas.own().namespaces[NAMESPACE].stored_bytes > 0
 
 
@@ -171,3 +175,23 @@ async def test_sums_that_cannot_be_read_are_not_written_over(monkeypatch: pytest
             await store.delete(paths.usage("one"), (await store.get(paths.usage("one"))).version)
             await until(lambda: engine.quotas.since_ms > 0)
     assert [one["path"] for one in logs if one["event"] == "usage.not_exchanged"] == [paths.usage("one")]
+
+
+async def test_bytes_of_a_topic_that_moves_are_not_counted_twice() -> None:
+    """Its former owner's record still has them, or had them before a restart; what is used up for longer counts."""
+    rig = rig_of()
+    assert rig.ledgers is not None
+    await limited(rig, Quotas(stored_bytes=1))
+    async with rig.engine() as engine:
+        account, keeper = engine.context.accounts.at(NAMESPACE), engine.quotas
+        await until(lambda: account.limits.stored_bytes == 1)
+        await rig.clock.sleep(keeping.SETTLE_S)
+        keeper._stored = lambda: {TOPIC: 60}
+        await rig.clock.sleep(keeping.SETTLE_S - 2 * keeping.PASS_S)
+        assert (account.stored_bytes, account.over_stored) == (0, "")
+        await rig.clock.sleep(3 * keeping.PASS_S)
+        assert account.stored_bytes == 60
+        assert account.over_stored
+        keeper._stored = dict
+        await rig.clock.sleep(2 * keeping.PASS_S)
+        assert not account.over_stored
