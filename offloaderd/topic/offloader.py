@@ -289,8 +289,9 @@ class TopicOffloader:
         InvalidInput for a position beyond the newest entry, Conflict for a paused topic or the method none.
         """
         if self.policy.paused:
-            by = f" by {self.policy.paused.by}" if self.policy.paused.by else ""
-            raise Conflict(f"{self.topic} is paused{by}", hint="offloadctl topics resume, then ask again")
+            who = self.policy.paused.by
+            first = "raise the quota" if who and who == self.account.over_stored else "offloadctl topics resume"
+            raise Conflict(f"{self.topic} is paused{f' by {who}' if who else ''}", hint=f"{first}, then ask again")
         if self.policy.method is OffloadMethod.NONE:
             raise Conflict(f"the policy of {self.topic} has the method none", hint="set another method first")
         target = await self.tailer.refresh() if self.tailer is not None else self.buffer.last_offered

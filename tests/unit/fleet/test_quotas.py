@@ -56,8 +56,9 @@ async def test_nothing_more_is_offloaded_of_a_namespace_whose_bytes_are_used_up(
         assert status.paused_by.startswith("the quota stored_bytes = 100 of public/default")
         assert topic.offloaded is not None
         assert topic.offloaded < last
-        with pytest.raises(Conflict, match="is paused by the quota stored_bytes = 100"):
+        with pytest.raises(Conflict, match="is paused by the quota stored_bytes = 100") as refused:
             await topic.request_roll()
+        assert refused.value.hint == "raise the quota, then ask again"
         labels = {"namespace": "public/default", "quota": "stored_bytes"}
         assert sample(rig.metrics, "offloaderd_namespace_quota", labels) == 100
         assert sample(rig.metrics, "offloaderd_namespace_used", labels) > 1000
