@@ -178,8 +178,10 @@ async def test_sums_that_cannot_be_read_are_not_written_over(monkeypatch: pytest
     assert [one["path"] for one in logs if one["event"] == "usage.not_exchanged"] == [paths.usage("one")]
 
 
-async def test_bytes_of_a_topic_that_moves_are_not_counted_twice() -> None:
+async def test_bytes_of_a_topic_that_moves_are_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its former owner's record still has them, or had them before a restart; what is used up for longer counts."""
+    monkeypatch.setattr(keeping, "PASS_S", 0.1)
+    monkeypatch.setattr(keeping, "SETTLE_S", 0.5)
     rig = rig_of()
     assert rig.ledgers is not None
     await limited(rig, Quotas(stored_bytes=1))
