@@ -12,7 +12,7 @@ RUN python -m venv tools \
     && python -m venv --without-pip /opt/offloaderd \
     && tools/bin/pip wheel --require-hashes --no-build-isolation --wheel-dir runtime -r requirements/runtime.txt \
     && tools/bin/pip --python /opt/offloaderd/bin/python install --no-index --no-deps runtime/*.whl
-COPY pyproject.toml README.md LICENSE pyspark_offload.py ./
+COPY pyproject.toml README.md LICENSE NOTICE pyspark_offload.py ./
 COPY offloaderd offloaderd
 RUN tools/bin/pip wheel --no-deps --no-build-isolation --wheel-dir wheels . \
     && tools/bin/pip --python /opt/offloaderd/bin/python install --no-deps wheels/*.whl

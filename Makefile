@@ -12,6 +12,10 @@ ON_STORES := tests/conformance/test_objects.py $(addprefix tests/integration/,se
 SEED ?=
 PARTS ?=
 RUN ?=
+KEY ?=
+ADVISORIES ?=
+BASE ?=
+WITHOUT ?=
 FRESH ?=
 FIRST ?= 0
 
@@ -28,7 +32,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-quick prove record check fmt bench invariants protos docs lock clean clean-data fuzz simulate soak squeeze test-page dashboard-picture audit notebook broker-driver test-broker test-driver test-brokers test-cluster stores test-stores
+.PHONY: help setup run standalone test test-quick prove record check fmt bench release invariants protos docs site manifests lock clean clean-data fuzz simulate soak squeeze test-page dashboard-picture audit notebook broker-driver test-broker test-driver test-brokers test-cluster stores test-stores
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +72,10 @@ check: $(DEPENDENCIES)dev ## The gate: lint, format, types, layers, generated fi
 
 audit: $(DEPENDENCIES)dev ## Compare the locked requirements with known flaws; an error where the service is out of reach
 	$(BIN)/python -m tools.audit
+
+release: $(DEPENDENCIES)dev ## Make everything that is published, signed, without a network (KEY=file ADVISORIES=folder BASE=python@sha256:...)
+	$(BIN)/python -m tools.audit --database "$(ADVISORIES)"
+	$(BIN)/python -m tools.release --key "$(KEY)" $(if $(BASE),--base "$(BASE)") $(addprefix --without ,$(WITHOUT))
 
 fmt: $(DEPENDENCIES)dev ## Format the code and repair what lint can
 	$(BIN)/ruff check --fix-only
@@ -140,6 +148,16 @@ protos: $(DEPENDENCIES)dev ## Compile protos/ into the package
 docs: $(DEPENDENCIES)dev ## Write the pages that are generated from the code
 	$(BIN)/python tools/docs.py
 
+site: $(DEPENDENCIES)site ## Build the pages as a site with search, in build/site (a directory a version)
+	$(BIN)/python -m tools.site
+
+build/kubernetes/helm:
+	@command -v go >/dev/null || { echo "building Helm needs Go (1.26 or newer, https://go.dev/dl)" >&2; exit 1; }
+	GOBIN=$(abspath build/kubernetes) go install helm.sh/helm/v3/cmd/helm@v3.22.0
+
+manifests: $(DEPENDENCIES)dev build/kubernetes/helm ## Render deploy/kubernetes from the Helm chart (needs Go)
+	$(BIN)/python -m tools.chart
+
 notebook: $(DEPENDENCIES)dev ## Run docs/notebook.py on real servers and write its section of docs/spark.md
 	NOTEBOOK=write $(BIN)/python -m pytest -n 0 -q tests/integration/spark/test_notebook.py
 
@@ -148,7 +166,9 @@ lock: $(DEPENDENCIES)dev ## Resolve the requirements again (UPGRADE=--upgrade fo
 	$(UV_COMPILE) -c requirements/dev.txt --extra standalone --extra sasl --extra azure --extra gcs -o requirements/standalone.txt pyproject.toml requirements/build.in
 	$(UV_COMPILE) -c requirements/dev.txt --extra spark --extra sasl --extra azure --extra gcs -o requirements/spark.txt pyproject.toml
 	$(UV_COMPILE) -c requirements/dev.txt --extra sasl --extra azure --extra gcs -o requirements/runtime.txt pyproject.toml
+	$(UV_COMPILE) -c requirements/dev.txt -o requirements/client.txt pyproject.toml
 	$(UV_COMPILE) -c requirements/dev.txt --extra fuzz -o requirements/fuzz.txt pyproject.toml requirements/build.in
+	$(UV_COMPILE) -c requirements/dev.txt --extra site -o requirements/site.txt pyproject.toml
 	$(UV_COMPILE) -c requirements/dev.txt -o requirements/build.txt requirements/build.in
 	$(UV_COMPILE) -c requirements/dev.txt -o requirements/pack.txt requirements/pack.in
 

@@ -37,6 +37,7 @@ from bench.live import EXPLICIT_LAC, broker, live
 from bench.many import many
 from bench.memory import peak
 from bench.mirrored import mirrored
+from bench.processes import processes
 from bench.publishing import publishing
 from bench.random_reads import random_reads
 from bench.readers import readers
@@ -67,6 +68,7 @@ BENCHMARK_S = 400.0
 
 ALONE: dict[str, Callable[[Site, Scale], Awaitable[list[Figure]]]] = {
     "inside": inside,
+    "processes": processes,
     "push": pushed,
     "catch-up": caught_up,
     "fifty": fifty,

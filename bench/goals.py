@@ -18,6 +18,8 @@ LIBRARY_RATE = 0.9
 STOCK_OFFLOAD = {"1 KiB": 2.0, "10 KiB": 1.4}
 STOCK_READ, STOCK_RANDOM = 2.0, 15.0
 """How many times as fast as Pulsar's own offloader: offload, sequential read, random read."""
+TWO_PROCESSES = 1.7
+"""Two processes of a host over one, whose entries are made inside them; where there are cores for it."""
 FOUR_READERS = 3.2
 """Four readers of one segment over one; where there are cores for it."""
 FAIR_SHARE = 0.7

@@ -11,7 +11,7 @@ import asyncio
 import json
 import sys
 from contextlib import aclosing
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from bench import goals
 from bench.child import Took, answer_of, used_s
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from bench.scale import Scale
     from bench.site import Site
-    from offloaderd.core.clock import Clock
     from offloaderd.objects.port import Pieces
     from offloaderd.topic.offloader import TopicOffloader
 
@@ -55,11 +54,11 @@ class Task(TypedDict):
     runs: int
 
 
-class Discard(MemoryStore):
-    """Keeps index and manifest; of data objects it keeps their size."""
+class Discarding:
+    """Keeps index and manifest in the store that follows it as a base; of data objects it keeps their size."""
 
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(clock)
+    def __init__(self, *given: Any, **named: Any) -> None:  # noqa: ANN401 - those of the store
+        super().__init__(*given, **named)
         self._sizes: dict[str, int] = {}
 
     async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
@@ -76,8 +75,12 @@ class Discard(MemoryStore):
     async def head(self, key: str) -> ObjectInfo:
         """Say how large an object is, or would be."""
         if key not in self._sizes:
-            return await super().head(key)
+            return await super().head(key)  # type: ignore[misc,no-any-return] # the store's
         return ObjectInfo(key=key, size_bytes=self._sizes[key], etag="0", modified_ms=0)
+
+
+class Discard(Discarding, MemoryStore):
+    """Keeps index and manifest in memory."""
 
 
 async def inside(site: Site, size: Scale) -> list[Figure]:

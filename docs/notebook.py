@@ -85,11 +85,11 @@ print(f"{batches['entries'].sum()} entries, {rate.median():.0f} a minute")
 # %% [markdown]
 # ### When was each entry safe?
 #
-# `offloadctl segments --json` says when each segment was committed: from then on its entries are verified and in the
+# `offloadctl segments -o json` says when each segment was committed: from then on its entries are verified and in the
 # bucket. The lag of an entry is the time from the broker's time to the commit.
 
 # %%
-listed = subprocess.run(["offloadctl", "segments", str(TOPIC), "--json"], capture_output=True, check=True).stdout
+listed = subprocess.run(["offloadctl", "segments", str(TOPIC), "-o", "json"], capture_output=True, check=True).stdout
 segments = pd.DataFrame([one for one in json.loads(listed)["segments"] if one["offloaded_ms"]])
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.metrics.processes import all_documented
 from offloaderd.daemon.settings.sections import all_settings
 from tests.pages import pages
 from tools.invariants import stale
@@ -34,7 +34,7 @@ KEPT_APART = {
     "cryptography": ("offloaderd/access/", "offloaderd/drill/scratch.py"),
     "fastavro": ("offloaderd/spark/values.py",),
     "jinja2": ("offloaderd/daemon/status_page/site.py",),
-    "jwt": ("offloaderd/access/tokens.py",),
+    "jwt": ("offloaderd/access/tokens.py", "offloaderd/access/jwks.py"),
     "kazoo": ("offloaderd/metadata/zookeeper/store.py", "offloaderd/metadata/zookeeper/client.py"),
     "opentelemetry": ("offloaderd/daemon/telemetry.py",),
     "pyiceberg": ("offloaderd/spark/export/iceberg.py",),
@@ -346,7 +346,7 @@ def test_the_format_does_no_io() -> None:
 
 def test_a_package_goes_by_its_own_settings() -> None:
     """What is set for another package is its business; only who puts packages together knows all settings."""
-    above = ("cli", "daemon", "drill", "spark", "standalone", "testing")
+    above = ("cli", "daemon", "drill", "processes", "spark", "standalone", "testing")
     lent = {("ledgers", "bookkeeper")}  # the source of managed ledgers follows them as the section of bookies says
     wrong = []
     for name in (one for one in sources() if one.startswith("offloaderd/")):
@@ -364,7 +364,9 @@ def test_a_package_goes_by_its_own_settings() -> None:
 def test_every_requirement_is_pinned_and_hashed() -> None:
     """Each line of a compiled requirements file is one exact version with its hashes."""
     files = [name for name in tracked() if re.fullmatch(r"requirements/\w+\.txt", name)]
-    assert {Path(name).stem for name in files} == {"build", "dev", "fuzz", "pack", "runtime", "spark", "standalone"}
+    assert {Path(name).stem for name in files} == {
+        "build", "client", "dev", "fuzz", "pack", "runtime", "site", "spark", "standalone",
+    }  # fmt: skip
     for name in files:
         blocks = re.split(r"\n(?=\S)", re.sub(r"(?m)^\s*#.*\n?", "", text(name)).strip())
         loose = [block for block in blocks if not re.match(r"[\w.-]+==\S+ \\\n\s+--hash=sha256:", block)]
@@ -375,11 +377,13 @@ def test_the_locked_versions_agree() -> None:
     """Who runs and who tests has the same versions of what both have."""
     pins = {
         name: dict(re.findall(r"(?m)^([\w.-]+)==(\S+)", text(f"requirements/{name}.txt")))
-        for name in ("build", "dev", "fuzz", "runtime", "spark", "standalone")
+        for name in ("build", "client", "dev", "fuzz", "runtime", "site", "spark", "standalone")
     }
     assert pins["standalone"].items() <= pins["dev"].items() <= pins["fuzz"].items()
+    assert pins["client"].items() <= pins["runtime"].items()
     assert pins["runtime"].items() <= pins["spark"].items() <= pins["standalone"].items()
     assert pins["build"].items() <= pins["standalone"].items()
+    assert {name: pins["dev"].get(name, pin) for name, pin in pins["site"].items()} == pins["site"]
 
 
 def words_of(name: str) -> set[str]:
@@ -426,7 +430,7 @@ def test_names_are_words_of_the_field() -> None:
 def test_names_that_users_see_are_words_of_the_field() -> None:
     """No event, metric or setting has a banned word as a part."""
     banned = banned_words(BANNED | BANNED_FOR_USERS)
-    names = {metric.name for metric in Metrics().documented()} | {setting.key for setting in all_settings()}
+    names = {metric.name for metric in all_documented()} | {setting.key for setting in all_settings()}
     names |= {
         event
         for name in sources()

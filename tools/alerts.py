@@ -1,12 +1,10 @@
-"""docs/alerts.md from deploy/prometheus/alerts.rules.yml: meaning, checks and measures of each alert."""
+"""docs/alerts.md from deploy/prometheus/alerts.rules.yml: meaning, checks, measures and failures of each alert."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import yaml
 
-RULES = Path(__file__).resolve().parent.parent / "deploy" / "prometheus" / "alerts.rules.yml"
+from tools.failures import RULES, symptoms
 
 HEAD = """\
 # Alerts
@@ -21,18 +19,14 @@ PARTS = (("It means", "means"), ("Look at", "look"), ("Do", "do"))
 
 def alerts_page() -> str:
     """A section for each alert, whose heading is what its runbook_url leads to."""
-    lines = [HEAD]
+    lines, failures = [HEAD], symptoms()
     for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]:
         for rule in group["rules"]:
             since = f", for {rule['for']}" if "for" in rule else ""
             lines += [f"## {rule['alert']}", "", f"{rule['labels']['severity']}{since}, when", ""]
             lines += ["```", rule["expr"].strip(), "```", ""]
             lines += [f"- **{title}:** {rule['annotations'][part]}" for title, part in PARTS]
+            if shown := failures.get(rule["alert"]):
+                lines.append("- **Failures:** " + "; ".join(f"[{title}](failures.md#{at})" for title, at in shown))
             lines.append("")
     return "\n".join(lines).rstrip() + "\n"
-
-
-def alert_names() -> set[str]:
-    """Return the names of all alerts."""
-    groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
-    return {rule["alert"] for group in groups for rule in group["rules"]}

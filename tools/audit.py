@@ -1,5 +1,8 @@
 """`make audit`: compare the locked requirements with the advisories of the Python ecosystem (OSV), by `uv audit`.
 
+With --database, as for a release, they are compared with a folder or archive of advisories instead, without a network;
+one whose newest record is more than --days old has audited nothing.
+
 A service that does not answer, or that does not know a flaw that everybody knows, has audited nothing: that has an exit
 code of its own, and is never told as an audit without flaws. `make check` takes it (--lenient), since machines without
 the service have to pass it too, and says it in its last line; .ci/run says it again in its own.
@@ -14,12 +17,18 @@ import re
 import subprocess
 import sys
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
+
+from offloaderd.core.clock import SystemClock
+from tools.advisories import NoDatabase, flaws_of
 
 ROOT = Path(__file__).resolve().parent.parent
 KNOWN = {"jinja2": "2.4.1"}
 """A release with published flaws: an answer without them is no answer."""
 TIMEOUT_S = 120
+DAYS_MAX = 14
+"""Age of a database, by its newest record, up to which it counts."""
 NOT_AUDITED = 3
 ADVICE = "`make audit` has to be run where the service is reached (docs/security.md, Dependencies)."
 _PIN = re.compile(r"(?m)^([a-z0-9][a-z0-9._-]*)==([^\s\\;]+)")
@@ -74,6 +83,21 @@ def trusted(url: str | None) -> None:
         raise NotAudited(f"the service knows no flaw of {KNOWN}")
 
 
+def compared(pins: dict[str, str], database: Path, days_max: int) -> list[str]:
+    """Return a line for each flaw that a database knows of `pins`. Raises NotAudited for an old or missing one."""
+    try:
+        newest, flaws = flaws_of(pins, database)
+        known = flaws_of(KNOWN, database)[1]
+    except (NoDatabase, OSError, ValueError) as error:
+        raise NotAudited(str(error)) from None
+    days = (datetime.fromtimestamp(SystemClock().wall_ms() / 1000, UTC).date() - newest).days
+    if days > days_max:
+        raise NotAudited(f"the newest advisory in {database} is of {newest}, {days} days ago: {days_max} is the most")
+    if not known:
+        raise NotAudited(f"{database} knows no flaw of {KNOWN}")
+    return flaws
+
+
 def project(pins: dict[str, str]) -> str:
     """Return a project that requires all pins and nothing else."""
     wanted = json.dumps([f"{name}=={version}" for name, version in pins.items()])
@@ -99,11 +123,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--outcome", type=Path, help="a file for that line, for whoever says more after it")
     parser.add_argument("--service-url", help="another service with the API of OSV")
     parser.add_argument("--requirements", type=Path, default=ROOT / "requirements", help="where the locks are")
+    parser.add_argument("--database", type=Path, help="a folder or zip file of advisories, in place of the service")
+    parser.add_argument("--days", type=int, default=DAYS_MAX, help="most days since its newest record (%(default)s)")
     given = parser.parse_args(arguments)
     pins = locked(given.requirements)
     try:
-        trusted(given.service_url)
-        flaws = audit(pins, given.service_url)
+        if given.database is not None:
+            flaws = compared(pins, given.database, given.days)
+        else:
+            trusted(given.service_url)
+            flaws = audit(pins, given.service_url)
     except (NotAudited, subprocess.TimeoutExpired) as error:
         sys.stderr.write(f"no audit: {error}\n")
         line = f"NOT AUDITED: {len(pins)} locked packages were compared with no list of known flaws. {ADVICE}"

@@ -130,6 +130,7 @@ def drawn(panel: dict[str, Any], number: int, place: dict[str, int]) -> dict[str
                 "datasource": DATASOURCE,
                 "expr": query["expr"],
                 "legendFormat": query.get("legend", ""),
+                **({"exemplar": True} if query.get("exemplars") else {}),
             }
             for index, query in enumerate(panel["queries"])
         ],

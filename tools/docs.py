@@ -10,14 +10,13 @@ import sys
 import textwrap
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
-
-from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.metrics.processes import all_documented
 from offloaderd.daemon.reload import LIVE
 from offloaderd.daemon.settings.sections import all_settings, environment_name, section_types
 from offloaderd.objects.settings import SERVICES
 from tools.alerts import alerts_page
 from tools.api import api_page
+from tools.chart import values_schema
 from tools.dashboard import dashboard
 from tools.decisions import decisions_page
 from tools.failures import failures_page
@@ -80,19 +79,19 @@ def settings_page() -> str:
 
 def metrics_page() -> str:
     """A table of metrics in the order of their declaration."""
-    metrics = Metrics(CollectorRegistry())
     lines = [
         "# Metrics",
         "",
         "Generated from the code by `make docs`. Served on `/metrics`; those with a `topic` label "
-        "alone on `/metrics/topics`. Besides these there are the usual `process_*` and `python_gc_*`. A label's values "
+        "alone on `/metrics/topics`. With several processes all have the label `process`. "
+        "Besides these there are the usual `process_*` and `python_gc_*`. A label's values "
         "are given where the set is closed. Those that were renamed are exposed under [their old names]"
         "(upgrade.md#names-that-changed-in-this-release) as well.",
         "",
         "| metric | type | labels | what it is and what to do |",
         "|---|---|---|---|",
     ]
-    for metric in metrics.documented():
+    for metric in all_documented():
         labels = "; ".join(f"{name}: {', '.join(values)}" if values else name for name, values in metric.labels.items())
         lines.append(f"| `{metric.name}` | {metric.kind} | {cell(labels)} | {cell(metric.text)} |")
     return "\n".join(lines) + "\n"
@@ -100,6 +99,7 @@ def metrics_page() -> str:
 
 GENERATED = {
     "deploy/grafana/offloaderd.json": dashboard,
+    "deploy/helm/offloaderd/values.schema.json": values_schema,
     "docs/alerts.md": alerts_page,
     "docs/api.md": api_page,
     "docs/decisions/README.md": decisions_page,

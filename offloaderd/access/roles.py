@@ -1,8 +1,9 @@
 """Roles of callers for topics, given to identities by the configuration.
 
 A grant is written `ROLE IDENTITY WHERE`. The role is read, offload or admin. The identity is `cert:NAME` (the common
-name of a certificate), `uri:NAME` or `dns:NAME` (its alternative names; a SPIFFE id is a URI), `token:NAME`, or the
-bare name without a colon, which means common names and tokens. WHERE is a topic, TENANT/NAMESPACE/*, TENANT/*,
+name of a certificate), `uri:NAME` or `dns:NAME` (its alternative names; a SPIFFE id is a URI, and `uri:NAME/*` all ids
+below it), `token:NAME`, `group:NAME` (a group that a token names), or the bare name without a colon, which means common
+names and tokens. WHERE is a topic, TENANT/NAMESPACE/*, TENANT/*,
 re:EXPRESSION, or * for everything; only * includes the daemon itself. admin includes the other roles. read and offload
 do not include each other, so that a broker which pushes entries cannot read any. Pure.
 """
@@ -36,6 +37,7 @@ class Kind(StrEnum):
     URI = "uri"
     DNS = "dns"
     TOKEN = "token"  # noqa: S105 - a kind of name
+    GROUP = "group"
 
 
 BARE = frozenset({Kind.CERTIFICATE, Kind.TOKEN})
@@ -110,7 +112,18 @@ class Rights:
         return any(grant.gives(role, grant.where) for grant in self._of(identities))
 
     def _of(self, identities: Iterable[Identity]) -> Iterator[Grant]:
-        return (grant for name in identities for grant in self._grants.get(name, ()))
+        return (grant for one in identities for name in _also(one) for grant in self._grants.get(name, ()))
+
+
+def _also(identity: Identity) -> Iterator[Identity]:
+    """Yield an identity, and for a URI what grants all below a path have: `spiffe://domain/*` and so on."""
+    yield identity
+    if identity.kind is Kind.URI:
+        scheme, mark, path = identity.name.partition("://")
+        parts = path.split("/")
+        if mark and not {"", ".", ".."} & set(parts) and "*" not in path:
+            for count in range(1, len(parts)):
+                yield Identity(Kind.URI, f"{scheme}://{'/'.join(parts[:count])}/*")
 
 
 def covers(given: Where, asked: Where) -> bool:

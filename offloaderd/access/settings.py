@@ -49,9 +49,9 @@ class AccessSettings(Section):
     )
     """Roles, each as ROLE IDENTITY WHERE. ROLE: read; offload (push entries, have them offloaded); admin (both, and all
     changes). IDENTITY: cert:NAME (common name), uri:NAME or dns:NAME (alternative names of a certificate; a SPIFFE id
-    is a URI), token:NAME; a bare NAME, without a colon, is both cert:NAME and token:NAME. WHERE: a topic,
-    TENANT/NAMESPACE/*, TENANT/*, re:EXPRESSION, or * for everything, the daemon included. In the environment separated
-    by semicolons."""
+    is a URI, uri:NAME/* all below it), token:NAME, group:NAME (of a token, see token_groups_claim); a bare NAME,
+    without a colon, is both cert:NAME and token:NAME. WHERE: a topic, TENANT/NAMESPACE/*, TENANT/*, re:EXPRESSION, or *
+    for everything, the daemon included. In the environment separated by semicolons."""
 
     token_secret_key: OptionalSecret = Field(default=None, examples=["file:///etc/offloaderd/token-secret.key"])
     """Secret with which tokens are signed, as Pulsar's tokenSecretKey: file:///PATH, data:;base64,..., or base64. Never
@@ -71,6 +71,20 @@ class AccessSettings(Section):
 
     token_public_alg_previous: Algorithm | None = Field(default=None, examples=["RS256"])
     """The one algorithm that is accepted with token_public_key_previous. Not set: token_public_alg."""
+
+    token_jwks: OptionalText = Field(default=None, examples=["https://login.example.org/keys"])
+    """Keys of an OpenID provider (its jwks_uri), or a file with them. They are read again every five minutes, and when
+    a token names an unknown key. Beside token_secret_key or token_public_key both kinds of tokens are accepted."""
+
+    token_jwks_ca_file: OptionalText = Field(default=None, examples=["/etc/offloaderd/provider-ca.crt"])
+    """Authority of the provider's certificate (PEM). Not set: those of the system."""
+
+    token_issuer: OptionalText = Field(default=None, examples=["https://login.example.org"])
+    """The claim iss of tokens that a key of token_jwks signed; required with it."""
+
+    token_groups_claim: OptionalText = Field(default=None, examples=["groups"])
+    """The claim with the caller's groups, which grants name as group:NAME; a claim within others is written with dots,
+    as realm_access.roles. Not set: tokens have no groups."""
 
     token_claim: str = Field(default="sub", min_length=1)
     """Pulsar's tokenAuthClaim: the claim that names the caller."""
@@ -106,6 +120,11 @@ class AccessSettings(Section):
     whole, and for the cluster. Each costs every daemon up to some milliseconds for each topic. Existing ones stay when
     the number is lowered."""
 
+    audit_calls: bool = False
+    """Write an event audit.call at the end of each call, also of those that push entries or only read states; without
+    it only of calls that need admin, and of refused ones. With audit_reads as well the log has one event for every
+    call but health checks."""
+
     audit_reads: bool = False
     """Write an event audit.read at the end of each read: the identity, the topic, the requested range, the bytes that
     were sent. Brokers read many times a second, so the log grows fast."""
@@ -117,4 +136,9 @@ class AccessSettings(Section):
     @property
     def has_tokens(self) -> bool:
         """Whether callers may show a token."""
+        return self.token_jwks is not None or self.has_own_key
+
+    @property
+    def has_own_key(self) -> bool:
+        """Whether tokens that were signed with a key of the settings are accepted."""
         return self.token_secret_key is not None or self.token_public_key is not None

@@ -13,6 +13,7 @@ import base64
 import binascii
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from jwt.types import Options
 
 TOKEN_CHARS_MAX = 16 * 1024
+GROUPS_MAX = 100
+"""Groups of a token that are read."""
 SECRET_BYTES_MIN = {"HS256": 32, "HS384": 48, "HS512": 64}
 """A secret is used with every HMAC for which it is long enough (RFC 7518, 3.2)."""
 HINT = "get a new token, signed with the key that this daemon knows"
@@ -42,10 +45,14 @@ SIGNATURE_ONLY = cast("Options", {f"verify_{claim}": False for claim in ("exp", 
 
 @dataclass(frozen=True, slots=True)
 class TokenKey:
-    """Key that checks signatures, and the only algorithms that are accepted for it."""
+    """Key that checks signatures, and the only algorithms that are accepted for it.
+
+    `key_id` is that of a key of a provider (JWKS), empty if it has none there, None for a key of the settings.
+    """
 
     key: Any
     algorithms: tuple[str, ...]
+    key_id: str | None = None
 
     def __repr__(self) -> str:
         """Never the key."""
@@ -54,11 +61,17 @@ class TokenKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRules:
-    """Claim that names the caller, and the audience that a token must have (empty: any)."""
+    """Claim that names the caller, and the audience that a token must have (empty: any).
+
+    `issuer` is that of tokens that a provider's key signed. `groups_claim` names the caller's groups (empty: none); a
+    claim within others is written with dots.
+    """
 
     claim: str = "sub"
     audience_claim: str = "aud"
     audience: str = ""
+    issuer: str = ""
+    groups_claim: str = ""
     leeway_s: float = 0.0
 
 
@@ -69,6 +82,7 @@ class Bearer:
     name: str
     expires_s: float | None
     key: int = 0
+    groups: tuple[str, ...] = ()
 
 
 def path_of_key(given: str) -> Path | None:
@@ -153,18 +167,49 @@ def bearer(token: str, keys: Sequence[TokenKey], rules: TokenRules, clock: Clock
         raise Unauthenticated("the token is not valid yet", hint="compare the clocks of both machines")
     if rules.audience and rules.audience not in _texts(claims.get(rules.audience_claim)):
         raise Unauthenticated(f"the token is not meant for {rules.audience}", hint=HINT)
+    if rules.issuer and keys[number].key_id is not None and claims.get("iss") != rules.issuer:
+        raise Unauthenticated(f"the token was not issued by {rules.issuer}", hint=HINT)
     names = _texts(claims.get(rules.claim))
     try:
         name = checked_identity(names[0] if names else "")
     except InvalidInput:
         raise Unauthenticated(f"the token's claim {rules.claim!r} names nobody", hint=HINT) from None
-    return Bearer(name, None if expires_s is None else expires_s + rules.leeway_s, number)
+    ends_s = None if expires_s is None else expires_s + rules.leeway_s
+    return Bearer(name, ends_s, number, _groups(claims, rules.groups_claim))
+
+
+def _groups(claims: dict[str, Any], claim: str) -> tuple[str, ...]:
+    """Return the groups of a caller that can be names in grants, GROUPS_MAX of them."""
+    found: Any = claims.get(claim)
+    if claim and found is None:
+        found = claims
+        for part in claim.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+    groups = []
+    for one in _texts(found)[:GROUPS_MAX]:
+        with suppress(InvalidInput):
+            groups.append(checked_identity(one))
+    return tuple(groups)
+
+
+def key_id_of(token: str) -> str:
+    """Return the id of the key that a token names, empty without one, or for what is no token."""
+    try:
+        found = jwt.get_unverified_header(token).get("kid") if len(token) <= TOKEN_CHARS_MAX else None
+    except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
+        return ""
+    return found if isinstance(found, str) else ""
 
 
 def _by_any(token: str, keys: Sequence[TokenKey]) -> tuple[dict[str, Any], int]:
     """Return the claims of a token and the index of its key. Raises Unauthenticated, for the first key."""
     refused = Unauthenticated("there is no key for tokens", hint=HINT)
+    provided = any(key.key_id is not None for key in keys)
+    named = key_id_of(token) if provided else ""
     for number, key in reversed(list(enumerate(keys))):
+        if key.key_id and named and key.key_id != named:
+            refused = Unauthenticated("the token is signed with a key that its provider does not list", hint=HINT)
+            continue
         try:
             return _claims(token, key), number
         except Unauthenticated as error:

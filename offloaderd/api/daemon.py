@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import KW_ONLY, dataclass
 from uuid import UUID
@@ -40,7 +40,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     """Answers for the daemon `daemon_id`.
 
     `reload` takes the caller and whether it is a dry run, and returns the changes (`daemon.reload.Change`). The others
-    are methods of `LogLevels`.
+    are methods of `LogLevels`; `pass_level_on` has the other processes of the host do the same.
     """
 
     metadata: MetadataStore
@@ -51,6 +51,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     shown: Callable[[], Sequence[object]]
     raised: Callable[[str, str, float], object]
     fallen: Callable[[str], None]
+    pass_level_on: Callable[[str, str, float], Awaitable[None]] | None = None
 
     async def Reload(self, request: control_pb2.ReloadRequest, context: Context) -> control_pb2.ReloadResponse:
         """Apply the settings as they are written now. Raises InvalidConfig, Conflict."""
@@ -67,6 +68,8 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
             self.raised(request.module, request.level, request.seconds)
         else:
             self.fallen(request.module)
+        if self.pass_level_on is not None:
+            await self.pass_level_on(request.module, request.level, request.seconds)
         return self._levels()
 
     async def PauseTopic(

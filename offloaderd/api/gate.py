@@ -18,13 +18,15 @@ from typing import Any, Protocol
 
 from offloaderd.access.callers import CallRate, bearer_text, network_of, of_certificate
 from offloaderd.access.roles import BARE, Identity, Kind, Rights, Role, Where, shown
-from offloaderd.access.tokens import TokenKey, TokenRules, bearer
+from offloaderd.access.tokens import TokenKey, TokenRules, bearer, key_id_of
 from offloaderd.api.roles_needed import NEEDS, READS, Need, range_of
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Denied, InvalidInput, Throttled, Unauthenticated
+from offloaderd.core.limits import FLOW
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import of_topic
+from offloaderd.core.quotas import Account, Accounts
 
 NAMED_MAX = 20
 """Topics of one call in the audit log."""
@@ -34,7 +36,10 @@ CHANGE_FLAGS = ("dry_run", "apply", "undo")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of one caller, and of all together; 0 is no limit. `audit_reads`: reads are in the audit log."""
+    """Limits of one caller, and of all together; 0 is no limit.
+
+    `audit_reads`: reads are in the audit log, `audit_calls`: all other calls are.
+    """
 
     calls_max: int = 0
     calls_per_s: int = 0
@@ -43,16 +48,21 @@ class Limits:
     call_s_max: float = 0.0
     send_s_max: float = 0.0
     audit_reads: bool = False
+    audit_calls: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Authentication:
-    """Identification of callers, and their grants. `token_keys`: newest first; without keys no tokens are accepted."""
+    """Identification of callers, and their grants. `token_keys`: newest first; without keys no tokens are accepted.
+
+    `missed` is called for a token that names an unknown key of a provider; None without a provider.
+    """
 
     rights: Rights
     certificates: bool = False
     token_keys: Callable[[], Sequence[TokenKey]] = tuple
     token_rules: TokenRules = field(default_factory=TokenRules)
+    missed: Callable[[], None] | None = None
 
 
 class Origin(Protocol):
@@ -92,6 +102,7 @@ class Caller:
     rights: Rights | None
     send_s_max: float
     audit_reads: bool = False
+    audit_calls: bool = False
     name: str = ""
     via: str = "none"
     identities: tuple[Identity, ...] = ()
@@ -104,6 +115,9 @@ class Caller:
     withdrawn: Withdrawn | None = None
     how: dict[str, bool] = field(default_factory=dict)
     read: dict[str, str] | None = None
+    accounts: Accounts | None = None
+    account: Account | None = None
+    """The account of the namespace that it named first."""
 
     @property
     def share(self) -> str | None:
@@ -121,6 +135,11 @@ class Caller:
     def role(self) -> Role | None:
         """The role that the call needs, None for none."""
         return self.need.role if self.need is not None else None
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether the call is in the audit log, if it is no read that is there."""
+        return self.role is Role.ADMIN or (self.audit_calls and not (self.need is not None and self.need.open))
 
     def check_role(self) -> None:
         """Raise NotAllowed when the caller has the role for no topic at all; the request's topics are checked later."""
@@ -141,10 +160,26 @@ class Caller:
             self.check_where(where)
         self._passed(request, wheres)
 
-    def _passed(self, request: object, wheres: Iterable[Where]) -> None:
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The quotas that the call counts for while it runs."""
+        return ("calls", "readers") if self.path in READS else ("calls",)
+
+    def _charge(self, wheres: Sequence[Where]) -> None:
+        """Count the call for the namespace that it names first, and work in its flow. Raises Throttled."""
+        where = wheres[0] if wheres else None
+        if self.account is not None or self.accounts is None or where is None or where.scope.tenant is None:
+            return
+        account = self.accounts.known(where.scope)
+        account.begin(*self.kinds)
+        self.account = account
+        FLOW.set(account)
+
+    def _passed(self, request: object, wheres: Sequence[Where]) -> None:
+        self._charge(wheres)
         if self.audit_reads:
             self.read = range_of(request)
-        if self.role is Role.ADMIN:
+        if self.is_audited:
             self._note(map(shown, wheres))
 
     def check_where(self, where: Where) -> None:
@@ -192,6 +227,18 @@ def share_of_caller() -> str | None:
     return caller.share if caller is not None else None
 
 
+def name_of_caller(origin: Origin) -> str:
+    """Return the name of the present caller, for records of what was changed; without one the address."""
+    caller = CALLER.get()
+    return (caller.name if caller is not None else "") or origin.peer()
+
+
+def account_of_caller() -> Account | None:
+    """Return the account of the namespace that the present call named, None without one."""
+    caller = CALLER.get()
+    return caller.account if caller is not None else None
+
+
 def check_source(topic: TopicName) -> None:
     """Allow the present call to read another topic than it names, if its caller may. Raises NotAllowed."""
     caller = CALLER.get()
@@ -211,6 +258,8 @@ class Gate:
     def __init__(
         self, metrics: Metrics, clock: Clock, limits: Limits | None = None, authentication: Authentication | None = None
     ) -> None:
+        self.accounts: Accounts | None = None
+        """The accounts of namespaces, once there are some."""
         self._metrics = metrics
         self._clock = clock
         self._limits = limits or Limits()
@@ -220,6 +269,11 @@ class Gate:
         self._shares: Counter[tuple[str, str]] = Counter()
         for of in ("calls", "readers"):
             metrics.grpc_identity_highest.labels(of=of).set_function(partial(self._largest_share, of))
+
+    @property
+    def audits_calls(self) -> bool:
+        """Whether every call is in the audit log, also one that was refused before its caller was known."""
+        return self._limits.audit_calls
 
     def follow(self, limits: Limits, authentication: Authentication | None) -> None:
         """Apply other rules from now on; running calls that they forbid are cut."""
@@ -239,7 +293,8 @@ class Gate:
         need, limits = NEEDS.get(path), self._limits
         rights = self._authentication.rights if self._authentication is not None else None
         caller = Caller(need=need, path=path, rights=rights, send_s_max=limits.send_s_max)
-        caller.audit_reads = limits.audit_reads and path in READS
+        caller.audit_calls = limits.audit_calls
+        caller.audit_reads, caller.accounts = limits.audit_reads and path in READS, self.accounts
         if need is not None and need.open:
             yield caller
             return
@@ -257,6 +312,8 @@ class Gate:
             self._metrics.grpc_refused.labels(reason="denied").inc()
             raise
         finally:
+            if caller.account is not None:
+                caller.account.end(*caller.kinds)
             self._running.discard(caller)
             self._metrics.grpc_calls.set(len(self._running))
 
@@ -303,11 +360,20 @@ class Gate:
         token = bearer_text(context.invocation_metadata() or ())
         if token is not None:
             keys = rules.token_keys()
+            if not keys and rules.missed is not None:
+                raise Unauthenticated(
+                    "the provider's keys for tokens have not been read yet",
+                    hint="try again in a moment; the daemon's log says why (keys.not_reloaded)",
+                )
             if not keys:
                 raise Unauthenticated("this daemon takes no tokens", hint="set access.token_secret_key, or use another")
+            if rules.missed is not None and key_id_of(token) not in {"", *(key.key_id for key in keys)}:
+                rules.missed()
             found = bearer(token, keys, rules.token_rules, self._clock)
-            self._metrics.grpc_tokens.labels(signed_by="previous" if found.key else "present").inc()
-            caller.identities = (Identity(Kind.TOKEN, found.name),)
+            own = "previous" if found.key else "present"
+            self._metrics.grpc_tokens.labels(signed_by=own if keys[found.key].key_id is None else "provider").inc()
+            groups = (Identity(Kind.GROUP, one) for one in found.groups)
+            caller.identities = (Identity(Kind.TOKEN, found.name), *groups)
             caller.via, caller.expires_s, caller.key = "token", found.expires_s, keys[found.key]
         elif rules.certificates:
             caller.identities, caller.via = of_certificate(context.auth_context()), "certificate"

@@ -17,9 +17,11 @@ import structlog
 from google.protobuf.message import DecodeError
 from grpc import aio
 
+from offloaderd.access.audit import SCHEMA
 from offloaderd.access.roles import Role
 from offloaderd.api.calls import Context
 from offloaderd.api.gate import CALLER, Caller, Gate, NotAllowed, Withdrawn
+from offloaderd.api.roles_needed import PACED_READS, READS
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidInput, OffloaderError, Throttled, Unauthenticated
 from offloaderd.core.metrics.metrics import Metrics
@@ -212,11 +214,18 @@ class _Call:
 
     async def _send(self, answers: AsyncGenerator[Any, None], context: Context, caller: Caller) -> None:
         async with aclosing(answers) as stream:
+            account = caller.account if caller.path in READS else None
+            paced = account if caller.path in PACED_READS else None
             async for answer in stream:
+                if paced is not None:
+                    await paced.may_read()
                 await send(context, answer, caller.send_s_max)
                 self.sent += 1
-                if caller.read is not None:
-                    self.sent_bytes += len(answer) if isinstance(answer, bytes) else answer.ByteSize()
+                if account is not None or caller.read is not None:
+                    size_bytes = len(answer) if isinstance(answer, bytes) else answer.ByteSize()
+                    self.sent_bytes += size_bytes
+                    if account is not None:
+                        account.sent(size_bytes)
 
     async def _admitted(self, work: Callable[[Caller], Awaitable[Any]], context: Context, *, stream: bool) -> Any:  # noqa: ANN401
         """Run a handler for an admitted caller, as long as the caller may call."""
@@ -304,10 +313,10 @@ class _Call:
         write = log.debug if quiet else log.info  # brokers read thousands of times a second
         write("rpc.handled", **fields, responses=self.sent, reason=reason)
         if caller is not None and caller.read is not None and code not in REFUSED:
-            audit.info("audit.read", **fields, via=caller.via, **caller.read, bytes=self.sent_bytes)
-        if role is Role.ADMIN or code in REFUSED:
+            audit.info("audit.read", schema=SCHEMA, **fields, via=caller.via, **caller.read, bytes=self.sent_bytes)
+        elif code in REFUSED or (caller.is_audited if caller is not None else self.gate.audits_calls):
             extra = {"via": caller.via, "topics": caller.named, **caller.how} if caller is not None else {}
-            audit.info("audit.call", **fields, role=role, **extra)
+            audit.info("audit.call", schema=SCHEMA, **fields, role=role, **extra)
 
 
 def shortened(message: str) -> str:

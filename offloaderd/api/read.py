@@ -10,16 +10,17 @@ it is sent as it is stored, with the reason, and without its bytes where even th
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
-from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from offloaderd.api.calls import Context
-from offloaderd.api.gate import share_of_caller
+from offloaderd.api.gate import account_of_caller, share_of_caller
 from offloaderd.core.entries import Entries
 from offloaderd.core.errors import InvalidInput, Throttled
 from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, Position, TopicName
+from offloaderd.core.quotas import Account
 from offloaderd.core.read_options import Goal, ReadPriority, SeekKind, Tier
 from offloaderd.format.parsing import filled
 from offloaderd.format.pulsar import broker_entry
@@ -86,6 +87,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
                     message_bytes_max=self.message_bytes_max,
                     unpacking=self.unpacking,
                     holder=share_of_caller(),
+                    account=account_of_caller(),
                 )
                 stack.callback(messages.close)
                 async with aclosing(self._entries(request, framed=False)) as batches:
@@ -205,14 +207,29 @@ class Unpacking:
         return self._unpacked.used + self._waiting.used
 
     @asynccontextmanager
-    async def room(self, size_bytes: int, holder: str | None = None) -> AsyncIterator[None]:
-        """Hold room for unpacked bytes; waits for it."""
-        async with self._unpacked.held(size_bytes, holder):
+    async def room(
+        self, size_bytes: int, holder: str | None = None, account: Account | None = None
+    ) -> AsyncIterator[None]:
+        """Hold room for unpacked bytes, of the account's quota first; waits for it."""
+        quota = account.unpacking(size_bytes) if account is not None else nullcontext()
+        async with quota, self._unpacked.held(size_bytes, holder):
             yield
 
-    def wait(self, before_bytes: int, now_bytes: int, holder: str | None = None) -> None:
+    def wait(
+        self, before_bytes: int, now_bytes: int, holder: str | None = None, account: Account | None = None
+    ) -> None:
         """Count the bytes that the chunks of one read hold now, and held before. Raises Throttled without room."""
         more_bytes = now_bytes - before_bytes
+        if account is not None:
+            account.wait_for_rest(more_bytes)
+        try:
+            self._wait(more_bytes, holder)
+        except Throttled:
+            if account is not None:
+                account.wait_for_rest(-more_bytes)
+            raise
+
+    def _wait(self, more_bytes: int, holder: str | None) -> None:
         if more_bytes <= 0:
             self._waiting.release(-more_bytes)
         else:
@@ -267,8 +284,10 @@ class MessageReader:
         message_bytes_max: int,
         unpacking: Unpacking,
         holder: str | None = None,
+        account: Account | None = None,
     ) -> None:
-        """`holder` is the identity of the read, for the shares of memory."""
+        """`holder` is the identity of the read, for the shares of memory, `account` that of its namespace."""
+        self._account = account
         self._unpacking = unpacking
         self._holder = holder
         self._waiting_bytes = 0
@@ -281,8 +300,10 @@ class MessageReader:
     async def answers(self, batch: Entries, tier: Tier) -> AsyncGenerator[pb.ReadMessagesResponse, None]:
         """Yield the messages that a batch completes; large entries are unpacked in a thread, once there is room.
 
-        Raises Throttled without room for chunks that wait.
+        What was sent before is paid for first, so that no read waits for the rate of its namespace while it holds
+        memory that others need. Raises Throttled without room for chunks that wait.
         """
+        await self._paid()
         small: list[tuple[Position, bytes]] = []
         for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
             entry = Position(batch.ledger_id, entry_id), payload
@@ -293,7 +314,8 @@ class MessageReader:
             for answer in self._packed(self._joiner.take(self._messages(small)), tier):
                 yield answer
             small.clear()
-            async with self._unpacking.room(size_bytes, self._holder):
+            await self._paid()
+            async with self._unpacking.room(size_bytes, self._holder, self._account):
                 found = await asyncio.to_thread(self._decoded, *entry)
                 whole = await asyncio.to_thread(list, self._joiner.take(found if self._wanted(found) else ()))
                 del found
@@ -305,14 +327,18 @@ class MessageReader:
             yield answer
         self._count_waiting()
 
+    async def _paid(self) -> None:
+        if self._account is not None:
+            await self._account.may_read()
+
     def close(self) -> None:
         """Release the memory of waiting chunks."""
-        self._unpacking.wait(self._waiting_bytes, 0, self._holder)
+        self._unpacking.wait(self._waiting_bytes, 0, self._holder, self._account)
         self._waiting_bytes = 0
 
     def _count_waiting(self) -> None:
         held_bytes = self._joiner.held_bytes
-        self._unpacking.wait(self._waiting_bytes, held_bytes, self._holder)
+        self._unpacking.wait(self._waiting_bytes, held_bytes, self._holder, self._account)
         self._waiting_bytes = held_bytes
 
     def rest(self, tier: Tier) -> Iterator[pb.ReadMessagesResponse]:

@@ -15,8 +15,9 @@ from offloaderd.api.history import target_of
 from offloaderd.api.policy import level_of
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import DOMAIN, TopicPattern, of_topic
+from offloaderd.policy.quotas import level_of as quota_level
 from offloaderd.protocol.conversion import check_append, check_push, position_text
-from offloaderd.protocol.v1 import admin_pb2, offload_pb2, policy_pb2, read_pb2, rollback_pb2
+from offloaderd.protocol.v1 import admin_pb2, offload_pb2, policy_pb2, quota_pb2, read_pb2, rollback_pb2
 
 Named = Callable[[Any], Iterator[Where]]
 """Yields what a request names. Raises InvalidInput."""
@@ -60,7 +61,7 @@ def _pattern(request: Any) -> Iterator[Where]:  # noqa: ANN401
     yield TopicPattern.named(request.topic)
 
 
-def _prefix(request: admin_pb2.ListTopicsRequest) -> Iterator[Where]:
+def _prefix(request: admin_pb2.ListTopicsRequest | quota_pb2.ListQuotasRequest) -> Iterator[Where]:
     """Yield a tenant, a namespace or everything."""
     parts = checked_prefix(request.prefix)
     yield TopicPattern.parse(DOMAIN + "/".join([*parts, "*"])) if parts else None
@@ -85,6 +86,12 @@ def _level(request: policy_pb2.SetPoliciesRequest) -> Iterator[Where]:
         yield of_topic(where)
     else:
         yield None if where is None else _of_namespace(*where)
+
+
+def _above_level(request: quota_pb2.SetQuotasRequest) -> Iterator[Where]:
+    """Yield what is above a level of quotas: nobody sets quotas of his own."""
+    scope = quota_level(request.level)
+    yield TopicPattern.parse(f"{DOMAIN}{scope.tenant}/*") if scope.namespace is not None else None
 
 
 def _of_namespace(tenant: str, namespace: str) -> TopicPattern:
@@ -119,6 +126,10 @@ _SERVICES: dict[str, dict[str, Need]] = {
         "GetPolicies": Need(Role.READ, _level),
         "SetPolicies": Need(Role.ADMIN, _level),
         "RemovePolicies": Need(Role.ADMIN, _level),
+    },
+    "offloaderd.v1.QuotaService": {
+        "ListQuotas": Need(Role.READ, _prefix),
+        "SetQuotas": Need(Role.ADMIN, _above_level),
     },
     "offloaderd.v1.RetentionService": {
         "ListLedgers": Need(Role.READ, _topic),
@@ -175,6 +186,9 @@ READS = frozenset({
     "/offloaderd.v1.BrokerService/ReadLedger",
 })  # fmt: skip
 """Calls that count as readers."""
+
+PACED_READS = READS - {"/offloaderd.v1.ReadService/ReadMessages"}
+"""Those whose answers wait for the read rate of their namespace; the other one waits itself, before it takes memory."""
 
 NEEDS: dict[str, Need] = {
     f"/{service}/{method}": need for service, methods in _SERVICES.items() for method, need in methods.items()

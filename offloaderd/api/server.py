@@ -38,12 +38,16 @@ Services: TypeAlias = Mapping[str, object]
 
 @dataclass(eq=False)
 class RpcServer:
-    """Async context manager of the server: bound on entry, answering once `show` has it serving, stopped on exit."""
+    """Async context manager of the server: bound on entry, answering once `show` has it serving, stopped on exit.
+
+    `shared_port` is a further port, which other processes of this host listen on as well; 0: none.
+    """
 
     options: GrpcSettings
     services: Services
     interceptors: Sequence[aio.ServerInterceptor]
     certificates: Watched[Certificates] | None
+    shared_port: int = 0
     port: int = 0
     _health: health_aio.HealthServicer = field(default_factory=health_aio.HealthServicer, init=False)
     _names: list[str] = field(default_factory=list, init=False)
@@ -61,26 +65,32 @@ class RpcServer:
                 ("grpc.http2.lookahead_bytes", AHEAD_BYTES),
                 ("grpc.max_concurrent_streams", options.streams_max),
                 ("grpc.server_handshake_timeout_ms", round(options.handshake_s_max * 1000)),
-                ("grpc.so_reuseport", 0),
+                ("grpc.so_reuseport", int(self.shared_port != 0)),
                 ("grpc.keepalive_time_ms", 60_000),
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             ],
         )
         self._register()
-        address = f"[{options.host}]" if ":" in options.host else options.host
-        try:
-            if self.certificates is None:
-                self.port = self._server.add_insecure_port(f"{address}:{options.port}")
-            else:
-                self.port = self._server.add_secure_port(f"{address}:{options.port}", _tls(self.certificates))
-        except RuntimeError as error:
-            raise InvalidConfig(
-                f"cannot listen on {address}:{options.port} for gRPC",
-                hint="the port is in use or not allowed: set grpc.port to another one (0 picks a free one)",
-            ) from error
+        self.port = self._listen(options.port)
+        if self.shared_port:
+            self._listen(self.shared_port)
         await self.show(serving=False)
         await self._server.start()
         return self
+
+    def _listen(self, port: int) -> int:
+        """Bind a port, and return it; 0 is any free one. Raises InvalidConfig."""
+        host = self.options.host
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            if self.certificates is None:
+                return self._server.add_insecure_port(address)
+            return self._server.add_secure_port(address, _tls(self.certificates))
+        except RuntimeError as error:
+            raise InvalidConfig(
+                f"cannot listen on {address} for gRPC",
+                hint="the port is in use or not allowed: set grpc.port to another one (0 picks a free one)",
+            ) from error
 
     def _register(self) -> None:
         """Add each service; NAME.proto has one."""

@@ -20,6 +20,10 @@ class GrpcSettings(Section):
     """HOST:PORT under which others reach this daemon; other daemons give it to their clients. Not set: grpc.host and
     the port in use."""
 
+    process_port: Port = 7660
+    """With several processes (daemon.processes) all listen on grpc.port, and each on this port plus its number as well:
+    other daemons and clients reach the owner of a topic there, by the host of grpc.advertise. 0 takes any free ones."""
+
     allow_unauthenticated: bool = False
     """Allow grpc.host to be other than loopback without authentication: whoever reaches the port may read and change
     everything then. Off, so that nobody opens it by accident."""

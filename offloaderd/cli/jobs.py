@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from offloaderd.cli.options import Session, common
+from offloaderd.cli.options import Session, common, complete_topics
 from offloaderd.cli.program import FAILED, OK, report
 from offloaderd.cli.settings import CONFIG, settings_at
 from offloaderd.core.errors import InvalidConfig, InvalidInput
@@ -22,7 +22,7 @@ T = TypeVar("T")
 Command = Callable[..., Any]
 Show = Callable[[Sequence[T]], None]
 Parse = Callable[[str], Any]
-TOPICS = click.argument("names", nargs=-1, metavar="[TOPIC...]")
+TOPICS = click.argument("names", nargs=-1, metavar="[TOPIC...]", shell_complete=complete_topics)
 MASTER = click.option("--master", metavar="URL", help="Spark's master. [default: that of spark-submit, else local[*]]")
 SPARK_CONF = click.option(
     "--spark-conf", "conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. May be repeated."

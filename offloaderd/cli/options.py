@@ -1,4 +1,4 @@
-"""Options of every offloadctl command: the daemon, how long to wait, JSON; and types of arguments.
+"""Options of every offloadctl command: the daemon, how long to wait, the form; and types of arguments.
 
 The options may stand before or after the subcommand; the later one wins.
 """
@@ -11,13 +11,14 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
-from offloaderd.cli import show
+from offloaderd.cli import contexts, forms
+from offloaderd.cli.contexts import Context
 from offloaderd.client import DaemonClient, Trust, Unreachable
 from offloaderd.core import units as words
 from offloaderd.core.clock import Clock
@@ -29,6 +30,7 @@ from offloaderd.core.units import format_bytes, parse_bytes, parse_seconds
 from offloaderd.standalone import state
 
 T = TypeVar("T")
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 _MILLISECOND = timedelta(milliseconds=1)
 SEGMENT_BYTES_SMALL = 2**20
 """Below it a policy is taken with a warning: tests and trials need such segments, production does not."""
@@ -45,11 +47,20 @@ class Parsed(click.ParamType[T]):
     """The value that `parse` makes of a text; `message` describes a text that it refuses."""
 
     def __init__(
-        self, name: str, parse: Callable[[str], T], message: Callable[[str, Exception], str] = with_hint
+        self,
+        name: str,
+        parse: Callable[[str], T],
+        message: Callable[[str, Exception], str] = with_hint,
+        complete: Complete | None = None,
     ) -> None:
         self.name = name
         self._parse = parse
         self._message = message
+        self._complete = complete
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Complete a value in the shell."""
+        return self._complete(ctx, param, incomplete) if self._complete is not None else []
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:  # noqa: ANN401
         """Parse a text, or fail; a default is taken unchanged."""
@@ -129,6 +140,8 @@ MOMENT = Parsed("time", moment_ms)
 DEFAULT_ADDRESS = "127.0.0.1:7650"
 """Address of a daemon with default settings; repeated here, since loading the settings takes longer than a call."""
 CALL_TIMEOUT_S = 30.0
+COMPLETION_S = 2.0
+"""How long a daemon may take to complete a word in the shell."""
 TRUST_FILES = {
     "tls_ca": ("ca_file", "Authorities that sign the daemon's certificate (PEM). Not given: those of the system."),
     "tls_cert": ("cert_file", "Our certificate (PEM), for a daemon that asks for one."),
@@ -143,31 +156,56 @@ PATTERN_TIMEOUT_S = 300.0
 """For calls that change the policies of many topics: ten thousand take about ten seconds."""
 
 
+WHICH = ("address", "standalone", "context")
+"""The options that name a daemon; each excludes the others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
     """How a command connects to the daemon and writes its answer. `timeout_s` None: the default of the command."""
 
     address: str | None = None
     standalone: Path | None = None
+    context: str | None = None
     timeout_s: float | None = None
-    json: bool = False
+    form: str = forms.TABLE
     trust: Trust = field(default_factory=Trust)
 
+    @property
+    def structured(self) -> bool:
+        """Whether the answer is for programs, and nothing but its document is written."""
+        return self.form in forms.STRUCTURED
+
+    def chosen(self) -> Context | None:
+        """Return the context: that of --context, or the one in use where no daemon is named.
+
+        Raises NotFound, InvalidConfig.
+        """
+        if self.address is not None or self.standalone is not None:
+            return None
+        return contexts.load().chosen(self.context)
+
     def target(self) -> str:
-        """Return the daemon's address: given, a standalone's, or the default. Raises NotFound, InvalidConfig."""
+        """Return the daemon's address: given, a standalone's, a context's, that of a standalone that runs, the default.
+
+        Raises NotFound, InvalidConfig.
+        """
         if self.address is not None:
             return self.address
         if self.standalone is not None:
             return state.load(self.standalone).address
-        usual = Path(state.DEFAULT_DIRECTORY)
-        if state.running(usual):
-            return state.load(usual).address
+        if (chosen := self.chosen()) is not None:
+            return chosen.address
+        if (found := state.found()) is not None:
+            return state.load(found).address
         return DEFAULT_ADDRESS
 
     def client(self, *, timeout_s: float = CALL_TIMEOUT_S) -> DaemonClient:
         """Return a client that is not connected yet; `timeout_s` is the default of the command."""
-        self.trust.check()
-        return DaemonClient(self.target(), timeout_s=self.timeout_s or timeout_s, trust=self.trust)
+        chosen = self.chosen()
+        trust = chosen.trusted(self.trust) if chosen is not None else self.trust
+        trust.check()
+        return DaemonClient(self.target(), timeout_s=self.timeout_s or timeout_s, trust=trust)
 
     def ask(self, call: Callable[[DaemonClient], Awaitable[T]], *, timeout_s: float = CALL_TIMEOUT_S) -> T:
         """Make a call to the daemon and return its answer; `timeout_s` as in `client`."""
@@ -179,13 +217,17 @@ class Session:
         return self.run(connected())
 
     def tell(self, document: Mapping[str, object], text: str | Callable[[], object]) -> None:
-        """Write an answer: the document with --json; else the text, if it is not empty, or call what writes it."""
-        if self.json:
-            show.document(document)
+        """Write an answer: the document in the form of -o; for a table the text, or call what writes it."""
+        if self.form != forms.TABLE:
+            click.echo(forms.written(document, self.form), nl=False)
         elif callable(text):
             text()
         elif text:
             click.echo(text)
+
+    def item(self, document: Mapping[str, object]) -> None:
+        """Write one of several documents, in a form for programs."""
+        click.echo(forms.item(document, self.form), nl=False)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a command to its end. If the standalone that it needs is stopped, the error names it."""
@@ -193,8 +235,8 @@ class Session:
             return asyncio.run(work)
         except Unreachable as error:
             directory = self.standalone or Path(state.DEFAULT_DIRECTORY)
-            named = self.address is not None or not (directory / state.FILE_NAME).exists()
-            if named or state.running(directory):
+            named = self.address is not None or self.chosen() is not None
+            if named or state.running(directory) or not (directory / state.FILE_NAME).exists():
                 raise
             start = f"offloaderd standalone --data {directory}"
             raise Unreachable(
@@ -202,17 +244,18 @@ class Session:
             ) from error
 
 
-class ConnectionOption(click.Option):
-    """An option of the connection: described in the help of the program; the help of commands names it in one line."""
+class SharedOption(click.Option):
+    """An option of every command: described by `offloadctl options`; all other help names them in one line."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """Return the line of --help, None for no line."""
-        if ctx.parent is None:
-            return super().get_help_record(ctx)
         if self.name != "address":
             return None
-        flags = "--address, --standalone, --timeout, --tls..., --token-file"
-        return flags, f"Which daemon, how, and for how long: {ctx.find_root().info_name} --help"
+        return "--address, ...", f"Which daemon, how, and in which form: {ctx.find_root().info_name} options"
+
+    def described(self, ctx: click.Context) -> tuple[str, str]:
+        """Return the flags and the help."""
+        return super().get_help_record(ctx) or ("", "")
 
 
 def common(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -220,43 +263,55 @@ def common(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @click.option(
         "--address",
-        cls=ConnectionOption,
+        cls=SharedOption,
         metavar="HOST:PORT",
         envvar="OFFLOADCTL_ADDRESS",
-        help=f"The daemon's gRPC address. [env: OFFLOADCTL_ADDRESS; default: that of a standalone running in "
-        f"{state.DEFAULT_DIRECTORY}, else {DEFAULT_ADDRESS}]",
+        help=f"The daemon's gRPC address. [env: OFFLOADCTL_ADDRESS; default: that of the context in use, else that of "
+        f"a standalone that runs, else {DEFAULT_ADDRESS}]",
     )
     @click.option(
         "--standalone",
-        cls=ConnectionOption,
+        cls=SharedOption,
         metavar="DIR",
         envvar="OFFLOADCTL_STANDALONE",
         type=click.Path(path_type=Path),
         help="Use the daemon of the standalone with this data directory. [env: OFFLOADCTL_STANDALONE]",
     )
     @click.option(
+        "--context",
+        cls=SharedOption,
+        metavar="NAME",
+        envvar="OFFLOADCTL_CONTEXT",
+        shell_complete=contexts.complete,
+        help="Use the address, TLS files and token file of this context. [env: OFFLOADCTL_CONTEXT; default: the one "
+        "chosen by `offloadctl context use`]",
+    )
+    @click.option(
         "--timeout",
         "timeout_s",
-        cls=ConnectionOption,
+        cls=SharedOption,
         metavar="TIME",
         type=DURATION,
         help=f"Give up after this long. [default: {CALL_TIMEOUT_S:g}; {PATTERN_TIMEOUT_S:g} for patterns; none for "
         "what streams or waits]",
     )
     @trusting
-    @click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one document, or one line an item.")
-    def command(
-        address: str | None,
-        standalone: Path | None,
-        timeout_s: float | None,
-        as_json: bool,
-        **arguments: Any,  # noqa: ANN401 - a command's own arguments
-    ) -> Any:  # noqa: ANN401
+    @click.option(
+        "-o",
+        "form",
+        cls=SharedOption,
+        type=click.Choice(forms.FORMS),
+        help="The form of the answer. table: for people. wide: all fields, as a table. json and yaml: a document, or "
+        "one for each item. name: the names alone, one a line. [default: table]",
+    )
+    @click.option(
+        "--json", "as_json", cls=SharedOption, is_flag=True, help="The short form of -o json, for one release."
+    )
+    def command(**arguments: Any) -> Any:  # noqa: ANN401 - the shared options, and a command's own arguments
         context = click.get_current_context()
-        session = merged(context, address, standalone, timeout_s, as_json=as_json)
-        session = replace(session, trust=taken_trust(context, arguments, session.trust))
-        context.obj = session
-        return function(session, **arguments)
+        outer = context.obj if isinstance(context.obj, Session) else Session()
+        context.obj = taken(context, outer, arguments)
+        return function(context.obj, **arguments)
 
     command.__name__, command.__doc__ = function.__name__, function.__doc__
     return command
@@ -268,14 +323,44 @@ def trusting(function: Callable[..., Any]) -> Callable[..., Any]:
     for name, (_, text) in reversed(TRUST_FILES.items()):
         flag, variable = f"--{name.replace('_', '-')}", f"OFFLOADCTL_{name.upper()}"
         described = {"metavar": "FILE", "help": f"{text} [env: {variable}]"}
-        function = click.option(flag, name, cls=ConnectionOption, envvar=variable, type=file, **described)(function)
+        function = click.option(flag, name, cls=SharedOption, envvar=variable, type=file, **described)(function)
     return click.option(
         "--tls",
-        cls=ConnectionOption,
+        cls=SharedOption,
         is_flag=True,
         envvar="OFFLOADCTL_TLS",
         help="Speak TLS; implied by --tls-ca and --tls-cert.",
     )(function)
+
+
+def taken(context: click.Context, outer: Session, arguments: dict[str, Any]) -> Session:
+    """Take the shared options out of the arguments, and return the session of the outer command with them.
+
+    A flag overrides the environment. Raises UsageError for flags that contradict each other.
+    """
+    values = {name: arguments.pop(name) for name in (*WHICH, "timeout_s", "form", "as_json")}
+    given = [name for name in WHICH if from_command_line(context, name)]
+    if len(given) > 1:
+        raise click.UsageError(f"--{given[0]} and --{given[1]} exclude each other")
+    session = outer
+    if not given and all(getattr(outer, name) is None for name in WHICH):
+        given = [name for name in WHICH if values[name] is not None][:1]
+    if given:
+        session = replace(session, **{**dict.fromkeys(WHICH), given[0]: values[given[0]]})
+    if values["as_json"] and values["form"] not in {None, forms.JSON}:
+        raise click.UsageError("--json and -o exclude each other")
+    return replace(
+        session,
+        timeout_s=values["timeout_s"] or session.timeout_s,
+        form=forms.JSON if values["as_json"] else values["form"] or session.form,
+        trust=taken_trust(context, arguments, session.trust),
+    )
+
+
+def session_of(context: click.Context) -> Session:
+    """Return the session that a command line describes which is not run: for completion."""
+    outer = session_of(context.parent) if context.parent is not None else Session()
+    return taken(context, outer, dict(context.params)) if "address" in context.params else outer
 
 
 def taken_trust(context: click.Context, arguments: dict[str, Any], outer: Trust) -> Trust:
@@ -296,25 +381,6 @@ def from_command_line(context: click.Context, name: str) -> bool:
     return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
-def merged(
-    context: click.Context, address: str | None, standalone: Path | None, timeout_s: float | None, *, as_json: bool
-) -> Session:
-    """Return the session of the outer command with the options of this one; a flag overrides the environment.
-
-    Raises UsageError for two flags that contradict each other.
-    """
-
-    given = partial(from_command_line, context)
-    if given("address") and given("standalone"):
-        raise click.UsageError("--address and --standalone exclude each other")
-    session: Session = context.obj if isinstance(context.obj, Session) else Session()
-    if given("address") or (address is not None and session.address is None and session.standalone is None):
-        session = replace(session, address=address, standalone=None)
-    if given("standalone") or (standalone is not None and session.address is None and session.standalone is None):
-        session = replace(session, address=None, standalone=standalone)
-    return replace(session, timeout_s=timeout_s or session.timeout_s, json=as_json or session.json)
-
-
 async def last_of(answers: AsyncGenerator[T, None], take: Callable[[T], object]) -> T:
     """Hand each answer of a call to `take` and return the last one. Raises OffloaderError if there is none."""
     last: T | None = None
@@ -326,11 +392,35 @@ async def last_of(answers: AsyncGenerator[T, None], take: Callable[[T], object])
     return last
 
 
+def is_terminal() -> bool:
+    """Whether there is somebody to ask."""
+    return sys.stdin.isatty()
+
+
 def confirm(question: str) -> None:
     """Ask for a confirmation. Raises UsageError without a terminal, Abort for a no."""
-    if not sys.stdin.isatty():
+    if not is_terminal():
         raise click.UsageError("there is no terminal to ask at\nhint: add --yes")
     click.confirm(question, abort=True, err=True)
+
+
+async def _names(client: DaemonClient, prefix: str) -> list[str]:
+    return [one.topic for one in await client.topics(prefix)]
+
+
+def complete_topics(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the topics that begin so, by the daemon that the command line names; none where it does not answer."""
+    domain = "persistent://"
+    path = incomplete.removeprefix(domain)
+    prefix = path.rpartition("/")[0] if not path.startswith("re:") else ""
+    try:
+        session = replace(session_of(context), timeout_s=COMPLETION_S)
+        names = session.ask(lambda client: _names(client, prefix))
+    except (OffloaderError, click.ClickException):
+        return []
+    if not incomplete.startswith(domain):
+        names = [name.removeprefix(domain).removeprefix("public/default/") for name in names]
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def one_pattern(context: click.Context, param: click.Parameter, words: tuple[str, ...]) -> TopicPattern:
@@ -341,7 +431,7 @@ def one_pattern(context: click.Context, param: click.Parameter, words: tuple[str
     return Parsed("pattern", TopicPattern.named).convert(words[0], param, context)
 
 
-TOPIC = Parsed("topic", TopicName.parse)
+TOPIC = Parsed("topic", TopicName.parse, complete=complete_topics)
 POSITION = Parsed("position", Position.parse)
 PRIORITY = Parsed("priority", ReadPriority.parse)
 PLAN_ONLY = click.option("--dry-run", is_flag=True, help="Change nothing; show the plan.")

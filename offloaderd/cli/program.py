@@ -9,6 +9,7 @@ from collections import UserDict, defaultdict
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from importlib import import_module, metadata
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -37,7 +38,16 @@ DEBUG = "OFFLOADERD_DEBUG"
 """Environment variable that shows unexpected errors with their traceback."""
 
 _AS_JSON: ContextVar[bool] = ContextVar("as_json", default=False)
-"""Whether --json is on the command line, so that errors are JSON as well, those of usage included."""
+"""Whether errors are JSON, those of usage included."""
+
+
+def errors_as_json(args: Sequence[str]) -> bool:
+    """Whether a command line asks for JSON or YAML; a line of JSON is YAML as well."""
+    forms = {"json", "yaml"}
+    return any(
+        one == "--json" or (before == "-o" and one in forms) or (one[:2] == "-o" and one[2:].lstrip("=") in forms)
+        for before, one in pairwise(["", *args])
+    )
 
 
 def exit_code(error: OffloaderError) -> int:
@@ -99,7 +109,7 @@ class Program(click.Group):
         """Run; in standalone mode every outcome becomes an exit code."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
-        before = _AS_JSON.set("--json" in (sys.argv[1:] if args is None else args))
+        before = _AS_JSON.set(errors_as_json(sys.argv[1:] if args is None else args))
         try:
             result = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
             sys.stdout.flush()
@@ -144,21 +154,34 @@ def outcome_of(error: BaseException) -> int:
         reason = error.strerror or str(error)
         return report(OffloaderError(f"{error.filename}: {reason}" if error.filename else reason))
     if isinstance(error, ModuleNotFoundError) and (extra := extra_of(error.name or "")) is not None:
-        missing = f"this command needs {error.name}, which is not installed"
-        return report(InvalidConfig(missing, hint=f"pip install 'offloaderd[{extra}]' in the Python that runs this"))
+        missing = f"{error.name} is not installed: pip install 'offloaderd[{extra}]' in the Python that runs this"
+        return report(InvalidConfig(f"this command needs the extra {extra!r}; {missing}"))
     if os.environ.get(DEBUG):
         raise error
     text = f"internal error: {type(error).__name__}: {error}"
     return report(OffloaderError(text, hint=f"{DEBUG}=1 shows where; please report it"))
 
 
+DISTRIBUTIONS = {
+    "botocore": "aiobotocore",
+    "grpc_health": "grpcio_health_checking",
+    "grpc_reflection": "grpcio_reflection",
+    "jwt": "pyjwt",
+    "py4j": "pyspark",
+    "re2": "google_re2",
+}
+"""The distribution that brings a module, where their names differ."""
+
+
 def extra_of(module: str) -> str | None:
     """Return the smallest extra of this distribution that installs a module, None for none."""
+    module = module.partition(".")[0]
+    wanted = DISTRIBUTIONS.get(module, module)
     modules_of = defaultdict[str, set[str]](set)
     for line in metadata.requires("offloaderd") or []:
         if (found := re.match(r"""([\w-]+).*extra == ['"](\w+)['"]""", line)) is not None:
             modules_of[found[2]].add(found[1].replace("-", "_"))
-    extras = [extra for extra, modules in modules_of.items() if module.partition(".")[0] in modules]
+    extras = [extra for extra, modules in modules_of.items() if wanted in modules]
     return min(extras, key=lambda extra: len(modules_of[extra]), default=None)
 
 

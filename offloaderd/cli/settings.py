@@ -26,16 +26,14 @@ STANDALONE = click.option(
     "--standalone",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help=f"Work on the standalone with this data directory. [default: the one running in {state.DEFAULT_DIRECTORY}, "
-    "where no setting is given]",
+    help="Work on the standalone with this data directory. [default: the one that runs, where no setting is given]",
 )
 
 
 def usual(config: Path | None) -> Path | None:
-    """Return the directory of the default standalone, if it runs and no setting is given."""
-    directory = Path(state.DEFAULT_DIRECTORY)
+    """Return the directory of the standalone that runs, if no setting is given."""
     given = config is not None or any(name.upper().startswith("OFFLOADERD__") for name in os.environ)
-    return directory if not given and state.running(directory) else None
+    return None if given else state.found()
 
 
 def settings_at(config: Path | None, standalone: Path | None) -> Settings:

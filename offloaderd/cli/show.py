@@ -132,17 +132,19 @@ STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 NOUNS = (("ok", "ok", "ok"), ("warn", "warning", "warnings"), ("fail", "failed", "failed"), ("skipped",) * 3)
 
 
-async def show_checks(results: AsyncGenerator[Result, None], *, as_json: bool) -> int:
-    """Show an examination; returns the exit code: 1 when anything failed."""
+async def show_checks(
+    results: AsyncGenerator[Result, None], write: Callable[[Mapping[str, object]], None] | None
+) -> int:
+    """Show an examination, each check at once or as one document; returns the exit code: 1 when anything failed."""
     seen: list[Result] = []
     async with aclosing(results):
         async for result in results:
             seen.append(result)
-            if not as_json:
+            if write is None:
                 click.echo(check_line(result))
     failed = any(result.verdict == "fail" for result in seen)
-    if as_json:
-        document({"passed": not failed, "checks": [check_json(result) for result in seen]})
+    if write is not None:
+        write({"passed": not failed, "checks": [check_json(result) for result in seen]})
     else:
         counts = Counter(result.verdict for result in seen)
         parts = [f"{counts[kind]} {one if counts[kind] == 1 else many}" for kind, one, many in NOUNS if counts[kind]]

@@ -34,6 +34,8 @@ from offloaderd.protocol.v1 import (
     places_pb2_grpc,
     policy_pb2,
     policy_pb2_grpc,
+    quota_pb2,
+    quota_pb2_grpc,
     read_pb2,
     read_pb2_grpc,
     retention_pb2,
@@ -86,6 +88,7 @@ class Calls(Connection):
     _placement: Stub["placement_pb2_grpc.PlacementServiceAsyncStub"] = Stub(placement_pb2_grpc.PlacementServiceStub)
     _places: Stub["places_pb2_grpc.PlacesServiceAsyncStub"] = Stub(places_pb2_grpc.PlacesServiceStub)
     _policy: Stub["policy_pb2_grpc.PolicyServiceAsyncStub"] = Stub(policy_pb2_grpc.PolicyServiceStub)
+    _quota: Stub["quota_pb2_grpc.QuotaServiceAsyncStub"] = Stub(quota_pb2_grpc.QuotaServiceStub)
     _reads: Stub["read_pb2_grpc.ReadServiceAsyncStub"] = Stub(read_pb2_grpc.ReadServiceStub)
     _retention: Stub["retention_pb2_grpc.RetentionServiceAsyncStub"] = Stub(retention_pb2_grpc.RetentionServiceStub)
     _rollback: Stub["rollback_pb2_grpc.RollbackServiceAsyncStub"] = Stub(rollback_pb2_grpc.RollbackServiceStub)
@@ -196,6 +199,17 @@ class Calls(Connection):
         """Delete a topic from the daemon's disk cache, or all. Raises Conflict without a cache that is open."""
         request = cache_pb2.PurgeCacheRequest(topic=str(topic) if topic is not None else "", dry_run=dry_run)
         return await self._ask(self._cache.PurgeCache, request)
+
+    async def quotas(self, prefix: str = "") -> quota_pb2.ListQuotasResponse:
+        """Return quotas and use of the namespaces below `prefix` (tenant or tenant/namespace; empty: all)."""
+        return await self._ask(self._quota.ListQuotas, quota_pb2.ListQuotasRequest(prefix=prefix))
+
+    async def set_quotas(
+        self, level: str, quotas: quota_pb2.Quotas, *, dry_run: bool = False
+    ) -> quota_pb2.SetQuotasResponse:
+        """Replace the quotas of a level: *, TENANT or TENANT/NAMESPACE. Raises InvalidInput with every mistake."""
+        request = quota_pb2.SetQuotasRequest(level=level, quotas=quotas, dry_run=dry_run)
+        return await self._ask(self._quota.SetQuotas, request)
 
     async def places(self, topic: TopicName | str = "") -> places_pb2.ListPlacesResponse:
         """Return the places of the daemon; for a topic with what lies in each."""

@@ -1,9 +1,11 @@
 """Shared limits: amounts held at once, parts in flight to the store, rates, remembered entries."""
 
 import asyncio
-from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Hashable
+from bisect import insort
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import NamedTuple, TypeVar
 
 from offloaderd.core.clock import Clock
@@ -20,7 +22,25 @@ SLACK_S = 1e-6
 """Tolerance for rounding in sums of durations."""
 
 
+class Flow:
+    """Requests of one namespace: flows that wait for the same limit are served in turn, by their weights."""
+
+    weight: float = 1.0
+
+    def counted(self) -> "Flow":
+        """Return the flow that its requests belong to."""
+        return self
+
+
+FLOW: ContextVar[Flow | None] = ContextVar("flow", default=None)
+"""The flow of the present task, and of those that it starts; None is a flow as well."""
+
+
 class _Asked(NamedTuple):
+    begin: float
+    number: int
+    lasts: float
+    flow: Flow | None
     wanted: int
     holder: Hashable
     turn: asyncio.Future[None]
@@ -33,9 +53,56 @@ class InGroup(NamedTuple):
     holder: Hashable
 
 
-class Admission:
-    """A limit on the amount held at once, granted in the order of requests; any amount is granted if nothing is held.
+class _Turns:
+    """Order of the flows' requests, by start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996).
 
+    A request begins where the last one of its flow ends, but not before the one that was granted last, and lasts as
+    long as its amount divided by the flow's weight. The earliest begin is granted first. So a flow with many requests
+    waits behind itself, and one flow alone gets its requests in order. Nothing is remembered while nothing is held.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._ends: dict[Flow | None, float] = {}
+
+    def begin(self, amount: int) -> tuple[float, float, Flow | None]:
+        """Return the begin of a request of the present flow, how long it lasts, and the flow."""
+        flow = FLOW.get()
+        if flow is not None:
+            flow = flow.counted()
+        begin = max(self._now, self._ends.get(flow, 0.0))
+        lasts = amount / (flow.weight if flow is not None else Flow.weight)
+        self._ends[flow] = begin + lasts
+        return begin, lasts, flow
+
+    def without_given_up(self, queue: Iterable[_Asked]) -> list[_Asked]:
+        """Return the queue without requests that were given up, in order: what is behind them begins earlier."""
+        gone: dict[Flow | None, float] = {}
+        kept = []
+        for one in queue:
+            earlier = gone.get(one.flow, 0.0)
+            if one.turn.cancelled():
+                gone[one.flow] = earlier + one.lasts
+            else:
+                kept.append(one._replace(begin=one.begin - earlier) if earlier else one)
+        for flow, lasted in gone.items():
+            self._ends[flow] -= lasted
+        return sorted(kept)
+
+    def granted(self, begin: float) -> None:
+        """Note that a request was granted."""
+        self._now = max(self._now, begin)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._now = 0.0
+        self._ends.clear()
+
+
+class Admission:
+    """A limit on the amount held at once; any amount is granted if nothing is held.
+
+    Requests of one flow are granted in their order, and flows in turn.
     A `holder` that holds something gets more only if the same amount stays free for others. So a holder whose requests
     fail, and that releases nothing, cannot take all. A group that holds something gets more only if a quarter of the
     limit stays free for other groups.
@@ -44,7 +111,10 @@ class Admission:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        self._queue: deque[_Asked] = deque()
+        self._queue: list[_Asked] = []
+        self._asked = 0
+        self._waiting: set[int] = set()  # numbers of those in the queue
+        self._turns = _Turns()
         self._held: Counter[Hashable] = Counter()
 
     @property
@@ -52,27 +122,39 @@ class Admission:
         """Whether nothing is held."""
         return not self.used
 
-    async def acquire(self, wanted: int = 1, holder: Hashable = None) -> None:
-        """Take `wanted`; waits until it is granted. Cancellation leaves nothing taken."""
-        if self.take_now(wanted, holder):
+    async def acquire(self, wanted: int = 1, holder: Hashable = None, *, size: int | None = None) -> None:
+        """Take `wanted`; waits until it is granted. Cancellation leaves nothing taken.
+
+        `size` is what counts in the turns of the flows, if that is not `wanted`.
+        """
+        if self.take_now(wanted, holder, size=size):
             return
-        asked = _Asked(wanted, holder, asyncio.get_running_loop().create_future())
-        self._queue.append(asked)
+        self._asked += 1
+        turn = asyncio.get_running_loop().create_future()
+        begin, lasts, flow = self._turns.begin(wanted if size is None else size)
+        asked = _Asked(begin, self._asked, lasts, flow, wanted, holder, turn)
+        insort(self._queue, asked)
+        self._waiting.add(asked.number)
         self._grant()
         try:
-            await asked.turn
+            await turn
         except asyncio.CancelledError:
-            if asked.turn.done() and not asked.turn.cancelled():
+            if turn.done() and not turn.cancelled():
                 self.release(wanted, holder)
-            else:
-                self._queue = deque(one for one in self._queue if one is not asked)
+            elif asked.number in self._waiting:  # else with another one that was given up in the same turn of the loop
+                self._queue = self._turns.without_given_up(self._queue)
+                self._waiting = {one.number for one in self._queue}
                 self._grant()
             raise
 
-    def take_now(self, wanted: int = 1, holder: Hashable = None) -> bool:
+    def take_now(self, wanted: int = 1, holder: Hashable = None, *, size: int | None = None) -> bool:
         """Take `wanted` if that needs no wait. Returns whether it was taken."""
         if self._queue or not self._fits(wanted) or not self._may_have(wanted, holder):
             return False
+        if self.idle:
+            self._turns.forget()
+        begin, _, _ = self._turns.begin(wanted if size is None else size)
+        self._turns.granted(begin)
         self._take(wanted, holder)
         return True
 
@@ -82,9 +164,9 @@ class Admission:
         self._grant()
 
     @asynccontextmanager
-    async def held(self, wanted: int = 1, holder: Hashable = None) -> AsyncIterator[None]:
-        """Hold `wanted` within the `async with` block; waits until it is granted."""
-        await self.acquire(wanted, holder)
+    async def held(self, wanted: int = 1, holder: Hashable = None, *, size: int | None = None) -> AsyncIterator[None]:
+        """Hold `wanted` within the `async with` block; waits until it is granted, as `acquire` does."""
+        await self.acquire(wanted, holder, size=size)
         try:
             yield
         finally:
@@ -121,14 +203,15 @@ class Admission:
         number = 0
         while number < len(self._queue):
             asked = self._queue[number]
-            if not asked.turn.cancelled():
-                if not self._may_have(asked.wanted, asked.holder):
-                    number += 1
-                    continue
-                if not self._fits(asked.wanted):
-                    return
-                self._take(asked.wanted, asked.holder)
-                asked.turn.set_result(None)
+            if asked.turn.cancelled() or not self._may_have(asked.wanted, asked.holder):
+                number += 1
+                continue
+            if not self._fits(asked.wanted):
+                return
+            self._take(asked.wanted, asked.holder)
+            self._turns.granted(asked.begin)
+            asked.turn.set_result(None)
+            self._waiting.discard(asked.number)
             del self._queue[number]
 
 
@@ -141,8 +224,8 @@ class Pace(Admission):
 
     A refusal of the store (503, 429) halves the limit; a window of successes raises it by one; `changed` is called with
     each new limit. A lost answer counts as a refusal, since an overloaded store or line often does not answer. A burst
-    of refusals halves once: requests that were sent before the last cut do not count. Slots are given in the order of
-    the calls and held for one request only, never for the pause before the next try, so a topic whose requests fail
+    of refusals halves once: requests that were sent before the last cut do not count. Slots are given to flows in
+    turn and held for one request only, never for the pause before the next try, so a topic whose requests fail
     leaves them to the others.
     """
 

@@ -20,6 +20,9 @@ ENTRY_BYTES_MAX = 5 * 1024 * 1024
 DRIVER = "offloaderd"
 """The driver name in records of segments; brokers know our LedgerOffloader by the same name."""
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+"""The levels of a daemon's log, here for the client as well."""
+
 _PART = re.compile(r"[-=:.\w]+")
 
 

@@ -38,6 +38,9 @@ class Traces(Protocol):
     def segment(self, segment_id: UUID, **facts: Fact) -> SegmentTrace:
         """Return the trace for the work on a segment."""
 
+    def exemplar(self, segment_id: UUID) -> dict[str, str]:
+        """Return the labels that lead from an observed value to a segment, and to its trace where it has one."""
+
 
 class NoTrace:
     """Traces that record nothing."""
@@ -59,6 +62,10 @@ class NoTrace:
     def segment(self, segment_id: UUID, **facts: Fact) -> SegmentTrace:
         """Return this trace."""
         return self
+
+    def exemplar(self, segment_id: UUID) -> dict[str, str]:
+        """Return the segment's id alone."""
+        return {"segment_id": str(segment_id)}
 
 
 NO_TRACES = NoTrace()

@@ -18,6 +18,7 @@ from offloaderd.api.inspect import InspectService, held
 from offloaderd.api.places import PlacesService
 from offloaderd.api.policy import PolicyService
 from offloaderd.api.push import LedgerService, OffloadService
+from offloaderd.api.quota import QuotaService
 from offloaderd.api.read import ReadService
 from offloaderd.api.retention import RetentionService
 from offloaderd.core.clock import Clock
@@ -78,6 +79,7 @@ class Components:
         metadata, objects, metrics = context.metadata, context.upload_context.objects, context.upload_context.metrics
         book = PolicyResolver(metadata, policy_levels(settings))
         self.keeper = keeper = GrantRevoker(metadata, objects, clock, metrics)
+        guard.gate.accounts = context.accounts
         self.retention = retention = Retention(context, ledgers.register, settings.retention, book)
         self.grants = Grants(context, ledgers.store, settings.grants, book, daemon_id=settings.daemon.id)
         self.scrubber, self.mirror = scrubber, mirror = _upkeep(settings, context, keeper)
@@ -115,6 +117,7 @@ class Components:
             "rollback": RollbackService(engine, metadata),
             "identity": IdentityService(engine.context, daemon_id=settings.daemon.id),
             "inspect": inspection(settings, engine, reader, metadata, objects, clock, keeper),
+            "quota": QuotaService(engine, settings.daemon.id),
             "policy": PolicyService(engine.levels, metadata, around, retained=ledgers.retained),
             "control": ControlService(
                 metadata,
@@ -124,6 +127,7 @@ class Components:
                 shown=levels.shown,
                 raised=levels.raised,
                 fallen=levels.fallen,
+                pass_level_on=levels.pass_on,
             ),
         }
         if ledgers.store is not None:
@@ -289,10 +293,12 @@ def _reader(settings: Settings, engine: Engine, ledgers: Ledgers, clock: Clock, 
                 cache_bytes=cache_bytes - tables_bytes,
                 tables_bytes=tables_bytes,
                 read_ahead_bytes=settings.read.read_ahead_bytes,
+                gets_max=settings.objects.connections_max,
             ),
         ),
     )
     reader.source_refused = maps.source_refused
+    reader.accounts = engine.context.accounts
     reader.segments.damaged = keeper.found
     reader.segments.fetcher.disk = disk_cache(settings, clock, engine.context.upload_context.metrics)
     return reader

@@ -35,6 +35,8 @@ from offloaderd.daemon.process import attended
 from offloaderd.daemon.reload import Reloader
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.settings.rules import is_metadata_open
+from offloaderd.daemon.settings.share import Process
+from offloaderd.daemon.siblings import log_level_route, pass_level_on, pass_reload_on
 from offloaderd.daemon.status_page.site import StatusSite
 from offloaderd.daemon.stores import ANSWERS_S, Ledgers, Prober, metadata_store, open_ledgers
 from offloaderd.daemon.topic_context import opened_context, topic_context
@@ -72,13 +74,15 @@ async def run(
     on_ready: Callable[[Addresses], None] | None = None,
     reread: Callable[[], Settings] | None = None,
     environ: Mapping[str, str] = MappingProxyType({}),
+    process: Process | None = None,
 ) -> int:
     """Run a daemon until a signal stops it; returns the exit code (0 after a complete drain, else 1).
 
     Raises InvalidConfig for settings that can never work. `on_ready` is called when the daemon accepts calls, `reread`
-    to read the settings again; it raises InvalidConfig. `environ` may name the socket of systemd.
+    to read the settings again; it raises InvalidConfig. `environ` may name the socket of systemd. `process` is which of
+    several processes of the host this one is.
     """
-    daemon = Daemon(settings, on_ready, reread=reread, environ=environ)
+    daemon = Daemon(settings, on_ready, reread=reread, environ=environ, process=process)
     with stop_signals(daemon):
         try:
             await daemon.run()
@@ -98,14 +102,18 @@ async def run(
 
 @contextmanager
 def stop_signals(daemon: "Daemon") -> Iterator[None]:
-    """First SIGTERM or SIGINT: drain. Second: cancel. SIGHUP: read the settings again."""
+    """First SIGTERM or SIGINT: drain. Second: cancel. SIGHUP: read the settings again.
+
+    One of several processes may get SIGTERM from its parent and from whoever stops all of a service: only SIGINT counts
+    as a second one.
+    """
     loop, main = asyncio.get_running_loop(), asyncio.current_task()
 
     def on_signal(name: str) -> None:
         if not daemon.stopping.is_set():
             log.info("daemon.stop_requested", signal=name)
             daemon.stop(f"received {name}")
-        elif main is not None:
+        elif main is not None and (daemon.process is None or name == signal.SIGINT.name):
             daemon.stop_forced = True
             main.cancel()
 
@@ -131,8 +139,10 @@ class Daemon:
         clock: Clock | None = None,
         reread: Callable[[], Settings] | None = None,
         environ: Mapping[str, str] = MappingProxyType({}),
+        process: Process | None = None,
     ) -> None:
         self._environ = environ
+        self.process = process
         self._on_ready = on_ready
         self._clock: Clock = clock or SystemClock()
         self._started_ms = self._clock.wall_ms()
@@ -141,6 +151,8 @@ class Daemon:
         self.metrics = Metrics()
         self.reloader = Reloader(settings, reread, self._clock, self.metrics)
         self._levels = LogLevels(settings.log, self._clock, self.metrics)
+        if process is not None:
+            self.reloader.pass_on, self._levels.pass_on = pass_reload_on, partial(pass_level_on, process)
         self.health = Health(self._clock.wall_ms)
         self.stopping = asyncio.Event()
         self.stop_forced = False
@@ -186,10 +198,8 @@ class Daemon:
         self.health.listen(self.metrics.show_health)
         async with AsyncExitStack() as stack:
             guard = Guard(settings, self._clock, self.metrics)
-            self._site = guard.site(self.health)
-            http = await stack.enter_async_context(
-                HttpServer(settings.http, self.metrics, self.health, guard.certificates, self._site)
-            )
+            self._site = guard.site(self.health, self.process)
+            http = await stack.enter_async_context(self._http(guard))
             await stack.enter_async_context(attended(self.health, self._clock, self._environ))
             metadata = await self._open_metadata(stack)
             objects = await self._open_objects(stack)
@@ -198,6 +208,14 @@ class Daemon:
                 return
             await self._serve(stack, http, guard, metadata, objects, ledgers)
         log.info("daemon.stopped", exit_code=self.exit_code)
+
+    def _http(self, guard: Guard) -> HttpServer:
+        """Return the HTTP server; one of several processes has its own on a socket of its parent."""
+        settings, process = self._settings.http, self.process
+        if process is None:
+            return HttpServer(settings, self.metrics, self.health, guard.certificates, self._site)
+        routes = [log_level_route(self._levels)]
+        return HttpServer(settings, self.metrics, self.health, site=self._site, socket=process.socket, routes=routes)
 
     async def _open_metadata(self, stack: AsyncExitStack) -> MetadataStore | None:
         settings = self._settings
@@ -289,10 +307,11 @@ class Daemon:
         await stack.enter_async_context(components.reader)
         engine, registration = components.engine, components.registration
         errors = ErrorInterceptor(self.metrics, clock=self._clock, gate=guard.gate)
+        shared_port = self.process.port if self.process is not None else 0
         rpc = await stack.enter_async_context(
-            RpcServer(settings.grpc, components.services, [errors], guard.certificates)
+            RpcServer(settings.grpc, components.services, [errors], guard.certificates, shared_port)
         )
-        registration.reached_at(settings.grpc.advertise or f"{settings.grpc.host}:{rpc.port}")
+        registration.reached_at(self._reached_at(rpc.port))
         self.reloader.connect(components.prepare)
         node = registration.node
         self.health.starting(f"registering as {node.daemon_id}")
@@ -360,6 +379,13 @@ class Daemon:
             running.cancel()
         await rpc.stop(grace_s=1.0)
         log.info("daemon.drained", duration_s=round(self._clock.monotonic() - started, 3))
+
+    def _reached_at(self, port: int) -> str:
+        """Return the address for others; one of several processes is reached at its own port of the host."""
+        grpc = self._settings.grpc
+        if grpc.advertise is None:
+            return f"{grpc.host}:{port}"
+        return grpc.advertise if self.process is None else f"{grpc.advertise.rpartition(':')[0]}:{port}"
 
     async def _or_stopped(self, work: Coroutine[Any, Any, object]) -> bool:
         """Do something unless the daemon is stopped first; says whether it was done."""

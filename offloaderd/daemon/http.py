@@ -8,7 +8,8 @@ A scrape takes a few milliseconds of the loop. aiohttp is a dependency of the S3
 import asyncio
 import errno
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Self
 
 import structlog
@@ -19,6 +20,7 @@ from prometheus_client.exposition import choose_encoder
 from offloaderd.access.certificates import Certificates, Watched, server_context
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.health import Health
+from offloaderd.core.metrics.families import Families
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.daemon.settings.sections import HttpSettings
 from offloaderd.daemon.status_page.site import StatusSite
@@ -36,6 +38,10 @@ SEND_S = 30.0
 
 log = structlog.get_logger(__name__)
 
+Scrape = Callable[[str, bool | None], Awaitable[tuple[bytes, str]]]
+"""Returns a page of metrics and its content type, for what the caller accepts; with all families (None), only those by
+topic (True), or only the others."""
+
 
 class HttpServer:
     """The server, as an async context manager: it listens inside and leaves no task, thread or socket behind."""
@@ -43,20 +49,29 @@ class HttpServer:
     def __init__(
         self,
         settings: HttpSettings,
-        metrics: Metrics,
+        metrics: Metrics | Scrape,
         health: Health,
         certificates: Watched[Certificates] | None = None,
         site: StatusSite | None = None,
+        *,
+        socket: Path | None = None,
+        routes: Sequence[web.RouteDef] = (),
     ) -> None:
-        """Prepare to serve `metrics`, `health` and the status page; nothing is opened yet."""
+        """Prepare to serve `metrics`, `health` and the status page; nothing is opened yet.
+
+        `socket`: listen on this Unix socket instead, without TLS; `routes` are further ones.
+        """
         self._settings = settings
-        self._certificates = certificates if settings.tls != "off" else None
+        self._socket = socket
+        self._certificates = certificates if settings.tls != "off" and socket is None else None
+        scrape = own_metrics(metrics) if isinstance(metrics, Metrics) else metrics
         self._context: ssl.SSLContext | None = None
         app = web.Application(client_max_size=0, middlewares=[_sent_in_time])
-        app.router.add_get("/metrics", _page(metrics, topics=None if settings.topic_metrics else False))
-        app.router.add_get("/metrics/topics", _page(metrics, topics=True))
+        app.router.add_get("/metrics", _page(scrape, topics=None if settings.topic_metrics else False))
+        app.router.add_get("/metrics/topics", _page(scrape, topics=True))
         app.router.add_get("/healthz", _alive)
         app.router.add_get("/readyz", _readiness(health))
+        app.router.add_routes(routes)
         if site is not None:
             site.add_to(app)
         self._runner = web.AppRunner(
@@ -76,8 +91,8 @@ class HttpServer:
 
     @property
     def address(self) -> str:
-        """HOST:PORT in use; only inside the context."""
-        return f"{self._settings.host}:{self.port}"
+        """HOST:PORT in use, or the Unix socket; only inside the context."""
+        return f"{self._settings.host}:{self.port}" if self._socket is None else f"unix:{self._socket}"
 
     async def __aenter__(self) -> Self:
         """Listen. Raises InvalidConfig when the address cannot be listened on."""
@@ -88,7 +103,10 @@ class HttpServer:
                 self._context = self._tls(self._certificates.value)
                 self._context.sni_callback = self._present
                 self._certificates.listen(self._renew)
-            await web.TCPSite(self._runner, host, port, ssl_context=self._context).start()
+            if self._socket is not None:
+                await web.UnixSite(self._runner, self._socket).start()
+            else:
+                await web.TCPSite(self._runner, host, port, ssl_context=self._context).start()
         except BaseException as error:
             await self._runner.cleanup()
             if isinstance(error, OSError):
@@ -150,10 +168,20 @@ def _readiness(health: Health) -> Callable[[web.Request], Awaitable[web.Response
     return readyz
 
 
-def _page(metrics: Metrics, *, topics: bool | None) -> Callable[[web.Request], Awaitable[web.Response]]:
+def own_metrics(metrics: Families) -> Scrape:
+    """Return the function that writes a page of metrics of this process."""
+
+    async def scrape(accept: str, topics: bool | None) -> tuple[bytes, str]:
+        encode, content_type = choose_encoder(accept)
+        return encode(metrics.view(topics=topics)), content_type
+
+    return scrape
+
+
+def _page(scrape: Scrape, *, topics: bool | None) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def page(request: web.Request) -> web.Response:
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(metrics.view(topics=topics)), headers={"Content-Type": content_type})
+        body, content_type = await scrape(request.headers.get("Accept", ""), topics)
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     return page
 

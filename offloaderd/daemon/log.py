@@ -8,7 +8,7 @@ shown from WARNING on unless the level is debug. Levels by module are checked he
 
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +18,7 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import LOG_LEVELS
 from offloaderd.core.renamed import EVENTS, LOG_MODULES
 
 QUIET_S = 60.0
@@ -69,16 +70,19 @@ def configure(
     stream: TextIO | None = None,
     *,
     modules: Mapping[str, str] = MappingProxyType({}),
+    process: int | None = None,
 ) -> None:
     """Send everything that is logged to `stream` (standard error by default).
 
     `level` is the least to be written; `format` is json, console, or auto: console when the stream is a terminal.
-    `modules` are those with a level of their own. May be called again; the last call holds.
+    `modules` are those with a level of their own. `process` is the number of this process among several, for each line.
+    May be called again; the last call holds.
     """
+    shared = [*_shared(), *([] if process is None else [_numbered(process)])]
     target = sys.stderr if stream is None else stream
     pretty = format == "console" or (format == "auto" and target.isatty())
     handler = logging.StreamHandler(target)
-    handler.setFormatter(_formatter(pretty=pretty, colors=pretty and target.isatty()))
+    handler.setFormatter(_formatter(shared, pretty=pretty, colors=pretty and target.isatty()))
     handler.addFilter(Noise())
     root = logging.getLogger()
     for old in [
@@ -90,7 +94,7 @@ def configure(
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
-            *_shared(),
+            *shared,
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
         wrapper_class=structlog.stdlib.BoundLogger,
@@ -166,19 +170,26 @@ def _shared() -> list[Processor]:
     ]
 
 
-def _formatter(*, pretty: bool, colors: bool) -> structlog.stdlib.ProcessorFormatter:
+def _numbered(process: int) -> Processor:
+    def add(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        event.setdefault("process", process)
+        return event
+
+    return add
+
+
+def _formatter(shared: Sequence[Processor], *, pretty: bool, colors: bool) -> structlog.stdlib.ProcessorFormatter:
     end: list[Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
     if pretty:
         end.append(structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback))
     else:
         end += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
     return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[structlog.stdlib.PositionalArgumentsFormatter(), *_shared()], processors=end
+        foreign_pre_chain=[structlog.stdlib.PositionalArgumentsFormatter(), *shared], processors=end
     )
 
 
 PACKAGE = Path(__file__).parents[1]
-LEVELS = ("debug", "info", "warning", "error")
 LIBRARIES = ("aiobotocore", "aiohttp", "asyncio", "azure", "botocore", "google", "grpc", "kazoo", "msal", "urllib3")
 SIGNERS = ("aiobotocore", "botocore")
 AUDIT = "offloaderd.audit"
@@ -249,8 +260,8 @@ def _modules() -> Iterator[str]:
 
 def checked_level(module: str, level: str) -> None:
     """Raise InvalidInput for an unknown level, or one at which a library would log secrets."""
-    if level not in LEVELS:
-        raise InvalidInput(f"{level!r} is no level", hint="one of " + ", ".join(LEVELS))
+    if level not in LOG_LEVELS:
+        raise InvalidInput(f"{level!r} is no level", hint="one of " + ", ".join(LOG_LEVELS))
     if level == "debug" and module.split(".", maxsplit=1)[0] in SIGNERS:
         raise InvalidInput(f"{module} writes signed headers at debug", hint="info is the lowest for it")
     if module == AUDIT:

@@ -4,7 +4,7 @@ A raised level is reset after its time, so that a forgotten one does not fill a 
 below its module; the nearest one counts.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -39,7 +39,9 @@ class _Raised:
 
 
 class LogLevels:
-    """The levels of one process; `keep` resets raised levels."""
+    """The levels of one process; `keep` resets raised levels. `pass_on` has the other processes of the host raise or
+    reset a level as well: its module, the level or "", and the seconds.
+    """
 
     def __init__(self, settings: LogSettings, clock: Clock, metrics: Metrics) -> None:
         self._settings = settings
@@ -47,6 +49,7 @@ class LogLevels:
         self._metrics = metrics
         self._raised: dict[str, _Raised] = {}
         self._changed = Signal()
+        self.pass_on: Callable[[str, str, float], Awaitable[None]] | None = None
 
     def prepare(self, settings: LogSettings) -> Callable[[], None]:
         """Return a function that applies other settings; raised levels stay."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from offloaderd.access.audit import SCHEMA
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
 from offloaderd.core.metrics.metrics import Metrics
@@ -20,10 +21,12 @@ from offloaderd.daemon.settings.rules import RENAMED, broken_rules
 from offloaderd.daemon.settings.sections import Settings, all_settings, section_types, shown, value_of
 
 LIVE = frozenset({
+    "access.audit_calls",
     "access.audit_reads",
     "access.calls_per_s", "access.grants", "access.identity_calls_max", "access.identity_readers_max",
     "access.namespace_expressions_max", "access.namespace_topics_max", "access.tenant_namespaces_max",
-    "access.token_audience", "access.token_audience_claim", "access.token_claim",
+    "access.token_audience", "access.token_audience_claim", "access.token_claim", "access.token_groups_claim",
+    "access.token_issuer", "access.token_jwks", "access.token_jwks_ca_file",
     "access.token_leeway_s", "access.token_public_alg", "access.token_public_alg_previous", "access.token_public_key",
     "access.token_public_key_previous", "access.token_secret_key", "access.token_secret_key_previous",
     "bookkeeper.bytes_per_s", "bookkeeper.requests_per_s", "bookkeeper.topic_bytes_per_s",
@@ -88,6 +91,9 @@ def followed(old: Settings, new: Settings) -> Settings:
     return merged
 
 
+SIGNAL = "SIGHUP"
+"""Who reloads by a signal."""
+
 Prepare = Callable[[Settings], Callable[[], None]]
 """Checks new settings and returns a function that applies them. Raises InvalidConfig."""
 
@@ -113,7 +119,10 @@ class Reloaded:
 
 
 class Reloader:
-    """Holds the effective settings. `reread` reads them again from their source; None: there is none."""
+    """Holds the effective settings. `reread` reads them again from their source; None: there is none.
+
+    `pass_on` has the other processes of the host reload after a caller's reload here.
+    """
 
     def __init__(
         self, settings: Settings, reread: Callable[[], Settings] | None, clock: Clock, metrics: Metrics
@@ -123,6 +132,7 @@ class Reloader:
         self._clock = clock
         self._metrics = metrics
         self._prepare: Prepare | None = None
+        self.pass_on: Callable[[], None] | None = None
         _warn(settings)
         self._measure(None)
 
@@ -141,11 +151,14 @@ class Reloader:
             if not dry_run:
                 self._metrics.reloads.labels(outcome="refused").inc()
                 self._metrics.reload_success.set(0)
-            audit.warning("audit.reload", by=by, dry_run=dry_run, outcome="refused", error=error.message)
+            audit.warning("audit.reload", schema=SCHEMA, by=by, dry_run=dry_run, outcome="refused", error=error.message)
             raise
+        if self.pass_on is not None and not dry_run and by != SIGNAL:
+            self.pass_on()
         outcome = "planned" if dry_run else "done"
         audit.info(
             "audit.reload",
+            schema=SCHEMA,
             by=by,
             dry_run=dry_run,
             outcome=outcome,
@@ -157,7 +170,7 @@ class Reloader:
     def on_signal(self) -> None:
         """Reload because of SIGHUP; errors are logged."""
         try:
-            found = self.reload(by="SIGHUP")
+            found = self.reload(by=SIGNAL)
         except OffloaderError as error:
             log.error("settings.not_reloaded", error=error.message, hint=error.hint)  # noqa: TRY400 - no bug of ours
         else:

@@ -62,9 +62,17 @@ class Telemetry:
 
     def segment(self, segment_id: UUID, **facts: Fact) -> SegmentTrace:
         """Return the trace of a segment; it does nothing if the segment is not sampled."""
-        if segment_id.int >> 96 >= self._threshold:
+        if not self._sampled(segment_id):
             return NO_TRACES
         return _Trace(self._tracer, self._ids, self.spans, segment_id, facts)
+
+    def exemplar(self, segment_id: UUID) -> dict[str, str]:
+        """Return the segment's id, and that of its trace if it is sampled."""
+        traced = {"trace_id": segment_id.hex} if self._sampled(segment_id) else {}
+        return {**NO_TRACES.exemplar(segment_id), **traced}
+
+    def _sampled(self, segment_id: UUID) -> bool:
+        return segment_id.int >> 96 < self._threshold
 
     @property
     def closing(self) -> bool:

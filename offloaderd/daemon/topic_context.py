@@ -11,6 +11,7 @@ from offloaderd.core.clock import Clock
 from offloaderd.core.limits import ByteBudget, Pace
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import MirrorRequired
+from offloaderd.core.quotas import Accounts
 from offloaderd.core.retry import until_answered
 from offloaderd.core.traces import NO_TRACES, Traces
 from offloaderd.daemon.settings import Settings
@@ -78,6 +79,7 @@ def topic_context(
             further=further_services(settings),
         ),
         pool=pool,
+        accounts=Accounts(clock, metrics),
         layout=SegmentLayout(block_bytes=offload.block_bytes, part_bytes=offload.part_bytes, preamble=offload.preamble),
         cluster=settings.daemon.cluster,
         places=settings.objects.all_places,

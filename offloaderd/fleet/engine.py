@@ -29,6 +29,7 @@ from offloaderd.core.units import plural
 from offloaderd.fleet import ownership
 from offloaderd.fleet.assignment import Assignment
 from offloaderd.fleet.placement import NOBODY, Placement
+from offloaderd.fleet.quotas import QuotaKeeper
 from offloaderd.fleet.settings import PlacementSettings
 from offloaderd.fleet.supervisor import Duty, SharedContext
 from offloaderd.format.head import PlaceMarker
@@ -104,6 +105,14 @@ class Engine:
             context, self._assignment.supervised, sleep or IdleOptions(), report=self._reporter.report_topic
         )
         self._home.taken_up = self.idle_topics.taken_up
+        self.quotas = QuotaKeeper(
+            context,
+            enabled=lambda: self._assignment.enabled,
+            stored=lambda: self._reporter.stored,
+            living=lambda: self.placement.members,
+            changed=self.policies_changed,
+        )
+        self._selector.accounts, self._selector.counts = context.accounts, self.quotas.topics
 
     async def select(self, pattern: TopicPattern, policy: TopicPolicy, *, dry_run: bool = False) -> list[Change]:
         """Enable what a pattern matches, or change its policy; see Selector. Raises Closed while draining."""
@@ -269,6 +278,8 @@ class Engine:
                 group.create_task(self.placement.run(), name="placement"),
                 group.create_task(self._follow(paths.TOPICS, self._refresh_topics), name="enabled topics"),
                 group.create_task(self._follow(paths.POLICIES, self._refresh_levels), name="policies of levels"),
+                group.create_task(self._follow(paths.QUOTAS, self.quotas.refresh), name="quotas"),
+                group.create_task(self.quotas.run(me.daemon_id), name="use of quotas"),
                 group.create_task(self._follow(paths.GRANTS_CHANGED, self._refresh_grants), name="changed grants"),
                 group.create_task(self._reporter.run(), name="topic metrics"),
                 group.create_task(mark_places(self.context, self._home.me.daemon_id), name="markers of places"),

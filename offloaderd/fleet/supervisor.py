@@ -14,6 +14,7 @@ import structlog
 
 from offloaderd.core.aio import Event, Group, Signal, race
 from offloaderd.core.errors import Closed, Fenced, IdentityRefused, OffloaderError, first_of
+from offloaderd.core.limits import FLOW
 from offloaderd.core.model import OffloadMethod, TopicName
 from offloaderd.core.retry import Backoff, until_answered
 from offloaderd.fleet import ownership
@@ -172,7 +173,7 @@ class Supervisor:
         if not self.owns:
             return
         effective = self._home.book.effective(self.topic, policy)
-        if (effective.values, policy.paused) == self._holds:
+        if (effective.values, self._paused) == self._holds:
             return
         if self.offloader is None:
             self._wake(Cause.POLICY)
@@ -182,11 +183,20 @@ class Supervisor:
 
     def _take(self, effective: Effective) -> RollPolicy:
         """Return the roll policy for the offloader, and record what it follows from."""
-        self._holds = (effective.values, self.policy.paused)
-        return RollPolicy.of(effective).held(self.policy.paused, push_only=self._home.context.source is None)
+        self._holds = (effective.values, self._paused)
+        return RollPolicy.of(effective).held(self._paused, push_only=self._home.context.source is None)
+
+    @property
+    def _paused(self) -> Paused | None:
+        """The pause by an operator, or by the quota of stored bytes."""
+        account = self._home.context.accounts.of(self.topic)
+        if self.policy.paused is not None or not account.over_stored:
+            return self.policy.paused
+        return Paused(account.over_since_ms, account.over_stored)
 
     async def run(self) -> None:
-        """Claim and offload until stopped."""
+        """Claim and offload until stopped, as a part of the namespace's flow."""
+        FLOW.set(self._home.context.accounts.of(self.topic))
         backoff = Backoff(self._clock)
         try:
             while not self._stop.is_set():

@@ -5,6 +5,8 @@
     /policies/
         broker
         namespaces/<tenant>/<namespace>
+    /quotas/<level>
+    /usage/<daemon id>
     /identity                                              id of this deployment, and of its ledger source
     /rebuild                                               present during a rebuild from the bucket
     /grants-changed/<topic>                                notice to the topic's owner: read its grants now
@@ -35,6 +37,8 @@ SELECTIONS = "/selections"
 POLICIES = "/policies"
 BROKER_POLICY = f"{POLICIES}/broker"
 NAMESPACE_POLICIES = f"{POLICIES}/namespaces"
+QUOTAS = "/quotas"
+USAGE = "/usage"
 TOPICS = "/topics"
 REBUILD = "/rebuild"
 IDENTITY = "/identity"
@@ -51,6 +55,16 @@ def daemon(daemon_id: str) -> str:
 def selection(pattern: str) -> str:
     """Policy for all topics that match a pattern."""
     return f"{SELECTIONS}/{_encoded(pattern)}"
+
+
+def quota(level: str) -> str:
+    """Quotas of a level: `*`, a tenant, or TENANT/NAMESPACE."""
+    return f"{QUOTAS}/{_encoded(level)}"
+
+
+def usage(daemon_id: str) -> str:
+    """What a daemon has counted for each namespace."""
+    return f"{USAGE}/{_encoded(daemon_id)}"
 
 
 def selected_pattern(name: str) -> str:

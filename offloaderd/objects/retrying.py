@@ -1,7 +1,9 @@
 """A reader of objects with retries: a limited number after temporary errors, one after damaged bytes.
 
-Background readers share a rate and a memory budget. The bytes of a request are charged after it, and the next request
-waits until they are paid for, so all readers together stay below the rate, whatever the sizes of their objects.
+Readers of a bucket share its connections, by namespaces in turn: without a queue here they would wait in the client's,
+in the order of their requests. Background readers share a rate and a memory budget. The bytes of a request are charged
+after it, and the next request waits until they are paid for, so all readers together stay below the rate, whatever the
+sizes of their objects.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -18,6 +20,23 @@ from offloaderd.objects.whole import read_apart, sure
 
 T = TypeVar("T")
 
+TURN_BYTES = 64 * 1024
+"""What a small request counts in the turns of the namespaces."""
+
+
+class Slots:
+    """Requests at a time to each bucket, `most` of them; `here` are those of one."""
+
+    def __init__(self, most: int, known: "dict[str, Slots] | None" = None) -> None:
+        self.here = Admission(most)
+        self._known: dict[str, Slots] = {} if known is None else known
+
+    def at(self, bucket: str) -> "Slots":
+        """Return the slots of another bucket."""
+        if bucket not in self._known:
+            self._known[bucket] = Slots(self.here.limit, self._known)
+        return self._known[bucket]
+
 
 class RetryingReader:
     """Reads a store, retries after Transient, and counts the bytes. Raises the store's last error."""
@@ -31,8 +50,10 @@ class RetryingReader:
         throttle: TokenBucket | None = None,
         budget: Admission | None = None,
         read: Callable[[int], None] | None = None,
+        slots: "Slots | None" = None,
     ) -> None:
-        """Read `objects`; `read` is called with the number of bytes of each read."""
+        """Read `objects`; `read` is called with the number of bytes of each read. `slots` None: no limit."""
+        self._slots = slots
         self.read_bytes = 0
         self._objects = objects
         self._clock = clock
@@ -47,7 +68,13 @@ class RetryingReader:
         if there is self._objects:
             return self
         return RetryingReader(
-            there, clock=self._clock, retry=self._retry, throttle=self._throttle, budget=self._budget, read=self._count
+            there,
+            clock=self._clock,
+            retry=self._retry,
+            throttle=self._throttle,
+            budget=self._budget,
+            read=self._count,
+            slots=self._slots.at(bucket) if self._slots is not None else None,
         )
 
     async def head(self, key: str) -> ObjectInfo:
@@ -102,7 +129,7 @@ class RetryingReader:
 
         async def read() -> Sequence[bytes]:
             try:
-                found = await self._asked(lambda: self._objects.get_pieces(key, first, lengths))
+                found = await self._asked(lambda: self._objects.get_pieces(key, first, lengths), sum(lengths))
             except InvalidInput:
                 found = ()
             size_bytes = sum(map(len, found))
@@ -118,9 +145,17 @@ class RetryingReader:
         self._spent(len(data))
         return data
 
-    async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def _asked(self, ask: Callable[[], Awaitable[T]], size_bytes: int = 0) -> T:
         await self._throttle.ready()
-        return await retried(ask, clock=self._clock, policy=self._retry)
+        slots = self._slots
+
+        async def in_turn() -> T:
+            if slots is None:
+                return await ask()
+            async with slots.here.held(size=max(size_bytes, TURN_BYTES)):
+                return await ask()
+
+        return await retried(in_turn, clock=self._clock, policy=self._retry)
 
     def _spent(self, count: int) -> None:
         self._throttle.take(count)

@@ -34,6 +34,7 @@ class Kind(StrEnum):
 
     BYTES = "bytes"
     SECONDS = "seconds"
+    NUMBER = "number"
     WORD = "word"
     TEXT = "text"
 
@@ -76,9 +77,9 @@ class Field:
             return f"one of {', '.join(self.choices)}"
         if self.kind is Kind.TEXT:
             return self.form
-        unit = "bytes" if self.kind is Kind.BYTES else "seconds"
+        unit = "" if self.kind is Kind.NUMBER else f" {self.kind}"
         low = f"more than {self.low}" if self.above else str(self.low)
-        return f"{low} to {self.high} {unit}" + (", or negative for none" if self.off else "")
+        return f"{low} to {self.high}{unit}" + (", or negative for none" if self.off else "")
 
     def flaw(self, value: object) -> str | None:
         """Return the flaw of a value; None without one."""
@@ -91,7 +92,7 @@ class Field:
             return isinstance(value, str) and re.fullmatch(self.shape, value) is not None
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             return False
-        if self.kind is Kind.BYTES and not isinstance(value, int):
+        if self.kind in {Kind.BYTES, Kind.NUMBER} and not isinstance(value, int):
             return False
         if self.off and value < 0:
             return True
@@ -112,6 +113,18 @@ class Field:
             raise InvalidInput(f"{self.label}: {text!r} is not {self.allowed}")
         return self.settled(value)
 
+    def shown(self, value: object) -> str:
+        """Return a value as text, `off` for OFF, `-` for none."""
+        if value is None or value == "":
+            return "-"
+        if self.off and isinstance(value, int | float) and value < 0:
+            return "off"
+        if self.kind is Kind.SECONDS and isinstance(value, float):
+            return _time(value)
+        if self.kind is Kind.BYTES and isinstance(value, int):
+            return _size(value)
+        return str(value)
+
     def _word(self, value: object) -> StrEnum | None:
         """Return the member for a word, also in the spelling of Pulsar or a PIP; None for an unknown word."""
         if self.words is None or not isinstance(value, str):
@@ -124,12 +137,14 @@ class Field:
 
     def _number(self, text: str, scale: Fraction) -> int | float | None:
         if self.off and text.strip().lower() in {"off", "never"}:
-            return OFF if self.kind is Kind.BYTES else float(OFF)
+            return float(OFF) if self.kind is Kind.SECONDS else OFF
         negative = self.off and text.strip().startswith("-")
         number = text.strip()[1:] if negative else text
         try:
-            read = parse_bytes if self.kind is Kind.BYTES else parse_seconds
-            value = read(number, bare=scale)
+            if self.kind is Kind.NUMBER:
+                value: int | float = int(number)
+            else:
+                value = (parse_bytes if self.kind is Kind.BYTES else parse_seconds)(number, bare=scale)
         except ValueError:
             return None
         return -value if negative else value
@@ -237,15 +252,7 @@ def place_named(mirror: str) -> tuple[str, str] | None:
 
 def shown(name: str, value: object) -> str:
     """Return a value as text, `off` for OFF."""
-    if value is None or value == "":
-        return "-"
-    if FIELDS[name].off and isinstance(value, int | float) and value < 0:
-        return "off"
-    if FIELDS[name].kind is Kind.SECONDS and isinstance(value, float):
-        return _time(value)
-    if FIELDS[name].kind is Kind.BYTES and isinstance(value, int):
-        return _size(value)
-    return str(value)
+    return FIELDS[name].shown(value)
 
 
 def _time(value: float) -> str:

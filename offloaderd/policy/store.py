@@ -151,32 +151,48 @@ async def remove(store: MetadataStore, clock: Clock, pattern: TopicPattern) -> N
 
 async def put_level(store: MetadataStore, clock: Clock, where: Namespace | None, policies: OffloadPolicies) -> None:
     """Replace the policies of a namespace, or of the broker (None). Raises Transient."""
-    path = node_of(where)
-    value = records.encode_level(LevelPolicy(policies, clock.wall_ms()))
-
-    async def attempt() -> None:
-        await ensure(store, path.rpartition("/")[0])
-        counter = await store.get(paths.POLICIES)
-        step = await _put(store, path, value, records.decode_level)
-        await store.transact([step, Replace(paths.POLICIES, b"", counter.version)])
-
-    await _until_written(clock, f"the policy of {_level_name(where)}", attempt)
+    value, what = records.encode_level(LevelPolicy(policies, clock.wall_ms())), f"the policy of {_level_name(where)}"
+    await put_counted(store, clock, paths.POLICIES, node_of(where), value, records.decode_level, what)
 
 
 async def remove_level(store: MetadataStore, clock: Clock, where: Namespace | None) -> None:
     """Remove the policies of a namespace, or of the broker (None). Raises NotFound without any, Transient."""
-    path = node_of(where)
+    what = f"the removal of the policy of {_level_name(where)}"
+    await remove_counted(store, clock, paths.POLICIES, node_of(where), what)
+
+
+async def put_counted(
+    store: MetadataStore,
+    clock: Clock,
+    counter: str,
+    path: str,
+    value: bytes,
+    decode: Callable[..., object],
+    what: str,
+) -> None:
+    """Create or replace a node below `counter`, and move that one's version. Raises NewerRecord, Transient."""
+
+    async def attempt() -> None:
+        await ensure(store, path.rpartition("/")[0])
+        seen = await store.get(counter)
+        await store.transact([await _put(store, path, value, decode), Replace(counter, b"", seen.version)])
+
+    await _until_written(clock, what, attempt)
+
+
+async def remove_counted(store: MetadataStore, clock: Clock, counter: str, path: str, what: str) -> None:
+    """Delete a node below `counter`, and move that one's version. Raises NotFound without a node, Transient."""
     await store.get(path)
 
     async def attempt() -> None:
-        counter = await store.get(paths.POLICIES)
+        seen = await store.get(counter)
         try:
             version = (await store.get(path)).version
         except NotFound:
             return  # an earlier try, or another daemon, has removed it
-        await store.transact([Delete(path, version), Replace(paths.POLICIES, b"", counter.version)])
+        await store.transact([Delete(path, version), Replace(counter, b"", seen.version)])
 
-    await _until_written(clock, f"the removal of the policy of {_level_name(where)}", attempt)
+    await _until_written(clock, what, attempt)
 
 
 def _level_name(where: Namespace | None) -> str:

@@ -13,7 +13,8 @@ more.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,9 +22,10 @@ import structlog
 
 from offloaderd.core.aio import each
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import CorruptData, NotFound, OffloaderError
+from offloaderd.core.errors import Conflict, CorruptData, NotFound, OffloaderError
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import Breadth, Scope, TopicPattern, of_topic, partitioned_topic
+from offloaderd.core.quotas import Accounts
 from offloaderd.ledgers.port import LedgerSource, OtherDomains
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.policy import store as stored
@@ -65,6 +67,10 @@ class Selector:
         self.clock = clock
         self._source = source
         self.expressions_max = EXPRESSIONS_MAX
+        self.accounts: Accounts | None = None
+        """The quotas; None: there are none."""
+        self.counts: Callable[[], Counter[Scope]] = Counter
+        """Returns the number of enabled topics of each namespace."""
 
     async def enable(self, pattern: TopicPattern, policy: TopicPolicy, *, dry_run: bool = False) -> list[Change]:
         """Enable all topics of a pattern now and later, or change their policy; return the change of each topic.
@@ -159,7 +165,24 @@ class Selector:
         for number, reason in zip(unsure, reasons, strict=True):
             if reason is not None:
                 changes[number] = Change(changes[number].topic, Outcome.LEFT_ALONE, reason)
-        return changes
+        return self._within_quotas(changes, policies)
+
+    def _within_quotas(self, changes: Sequence[Change], policies: Policies) -> list[Change]:
+        """Return the changes without the topics that would be one too many for their namespace or tenant."""
+        counts: Counter[Scope] | None = None
+        found = []
+        for change in changes:
+            before, scope = policies.get(change.topic), Scope(change.topic.tenant, change.topic.namespace)
+            active = isinstance(before, TopicPolicy) and before.active
+            begins = change.policy is not None and change.policy.active and not active
+            if begins and self.accounts is not None and self.accounts.known(scope).limits_topics:
+                counts = self.counts() if counts is None else counts
+                if reason := self.accounts.known(scope).no_room(counts):
+                    found.append(Change(change.topic, Outcome.LEFT_ALONE, reason))
+                    continue
+                counts[scope] += 1
+            found.append(change)
+        return found
 
     async def carry_out(
         self, rules: Rules, changes: Sequence[Change], policies: Policies
@@ -217,6 +240,9 @@ class Selector:
         policy = standing(policy, before)
         rules = Rules({}, {**policies, topic: policy})
         first = Change(topic, outcome(before if isinstance(before, TopicPolicy) else None, policy), "", policy)
+        (allowed,) = self._within_quotas([first], policies)
+        if allowed is not first:
+            raise Conflict(allowed.reason, hint="nothing was changed")
         following = await self.plan(rules, partitions, policies, of_topic(topic).text)
         if not dry_run:
             await stored.write(self.metadata, self.clock, [topic], lambda _, now: standing(policy, now), known=[topic])

@@ -16,6 +16,7 @@ from offloaderd.core.entries import Entries
 from offloaderd.core.errors import IdentityRefused, InvalidInput, NotFound, TopicNotFound, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import START, Position, TopicName
+from offloaderd.core.quotas import Accounts
 from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.core.retry import retried
 from offloaderd.ledgers.port import LedgerSource
@@ -92,6 +93,8 @@ class TopicReader:
         self.source = source
         self.source_refused: Callable[[TopicName], Awaitable[IdentityRefused | None]] | None = None
         """Returns why a topic's source must not be read, as it may be another's; else None. Raises Transient."""
+        self.accounts: Accounts | None = None
+        """Where the namespaces of topics that are read get an account."""
         self.hot = hot
         self.clock = clock
         self.metrics = metrics
@@ -151,6 +154,8 @@ class TopicReader:
             limit = self.options.answer_bytes(batch_bytes)
             stream = Stream(self._context, topic, change_signal, limit, entries_max=entries_max, framed=framed)
             await stream.begin(first, last, priority)
+            if self.accounts is not None:
+                self.accounts.of(topic)
             async with aclosing(stream.batches()) as batches:
                 async for batch, tier, why in batches:
                     kept = batch

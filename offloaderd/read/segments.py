@@ -22,7 +22,7 @@ Rules:
 
 import asyncio
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -36,6 +36,7 @@ from offloaderd.core.aio import Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.entries import FramedEntries
 from offloaderd.core.errors import BucketMissing, Closed, CorruptData, NotFound, OffloaderError, reported
+from offloaderd.core.limits import FLOW, Flow
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, Position, TopicName
 from offloaderd.core.retry import RetryPolicy
@@ -46,7 +47,7 @@ from offloaderd.format.manifest_bytes import BLOCK_BYTES, CHUNKS_BYTES, SPARSE_B
 from offloaderd.format.verify import check_index, differs, framed_block
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.objects.port import ObjectReader
-from offloaderd.objects.retrying import RetryingReader
+from offloaderd.objects.retrying import RetryingReader, Slots
 from offloaderd.read import cache
 from offloaderd.read.broker_ledgers import LedgerObjects, LedgerTable
 from offloaderd.read.cache import Cache, ReadAhead, Slot
@@ -285,6 +286,8 @@ class SegmentOptions:
     cache_bytes: int = 128 * 1024 * 1024
     tables_bytes: int = 16 * 1024 * 1024
     read_ahead_bytes: int = 16 * 1024 * 1024
+    gets_max: int = 32
+    """Requests at a time to each bucket; more wait, by namespaces in turn."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
 
 
@@ -295,11 +298,12 @@ class SegmentReader:
     """Called for damaged segments, and those without an object, which may be under deletion."""
 
     def __init__(self, objects: ObjectReader, *, clock: Clock, metrics: Metrics, options: SegmentOptions) -> None:
-        self.fetcher = Fetcher(RetryingReader(objects, clock=clock, retry=options.retry))
+        slots = Slots(options.gets_max)
+        self.fetcher = Fetcher(RetryingReader(objects, clock=clock, retry=options.retry, slots=slots))
         """What reads the store; whoever sets its disk cache opens that."""
         self._metrics = metrics
         self._options = options
-        self._reads = 0
+        self._reads: Counter[Flow | None] = Counter()
         self.loader = Tasks("the reader")
         self._blocks: Cache[FramedEntries] = Cache("blocks", options.cache_bytes, loader=self.loader, metrics=metrics)
         self._blocks.beside = lambda: self.fetcher.waiting_bytes
@@ -402,7 +406,8 @@ class SegmentReader:
         bytes_max: int | None = None,
     ) -> AsyncGenerator[FramedEntries, None]:
         """Yield as `read`, but entries as stored, in pieces of `bytes_max` or one entry; decoders check each frame."""
-        self._reads += 1
+        flow = FLOW.get()
+        self._reads[flow] += 1
         try:
             async with aclosing(self._parts(topic, segment, first, last, pace or ReadAhead())) as batches:
                 async for batch in batches:
@@ -411,7 +416,9 @@ class SegmentReader:
                     for piece in pieces:
                         yield piece
         finally:
-            self._reads -= 1
+            self._reads[flow] -= 1
+            if not self._reads[flow]:
+                del self._reads[flow]
 
     async def _parts(
         self, topic: TopicName, segment: CommittedSegment, first: Position, last: Position, pace: ReadAhead
@@ -490,8 +497,11 @@ class SegmentReader:
 
     @property
     def read_ahead_bytes(self) -> int:
-        """Greatest window of one read: at most its share of the cache among the present reads."""
-        return min(self._options.read_ahead_bytes, self._options.cache_bytes // max(1, self._reads))
+        """Greatest window of one read: at most its share of the cache among the reads of its namespace, which has an
+        equal share of it among the namespaces that read.
+        """
+        of_namespace = self._options.cache_bytes // max(1, len(self._reads))
+        return min(self._options.read_ahead_bytes, of_namespace // max(1, self._reads[FLOW.get()]))
 
     async def _load_blocks(
         self, table: SegmentTable, blocks: Sequence[BlockInfo], slots: Sequence[Slot[FramedEntries]]

@@ -250,7 +250,8 @@ class SegmentUpload:
                 info = await self._persist(self._sending(part), paced=True)
                 metrics.upload_parts.labels(outcome="ok").inc()
                 metrics.upload_bytes.inc(size)
-                metrics.upload_part_duration_seconds.observe(self._up.clock.monotonic() - started)
+                exemplar = self._up.traces.exemplar(self._where.segment_id)
+                metrics.upload_part_duration_seconds.observe(self._up.clock.monotonic() - started, exemplar)
                 metrics.upload_last_success_timestamp_seconds.set(self._up.clock.wall_ms() / 1000)
             else:
                 metrics.upload_parts.labels(outcome="kept").inc()

@@ -2,8 +2,8 @@
 
 Rules: a child never outlives its parent (the kernel ensures it on Linux). It has its own session, so that Ctrl-C in a
 terminal reaches only the parent, which drains first and stops its servers last. Its output goes to a log file, and the
-end of that file into the error when it fails. It has to be started from the main thread, since the kernel takes the end
-of the starting thread for the death of the parent.
+end of that file into the error when it fails; or it goes where the parent's does. It has to be started from the main
+thread, since the kernel takes the end of the starting thread for the death of the parent.
 
 No loop is bound: the same child may be started under one event loop and stopped under another.
 """
@@ -15,9 +15,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidConfig, NoSpace, OffloaderError
@@ -41,7 +42,8 @@ class ServerDied(OffloaderError):
 class Command:
     """The command of a child: `name` for users, an absolute program, and the directory of its data and log.
 
-    After a request to stop it gets `stop_grace_s` seconds before it is killed.
+    After a request to stop it gets `stop_grace_s` seconds before it is killed. Without `keeps_log` its output goes to
+    where this process's does.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Command:
     directory: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     stop_grace_s: float = 10.0
+    keeps_log: bool = True
 
     @property
     def log(self) -> Path:
@@ -85,20 +88,27 @@ class ChildProcess:
         """Start it, without waiting. Raises NoSpace and Denied when its log cannot be written."""
         command = self._command
         try:
-            if command.log.exists():
-                command.log.replace(command.log.with_suffix(".log.1"))
-            with command.log.open("wb") as log:
+            with self._output() as log:
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), command.program, *command.arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
-                    stderr=subprocess.STDOUT,
+                    stderr=subprocess.STDOUT if log is not None else None,
                     cwd=command.directory,
                     env={**os.environ, **command.environment},
                     start_new_session=True,
                 )
         except OSError as error:
             raise directory_error(error, command.directory) from error
+
+    def _output(self) -> AbstractContextManager[BinaryIO | None]:
+        """Open a new log file, if there is to be one."""
+        command = self._command
+        if not command.keeps_log:
+            return contextlib.nullcontext()
+        if command.log.exists():
+            command.log.replace(command.log.with_suffix(".log.1"))
+        return command.log.open("wb")
 
     async def ready(self, check: Callable[[], Awaitable[bool]], deadline_s: float) -> None:
         """Poll `check` until it returns true.
@@ -135,12 +145,12 @@ class ChildProcess:
         if self._process is None:
             return
         try:
-            self._signal(signal.SIGTERM)
+            self.send(signal.SIGTERM)
             until = self._clock.monotonic() + self._command.stop_grace_s
             while self._process.poll() is None and self._clock.monotonic() < until:
                 await self._clock.sleep(POLL_S)
         finally:
-            self._signal(signal.SIGKILL)
+            self.send(signal.SIGKILL)
             self._process.wait()
 
     def death(self, code: int) -> OffloaderError:
@@ -165,6 +175,8 @@ class ChildProcess:
 
     def _last_words(self) -> str:
         """Return the last lines of the log as one line, with the path of the log."""
+        if not self._command.keeps_log:
+            return "its output is in the lines above"
         return f"{' | '.join(self.tail()) or 'it wrote nothing'}; log: {self._command.log}"
 
     def _poll(self) -> int | None:
@@ -172,7 +184,7 @@ class ChildProcess:
             raise ServerDied(f"{self.name} has not been started")
         return self._process.poll()
 
-    def _signal(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
         """Send a signal to the process and all that it started; does nothing once it has been reaped."""
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):

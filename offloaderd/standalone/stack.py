@@ -67,6 +67,7 @@ async def stack(options: StackOptions, environ: Mapping[str, str], clock: Clock)
     prepare_directory(directory, FREE_BYTES_MIN)
     with state.locked(directory):
         restarted, chosen = remembered(directory, clock, new_ports=options.new_ports)
+        state.announce(directory)
         settings = settings_for(chosen, directory, options.config, environ)
         write_private(directory / SETTINGS_NAME, SETTINGS_HEAD + as_toml(settings))
         require_ports(chosen)

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -80,6 +80,8 @@ def _write_probe(probe: Path) -> None:
 
 
 DEFAULT_DIRECTORY = "data/standalone"
+LINK_NAME = "standalone"
+"""Link, in the directory of the user's configuration, to the data directory of the standalone that started last."""
 FILE_NAME = "standalone.json"
 LOCK_NAME = "standalone.lock"
 VERSION = 1
@@ -187,6 +189,28 @@ def locked(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def user_directory() -> Path:
+    """Return the directory of this user's configuration; it may be missing."""
+    given = os.environ.get("XDG_CONFIG_HOME", "")
+    return (Path(given) if given.startswith("/") else Path.home() / ".config") / "offloaderd"
+
+
+def announce(directory: Path) -> None:
+    """Let programs of this user find the standalone of this directory. It runs as well where that cannot be written."""
+    link = user_directory() / LINK_NAME
+    draft = link.with_name(f".{LINK_NAME}.{os.getpid()}")
+    with suppress(OSError):
+        link.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft.symlink_to(directory.absolute())
+        draft.replace(link)
+
+
+def found() -> Path | None:
+    """Return the directory of a standalone that runs: below the current directory, else the one that started last."""
+    link = user_directory() / LINK_NAME
+    return next(filter(running, (Path(DEFAULT_DIRECTORY), link)), None)
 
 
 def running(directory: Path) -> bool:

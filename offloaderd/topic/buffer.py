@@ -7,9 +7,11 @@ committed. Nothing here awaits: offers are answered at once.
 """
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from typing import NamedTuple, Protocol
 
 from offloaderd.core.aio import Signal, race
+from offloaderd.core.limits import Flow
 from offloaderd.core.model import START, EntryBatch, OfferResult, Position
 from offloaderd.topic.chooser import Requests
 
@@ -33,8 +35,16 @@ class MemoryHolder(Protocol):
         ...
 
 
+SHARE = 3
+"""A flow that holds entries gets more only while a third of what it then holds stays free, so it never takes all."""
+
+
 class BufferPool:
-    """The byte budget that all tailing buffers share."""
+    """The byte budget that all tailing buffers share.
+
+    While there are buffers of several namespaces, each leaves room for the others (`SHARE`; Choudhury and Hahne,
+    "Dynamic queue length thresholds for shared-memory packet switches", 1998).
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -42,6 +52,8 @@ class BufferPool:
         self.freed = Signal()
         self._buffers: dict[TailingBuffer, None] = {}  # a set that keeps its order
         self._holders: dict[TailingBuffer, MemoryHolder] = {}
+        self._flows: Counter[Flow | None] = Counter()  # buffers
+        self._used_by: Counter[Flow | None] = Counter()
         self._overdrawing: TailingBuffer | None = None
 
     def follow(self, limit_bytes: int) -> None:
@@ -54,22 +66,24 @@ class BufferPool:
         """Bytes held beyond the limit."""
         return max(0, self.used_bytes - self.limit_bytes)
 
-    def admit(self, wanted: int, *, needed_by: "TailingBuffer | None" = None) -> bool:
-        """Make room for `wanted` bytes by evicting entries of cut parts; False if there is none.
+    def admit(self, wanted: int, buffer: "TailingBuffer", *, needed_by: "TailingBuffer | None" = None) -> bool:
+        """Make room for `wanted` bytes of a buffer by evicting entries of cut parts; False if there is none.
 
-        Then the topic with the most memory is requested to seal early, or the next one if that cannot help. An entry
-        larger than the whole budget is admitted alone. A starving buffer (`needed_by`) may overdraw unless another
+        Then the topic with the most memory is requested to seal early, or the next one if that cannot help; where there
+        is memory and the flow's share is used up, only a topic of that flow. An entry larger than the whole budget is
+        admitted alone. A starving buffer (`needed_by`) may overdraw unless another
         does; this counts once the bytes are booked.
         """
-        if self._fits(wanted):
+        if self._fits(wanted) and self._leaves_room(wanted, buffer):
             return True
-        for buffer in sorted(self._buffers, key=lambda one: one.evictable_bytes, reverse=True):
-            buffer.evict(self.used_bytes + wanted - self.limit_bytes)
-            if self._fits(wanted):
+        asked = [one for one in self._buffers if one.flow is buffer.flow or not self._fits(wanted)]
+        for one in sorted(asked, key=lambda one: one.evictable_bytes, reverse=True):
+            one.evict(max(wanted, self.used_bytes + wanted - self.limit_bytes))
+            if self._fits(wanted) and self._leaves_room(wanted, buffer):
                 return True
         if needed_by is not None and needed_by.starving and self._overdrawing in {None, needed_by}:
             return True
-        by_size = sorted(self._buffers, key=lambda one: one.used_bytes, reverse=True)
+        by_size = sorted(asked, key=lambda one: one.used_bytes, reverse=True)
         any(self._asked(one) for one in by_size if one.used_bytes)
         return False
 
@@ -84,9 +98,15 @@ class BufferPool:
     def _fits(self, wanted: int) -> bool:
         return self.used_bytes == 0 or self.used_bytes + wanted <= self.limit_bytes
 
+    def _leaves_room(self, wanted: int, buffer: "TailingBuffer") -> bool:
+        """Return whether the buffer's flow leaves enough to others with these bytes, if there are others."""
+        used, free = self._used_by[buffer.flow], self.limit_bytes - self.used_bytes - wanted
+        return not used or len(self._flows) < 2 or used + wanted <= SHARE * free
+
     def add(self, buffer: "TailingBuffer") -> None:
         """Add a buffer."""
         self._buffers[buffer] = None
+        self._flows[buffer.flow] += 1
 
     def hold(self, holder: MemoryHolder) -> None:
         """Send requests to seal early to the holder of a buffer, until that is closed."""
@@ -94,21 +114,30 @@ class BufferPool:
 
     def remove(self, buffer: "TailingBuffer") -> None:
         """Remove a closed buffer."""
-        self._buffers.pop(buffer, None)
+        if self._buffers.pop(buffer, buffer) is None:
+            self._flows[buffer.flow] -= 1
+            if not self._flows[buffer.flow]:
+                del self._flows[buffer.flow]
         self._holders.pop(buffer, None)
         self.pass_on(buffer)
 
     def take(self, size_bytes: int, buffer: "TailingBuffer") -> None:
         """Book bytes that a buffer has taken after `admit`."""
-        self.used_bytes += size_bytes
+        self._book(size_bytes, buffer)
         if self.overdrawn_bytes and buffer.starving and self._overdrawing is None:
             self._overdrawing = buffer
 
-    def free(self, size_bytes: int) -> None:
+    def free(self, size_bytes: int, buffer: "TailingBuffer") -> None:
         """Book bytes that a buffer has freed."""
-        self.used_bytes -= size_bytes
+        self._book(-size_bytes, buffer)
         if size_bytes:
             self.freed.notify()
+
+    def _book(self, size_bytes: int, buffer: "TailingBuffer") -> None:
+        self.used_bytes += size_bytes
+        self._used_by[buffer.flow] += size_bytes
+        if not self._used_by[buffer.flow]:
+            del self._used_by[buffer.flow]
 
     def pass_on(self, buffer: "TailingBuffer") -> None:
         """End this buffer's overdraft, so that another may overdraw."""
@@ -146,11 +175,12 @@ class TailingBuffer:
     """One topic's part of the pool, with PIP-76's offer protocol.
 
     `resume` is the newest offloaded position (START for none). `rereadable`: a ledger source holds all entries, so
-    declining and evicting lose none.
+    declining and evicting lose none. `flow` is that of its namespace.
     """
 
-    def __init__(self, pool: BufferPool, *, resume: Position, rereadable: bool) -> None:
+    def __init__(self, pool: BufferPool, *, resume: Position, rereadable: bool, flow: Flow | None = None) -> None:
         self._pool = pool
+        self.flow = flow
         self.rereadable = rereadable
         self._stored: list[_Stored] = []
         self._lasts: list[Position] = []  # last position of each stored batch, for bisection
@@ -193,7 +223,7 @@ class TailingBuffer:
 
     def _has_room(self, size_bytes: int) -> bool:
         """Return whether an offer finds room; one that can be read again never overdraws."""
-        return self._pool.admit(size_bytes, needed_by=None if self.rereadable else self)
+        return self._pool.admit(size_bytes, self, needed_by=None if self.rereadable else self)
 
     def offer(self, batch: EntryBatch) -> OfferResult:
         """Take a pushed batch, or return why not. Never waits; an empty batch is NOT_CONSECUTIVE."""
@@ -242,7 +272,7 @@ class TailingBuffer:
         Entries behind a gap are evicted for it: the segment cannot use them before, and they can be read again.
         """
         cost = cost_bytes(batch)
-        if self._closed or not (self._pool.admit(cost) or self._squeeze_in(batch.last, cost)):
+        if self._closed or not (self._pool.admit(cost, self) or self._squeeze_in(batch.last, cost)):
             return False
         self._insert(_Stored(batch, follows, cost))
         if self._offered is None or batch.last > self._offered:
@@ -254,7 +284,7 @@ class TailingBuffer:
     def _squeeze_in(self, last: Position, cost: int) -> bool:
         """Make room for a batch that ends at `last` by evicting later entries, or by a starving segment's overdraft."""
         dropped = self.rereadable and self._drop(bisect_right(self._lasts, last), len(self._stored))
-        return (bool(dropped) or self.starving) and self._pool.admit(cost, needed_by=self)
+        return (bool(dropped) or self.starving) and self._pool.admit(cost, self, needed_by=self)
 
     def _insert(self, stored: _Stored) -> None:
         at = bisect_left(self._lasts, stored.batch.last)
@@ -422,7 +452,7 @@ class TailingBuffer:
         self._stored[0] = _Stored(rest, position, cost_bytes(rest))
         freed = old.cost - self._stored[0].cost
         self.used_bytes -= freed
-        self._pool.free(freed)
+        self._pool.free(freed, self)
 
     def _drop(self, begin: int, end: int) -> int:
         """Drop stored batches from one index up to another; returns the bytes that this freed."""
@@ -431,7 +461,7 @@ class TailingBuffer:
         del self._lasts[begin:end]
         self.used_bytes -= freed
         if freed:
-            self._pool.free(freed)
+            self._pool.free(freed, self)
             self.changed.notify()
         return freed
 

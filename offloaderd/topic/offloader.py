@@ -123,12 +123,12 @@ class TopicOffloader:
         if left.attempt is not None and left.attempt.parts and context.source is not None:
             taken = left.attempt.parts[-1].end
         self._last_result: SegmentResult | None = None
-        self.buffer = TailingBuffer(context.pool, resume=taken, rereadable=context.source is not None)
+        self.account, again = context.accounts.of(self.topic), context.source is not None
+        self.buffer = TailingBuffer(context.pool, resume=taken, rereadable=again, flow=self.account)
         self.feed = TailingFeed(self.buffer, self._clock, resume=taken)
         self.requests = Requests(self.feed.changed, policy)
-        self.oldest = OldestEntry(
-            self.record, self.buffer, self.lag, pushed=self._oldest_pushed if context.source is None else None
-        )
+        pushed = self._oldest_pushed if context.source is None else None
+        self.oldest = OldestEntry(self.record, self.buffer, self.lag, pushed=pushed)
         self.outage = Outage(
             context,
             self.topic,
@@ -229,11 +229,12 @@ class TopicOffloader:
     def offer(self, batch: EntryBatch) -> OfferResult:
         """Offer pushed entries (see OffloadHandle); FULL if they do not stream: the source has them."""
         streams = self.policy.method is OffloadMethod.STREAMING and not history.waits(self.map, self.policy)
-        if self.tailer is not None and not streams:
+        if self.tailer is not None and (not streams or self.account.write_behind):
             self.tailer.nudge()
             return OfferResult.FULL
         result = self.handle.offer(batch)
         if result is OfferResult.ACCEPTED:
+            self.account.wrote(batch.payload_bytes())
             self.lag.saw(batch.last, self._clock.monotonic())
         begins = batch.first_entry_id == 0 and result is OfferResult.ACCEPTED
         if self.tailer is not None and (begins or result is OfferResult.FULL):
@@ -241,14 +242,17 @@ class TopicOffloader:
         return result
 
     async def accept(self, batch: EntryBatch) -> OfferResult:
-        """Offer a pushed batch; without a source wait for room, with one return FULL, since the source has it.
+        """Offer a pushed batch; without a source wait for room and rate, with one return FULL: the source has it.
 
         Raises LedgerUnknown for entries that the source does not have, Transient when it does not answer.
         """
         await check_ledger(self.tailer, self.buffer, batch, self._clock)
+        if self.tailer is None:
+            await self.account.may_write()
         while (result := self.offer(batch)) is OfferResult.FULL and self.tailer is None:
             if (kept := await self.outage.overflow(batch)) is not None:
                 if kept is OfferResult.ACCEPTED:
+                    self.account.wrote(batch.payload_bytes())
                     self.lag.saw(batch.last, self._clock.monotonic())
                 return kept
             await self.handle.room()
@@ -285,7 +289,9 @@ class TopicOffloader:
         InvalidInput for a position beyond the newest entry, Conflict for a paused topic or the method none.
         """
         if self.policy.paused:
-            raise Conflict(f"{self.topic} is paused", hint="offloadctl topics resume, then ask again")
+            who = self.policy.paused.by
+            first = "raise the quota" if who and who == self.account.over_stored else "offloadctl topics resume"
+            raise Conflict(f"{self.topic} is paused{f' by {who}' if who else ''}", hint=f"{first}, then ask again")
         if self.policy.method is OffloadMethod.NONE:
             raise Conflict(f"the policy of {self.topic} has the method none", hint="set another method first")
         target = await self.tailer.refresh() if self.tailer is not None else self.buffer.last_offered
@@ -379,8 +385,9 @@ class TopicOffloader:
         if written is None:
             return False
         done, now_s = written.described.range, self._clock.monotonic()
+        exemplar = self._context.upload_context.traces.exemplar(attempt.segment_id)
         for sample in self.lag.durable(done.end):
-            self._metrics.time_to_durable_seconds.observe(now_s - sample.seen_s)
+            self._metrics.time_to_durable_seconds.observe(now_s - sample.seen_s, exemplar)
         self._last_result = SegmentResult(attempt.segment_id, done)
         self._committed(done.end)
         return True

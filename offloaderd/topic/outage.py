@@ -15,6 +15,7 @@ import structlog
 
 from offloaderd.core.aio import Signal
 from offloaderd.core.model import EntryBatch, OfferResult, OutagePolicy, Position, TopicName
+from offloaderd.core.quotas import Accounts
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker, error_class
 from offloaderd.topic.buffer import BufferPool, TailingBuffer
@@ -32,9 +33,10 @@ class OutageRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicContext(OffloadContext):
-    """The context of segments, with memory and outage rules."""
+    """The context of segments, with memory, outage rules and the accounts of namespaces."""
 
     pool: BufferPool
+    accounts: Accounts
     outage: OutageRules = field(default_factory=OutageRules)
 
 

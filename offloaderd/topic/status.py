@@ -306,6 +306,8 @@ class Reporter:
         self._metrics = context.upload_context.metrics
         self._stalled: dict[TopicName, str] = {}
         self._summed: dict[TopicName, tuple[CommittedSegment, ...]] = {}
+        self.stored: dict[TopicName, int] = {}
+        """Bytes of the data objects of each topic here, suspended ones included."""
 
     async def run(self) -> None:
         """Report until cancelled."""
@@ -389,7 +391,8 @@ class Reporter:
         elif self._summed.get(status.topic) is not status.segments:
             self._summed[status.topic] = status.segments
             metrics.remote_segments.labels(topic=topic).set(len(status.segments))
-            metrics.remote_bytes.labels(topic=topic).set(sum(segment.object_bytes for segment in status.segments))
+            size_bytes = self.stored[status.topic] = sum(segment.object_bytes for segment in status.segments)
+            metrics.remote_bytes.labels(topic=topic).set(size_bytes)
         if status.segment_age_max_s is not None:
             metrics.segment_age_max_seconds.labels(topic=topic).set(status.segment_age_max_s)
         else:
@@ -406,4 +409,5 @@ class Reporter:
         """Drop the series of a topic that this daemon no longer works on."""
         self._stalled.pop(topic, None)
         self._summed.pop(topic, None)
+        self.stored.pop(topic, None)
         self._metrics.drop_topic(str(topic))

@@ -17,6 +17,7 @@ from offloaderd.core.clock import Clock
 from offloaderd.core.errors import NotFound, OffloaderError, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Confirmed, EntryBatch, LedgerInfo, Loss, Position, TopicName
+from offloaderd.core.quotas import Account
 from offloaderd.core.retry import Backoff
 from offloaderd.history.adoption import Adoption
 from offloaderd.ledgers.chain import LedgerChain, Run
@@ -110,6 +111,7 @@ class TailedTopic(Protocol):
 
     topic: TopicName
     buffer: TailingBuffer
+    account: Account
     lag: LagTracker
     failure_tracker: FailureTracker
     pushers: int
@@ -161,6 +163,7 @@ class Tailer:
         self._tailed = topic
         self._buffer = topic.buffer
         self._pool = pool
+        self._account = topic.account
         self._lag = topic.lag
         self._failure_tracker = topic.failure_tracker
         self._clock = clock
@@ -400,6 +403,7 @@ class Tailer:
             async with aclosing(entries) as batches:
                 async for batch in batches:
                     await self._tailed.outage.may_take(self._refresh_meanwhile)
+                    await self._account.may_write(self._refresh_meanwhile)
                     while self._buffer.need == need and not self._buffer.fill(batch, follows):
                         self._metrics.buffer_rejected_entries.labels(reason="full").inc(len(batch.payloads))
                         room = self._pool.freed.wait(), self._buffer.demand.wait()
@@ -410,6 +414,7 @@ class Tailer:
                     self._failure_tracker.clear("source")
                     self._metrics.source_entries.inc(len(batch.payloads))
                     self._metrics.source_bytes.inc(batch.payload_bytes())
+                    self._account.wrote(batch.payload_bytes())
                     if gap.before is not None:
                         self._metrics.source_fallback_bytes.inc(batch.payload_bytes())
                     follows = batch.last

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 import yaml
@@ -115,6 +115,7 @@ async def serving(programs: Programs, target: str, directory: Path, *, pace_s: i
             f"--config.file={directory / 'prometheus.json'}",
             f"--storage.tsdb.path={directory / 'tsdb'}",
             f"--web.listen-address=127.0.0.1:{port}",
+            "--enable-feature=exemplar-storage",
             stdout=log,
             stderr=log,
         )
@@ -128,11 +129,11 @@ async def serving(programs: Programs, target: str, directory: Path, *, pace_s: i
         await process.wait()
 
 
-async def answer(session: aiohttp.ClientSession, path: str) -> dict[str, Any]:
+async def answer(session: aiohttp.ClientSession, path: str) -> Any:  # noqa: ANN401 - the calls differ
     """What Prometheus answers, which must be a success. Raises ClientConnectionError while it starts."""
     async with session.get(path) as response:
         body = await response.json()
         if response.status == 503:
             raise aiohttp.ClientConnectionError("it is starting")
         assert body["status"] == "success", f"{path}: {body}"
-        return cast("dict[str, Any]", body["data"])
+        return body["data"]

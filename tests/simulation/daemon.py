@@ -11,6 +11,7 @@ from uuid import UUID
 from offloaderd.core.aio import race
 from offloaderd.core.errors import Conflict, IdentityRefused, OffloaderError, first_of
 from offloaderd.core.limits import ByteBudget, Pace
+from offloaderd.core.quotas import Accounts
 from offloaderd.core.retry import until_answered
 from offloaderd.fleet.engine import Engine
 from offloaderd.fleet.hot_tier import HotBuffers
@@ -160,6 +161,7 @@ class SimDaemon:
             deployment_id=str(self._deployment) if self._has_ids else "",
             upload_context=upload_context,
             pool=BufferPool(options.buffer_bytes),
+            accounts=Accounts(self.clock, world.metrics),
             layout=options.layout,
             cluster=CLUSTER,
             places=self._places(),

@@ -66,7 +66,7 @@ def plan(
     Examples:
       offloadctl backfill plan orders --config offloaderd.toml
       offloadctl backfill plan --namespace public/default --segment-size 2GiB --config offloaderd.toml
-      offloadctl backfill plan orders --config offloaderd.toml --json | jq '.topics[].segments'
+      offloadctl backfill plan orders --config offloaderd.toml -o json | jq '.topics[].segments'
     """
     given = parsed(names, namespaces, segment_size=segment_size)
     settings = settings_of(session, config)
@@ -129,7 +129,7 @@ def status(session: Session, names: tuple[str, ...], namespaces: tuple[str, ...]
     \b
     Examples:
       offloadctl backfill status orders --config offloaderd.toml
-      offloadctl backfill status --namespace public/default --config offloaderd.toml --json
+      offloadctl backfill status --namespace public/default --config offloaderd.toml -o json
     """
     topics = parsed(names, namespaces).topics
     settings = settings_of(session, config)

@@ -35,7 +35,7 @@ def show_(session: Session) -> int:
     \b
     Examples:
       offloadctl cache show
-      offloadctl cache show --json | jq '.hits / (.hits + .misses)'
+      offloadctl cache show -o json | jq '.hits / (.hits + .misses)'
     """
     found = session.ask(lambda client: client.cache())
     session.tell(as_json(found, kept=("directory",)), lambda: show.facts(_facts(found)))
@@ -77,7 +77,7 @@ def warm(session: Session, topic: TopicName, *, from_time_ms: int | None) -> int
     Examples:
       offloadctl cache warm orders
       offloadctl cache warm orders --from-time 2026-11-21T10:00:00Z
-      offloadctl cache warm orders --json | jq .fetched_bytes
+      offloadctl cache warm orders -o json | jq .fetched_bytes
     """
     with Bars() as bars:
 
@@ -124,7 +124,7 @@ def purge(session: Session, topic: TopicName | None, *, dry_run: bool) -> int:
     Examples:
       offloadctl cache purge orders --dry-run
       offloadctl cache purge orders
-      offloadctl cache purge --json | jq .size_bytes
+      offloadctl cache purge -o json | jq .size_bytes
     """
     found = session.ask(lambda client: client.purge_cache(topic, dry_run=dry_run))
     what = f"{show.plural(found.ranges, 'range')}, {show.size(found.size_bytes)}"

@@ -87,7 +87,7 @@ def plan(
     \b
     Examples:
       offloadctl convert plan orders --to merged --config offloaderd.toml
-      offloadctl convert plan --namespace public/default --to ledger-based --config offloaderd.toml --json
+      offloadctl convert plan --namespace public/default --to ledger-based --config offloaderd.toml -o json
     """
     wanted = parsed(names, namespaces, **given)
     return _plan(session, settings_of(session, config), wanted.topics, _options(wanted, target))

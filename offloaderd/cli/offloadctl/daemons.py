@@ -6,8 +6,7 @@ from offloaderd.cli import options, show
 from offloaderd.cli.options import DURATION, Session, last_of
 from offloaderd.client import DaemonClient
 from offloaderd.core.errors import NotFound
-from offloaderd.core.model import TopicName
-from offloaderd.daemon.log import LEVELS
+from offloaderd.core.model import LOG_LEVELS, TopicName
 from offloaderd.protocol.conversion import as_json
 from offloaderd.protocol.v1 import control_pb2, placement_pb2
 
@@ -25,7 +24,7 @@ def daemons(session: Session, topic: TopicName | None) -> None:
     Examples:
       offloadctl daemons
       offloadctl daemons orders
-      offloadctl daemons --json | jq -r '.daemons[] | select(.standing != "working") | .daemon_id'
+      offloadctl daemons -o json | jq -r '.daemons[] | select(.standing != "working") | .daemon_id'
     """
     found = session.ask(lambda client: client.daemons(topic))
     document: dict[str, object] = {"daemons": [as_json(one) for one in found.daemons]}
@@ -124,7 +123,7 @@ def reload(session: Session, *, dry_run: bool) -> None:
     \b
     Examples:
       offloadctl reload --dry-run
-      offloadctl reload --json | jq -r '.changes[] | select(.needs_restart) | .key'
+      offloadctl reload -o json | jq -r '.changes[] | select(.needs_restart) | .key'
     """
     found = session.ask(lambda client: client.reload(dry_run=dry_run))
     changes = [as_json(one, kept=("old", "new")) for one in found.changes]
@@ -147,7 +146,7 @@ def _show_changes(found: control_pb2.ReloadResponse, *, dry_run: bool) -> None:
 
 @click.command("log-level")
 @click.argument("module", required=False)
-@click.argument("level", type=click.Choice(LEVELS), required=False)
+@click.argument("level", type=click.Choice(LOG_LEVELS), required=False)
 @click.option("--for", "seconds", type=DURATION, default="10m", show_default=True, help="For how long.")
 @click.option("--reset", is_flag=True, help="Reset MODULE to the level of the settings.")
 @options.common

@@ -39,7 +39,7 @@ def drill(session: Session, *, apply: bool, output: Path | None, word: str | Non
     Examples:
       offloadctl drill --config offloaderd.toml
       offloadctl drill --config offloaderd.toml --apply --output drill.md
-      offloadctl drill --config offloaderd.toml --apply --json | jq '.findings[] | select(.outcome == "BROKEN")'
+      offloadctl drill --config offloaderd.toml --apply -o json | jq '.findings[] | select(.outcome == "BROKEN")'
     """
     settings, clock = settings_of(session, config), SystemClock()
     log.configure("error", settings.log.format)
@@ -57,14 +57,8 @@ def drill(session: Session, *, apply: bool, output: Path | None, word: str | Non
 async def _drill(session: Session, scratch: Scratch, clock: Clock, output: Path | None, *, apply: bool) -> int:
     if not apply:
         await work.check_reach(scratch, clock)
-        if session.json:
-            plan = [{"promise": one.promise, "done": one.done, "tried": one.run is not None} for one in EXERCISES]
-            show.document({"drill": scratch.name, "where": work.where(scratch), "plan": plan})
-        else:
-            show.facts(list(work.where(scratch).items()))
-            click.echo()
-            show.table(("PROMISE", "WHAT WOULD BE DONE"), [(one.promise, one.done) for one in EXERCISES])
-            show.note("\nnothing was done; --apply does it")
+        plan = [{"promise": one.promise, "done": one.done, "tried": one.run is not None} for one in EXERCISES]
+        session.tell({"drill": scratch.name, "where": work.where(scratch), "plan": plan}, lambda: _show_plan(scratch))
         return OK
     report = await work.run(scratch, clock, _tell)
     text = report.markdown(show.moment(report.started_ms))
@@ -72,6 +66,13 @@ async def _drill(session: Session, scratch: Scratch, clock: Clock, output: Path 
         await asyncio.to_thread(output.write_text, text, encoding="utf-8")
     session.tell(report.document(), lambda: click.echo(text, nl=False))
     return OK if report.sound else FAILED
+
+
+def _show_plan(scratch: Scratch) -> None:
+    show.facts(list(work.where(scratch).items()))
+    click.echo()
+    show.table(("PROMISE", "WHAT WOULD BE DONE"), [(one.promise, one.done) for one in EXERCISES])
+    show.note("\nnothing was done; --apply does it")
 
 
 def _tell(exercise: Exercise, finding: Finding | None) -> None:

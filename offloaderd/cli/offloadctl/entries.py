@@ -8,7 +8,7 @@ from typing import Unpack
 
 import click
 
-from offloaderd.cli import options, show
+from offloaderd.cli import forms, options, show
 from offloaderd.cli.options import MOMENT, Session, ago_ms, duration_param
 from offloaderd.cli.program import NOT_FOUND, OK
 from offloaderd.cli.progress import Bars
@@ -193,7 +193,7 @@ def seek(session: Session, topic: TopicName, *, ago: float | None, **wanted: int
     Examples:
       offloadctl seek orders --time 2026-11-21T10:00:00Z
       offloadctl seek orders --ago 2h
-      offloadctl seek orders --index 1000000 --json | jq -r .position
+      offloadctl seek orders --index 1000000 -o json | jq -r .position
     """
     if ago is not None:
         if wanted["time"] is not None:
@@ -311,11 +311,11 @@ def read(
     \b
     Examples:
       offloadctl read orders
-      offloadctl read orders --from 12:0 --to 12:99 --json
+      offloadctl read orders --from 12:0 --to 12:99 -o json
       offloadctl read orders --follow --max 10
       offloadctl read orders --from-time 2026-11-21T10:00:00Z --messages
       offloadctl read orders --format hex | less
-      offloadctl read orders --messages --json | jq -r .key
+      offloadctl read orders --messages -o json | jq -r .key
     """
     first, last = wanted["first"], wanted["last"]
     wanted["seek"] = one_goal({"time": time, "index": index, "sequence": sequence})
@@ -325,7 +325,9 @@ def read(
         raise InvalidInput(f"the range {first}..{last} is reversed", hint="--from must not be after --to")
     if transactions != Transactions.COMMITTED and not messages:
         raise click.UsageError("--transactions needs --messages: entries are printed whatever transaction they are in")
-    style, terminal = "json" if session.json else style, sys.stdout.isatty()
+    if session.form not in {forms.TABLE, forms.JSON}:
+        raise click.UsageError(f"read knows no -o {session.form}\nhint: --format " + "|".join(FORMATS))
+    style, terminal = "json" if session.structured else style, sys.stdout.isatty()
     if messages:
         encode, kind = message_encoder(style, terminal=terminal), Transactions(transactions)
         session.run(_read_messages(session, topic, wanted, encode, kind))
@@ -392,7 +394,7 @@ async def _produce(session: Session, topic: TopicName, lines: Lines, *, roll: bo
             yield batch
 
     async with session.client() as client:
-        with Bars(hidden=session.json) as bars:
+        with Bars(hidden=session.structured) as bars:
 
             def answered(answer: ledgers_pb2.AppendResponse) -> None:
                 nonlocal entries, last

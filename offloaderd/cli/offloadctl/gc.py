@@ -36,8 +36,11 @@ QUIET = frozenset({"young", "foreign"})
     is_flag=True,
     help="Also list young objects, those of other writers, and each object of an alarm.",
 )
+@options.YES
 @options.common
-def gc(session: Session, *, apply_: bool, grace_s: float | None, also: tuple[str, ...], show_all: bool) -> int:
+def gc(
+    session: Session, *, apply_: bool, grace_s: float | None, also: tuple[str, ...], show_all: bool, yes: bool
+) -> int:
     """Compare the bucket and its open uploads with the metadata of all topics of the cluster.
 
     An object is deleted only if no topic refers to it, this cluster wrote it, it is older than the grace age, and all
@@ -47,10 +50,12 @@ def gc(session: Session, *, apply_: bool, grace_s: float | None, also: tuple[str
     \b
     Examples:
       offloadctl gc
-      offloadctl gc --apply
+      offloadctl gc --apply --yes
       offloadctl gc --apply --also 2c2f8f6e-8d4f-4b8f-9f36-0d8a6a1f2b11
-      offloadctl gc --json | jq -r '.finds[] | select(.verdict == "alarm") | "\\(.key) \\(.reason)"'
+      offloadctl gc -o json | jq -r '.finds[] | select(.verdict == "alarm") | "\\(.key) \\(.reason)"'
     """
+    if apply_ and not yes:
+        options.confirm("Delete the objects without a reference? This cannot be undone")
     finds: list[upkeep_pb2.GcFind] = []
 
     def take(event: upkeep_pb2.GcEvent) -> None:

@@ -37,7 +37,7 @@ def plan(session: Session, topic: TopicName, segment_size: int) -> None:
     Examples:
       offloadctl history plan orders
       offloadctl history plan orders --segment-size 2GiB
-      offloadctl history plan orders --json | jq '.ranges | length'
+      offloadctl history plan orders -o json | jq '.ranges | length'
     """
     found = session.ask(lambda client: client.plan_history(topic, segment_bytes=segment_size), timeout_s=PLAN_TIMEOUT_S)
     session.tell({"topic": str(topic), **as_json(found, nullable=("epoch",))}, lambda: _show_plan(topic, found))
@@ -77,9 +77,9 @@ def status(session: Session, topic: TopicName, everything: bool) -> None:
     Examples:
       offloadctl history status orders
       offloadctl history status orders --all
-      offloadctl history status orders --json | jq .done_percent
+      offloadctl history status orders -o json | jq .done_percent
     """
-    some = everything or session.json
+    some = everything or session.structured
 
     async def asked(client: DaemonClient) -> history_pb2.GetHistoryResponse:
         first, most = (0, RANGES_MAX) if some else ((await client.history(topic)).ranges_done, SHOWN)

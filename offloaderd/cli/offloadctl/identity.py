@@ -55,9 +55,10 @@ def show_identity(session: Session, topic: TopicName | None) -> None:
 @click.option("--place", is_flag=True, help="The places that another deployment has marked are this one's.")
 @click.option("--source", is_flag=True, help="The ledger source of the daemon is the right one.")
 @click.option("--apply", is_flag=True, help="Accept it. Without this the meaning is shown, and nothing is changed.")
+@options.YES
 @options.common
 def accept(
-    session: Session, *, topic: TopicName | None, kind: str | None, place: bool, source: bool, apply: bool
+    session: Session, *, topic: TopicName | None, kind: str | None, place: bool, source: bool, apply: bool, yes: bool
 ) -> None:
     """Accept what is refused: one kind of refusal of a topic, of all places, or of the source. Shows its meaning first.
 
@@ -68,11 +69,12 @@ def accept(
     Examples:
       offloadctl identity accept orders --kind metadata-went-back
       offloadctl identity accept orders --kind metadata-went-back --apply
-      offloadctl identity accept --place --apply
+      offloadctl identity accept --place --apply --yes
     """
     if [topic is not None, place, source].count(True) != 1 or (topic is not None) is (kind is None):
         raise click.UsageError("name a topic and its --kind, or give --place, or --source")
-
+    if apply and not yes:
+        options.confirm(f"Accept {kind or ('the places' if place else 'the source')}? It cannot be taken back")
     wanted = {"places": place, "source": source, "dry_run": not apply}
     believed = session.ask(lambda client: client.accept_identity(topic or "", kind=kind or "", **wanted))
     head = "taken as true from now on:" if apply else "with --apply this would be taken as true:"

@@ -32,7 +32,7 @@ def list_ledgers(session: Session, topic: TopicName) -> None:
     \b
     Examples:
       offloadctl ledgers list orders
-      offloadctl ledgers list orders --json | jq -r '.ledgers[] | select(.state == "granted") | .ledger_id'
+      offloadctl ledgers list orders -o json | jq -r '.ledgers[] | select(.state == "granted") | .ledger_id'
     """
     found = session.ask(lambda client: client.ledgers(topic))
     names = ("ledgers", "deleted_up_to=floor", "deleted_segments", "deleted_bytes", "source_error", "metadata_error")
@@ -87,8 +87,9 @@ TABLE: show.Table[retention_pb2.Ledger] = show.Table(
 @click.argument("topic", type=options.TOPIC)
 @click.argument("ledger_ids", metavar="LEDGER...", nargs=-1, required=True, type=click.IntRange(min=0))
 @click.option("--dry-run", is_flag=True, help="Change nothing; show which segments would be deleted.")
+@options.YES
 @options.common
-def delete(session: Session, topic: TopicName, ledger_ids: tuple[int, ...], dry_run: bool) -> None:
+def delete(session: Session, topic: TopicName, ledger_ids: tuple[int, ...], dry_run: bool, yes: bool) -> None:
     """Mark ledgers deleted in the tier; for good.
 
     A segment is deleted, oldest first, when all its ledgers are marked. Ledgers that the source still has are refused:
@@ -98,9 +99,11 @@ def delete(session: Session, topic: TopicName, ledger_ids: tuple[int, ...], dry_
     \b
     Examples:
       offloadctl ledgers delete orders 17 18 --dry-run
-      offloadctl ledgers delete orders 17 18
+      offloadctl ledgers delete orders 17 18 --yes
     """
-
+    if not dry_run and not yes:
+        named = ", ".join(map(str, ledger_ids))
+        options.confirm(f"Mark ledger {named} of {topic} deleted? What the tier has of it cannot be read any more")
     found = session.ask(lambda client: client.delete_ledgers(topic, ledger_ids, dry_run=dry_run))
     document = {"topic": str(topic), "dry_run": dry_run, **as_json(found)}
     session.tell(document, "\n".join(_deletion_lines(found, dry_run=dry_run)))

@@ -48,7 +48,7 @@ async def ask(
         reports = client.offload(
             topic, wait=wait, to=to, size_threshold=size_threshold, dry_run=dry_run, timeout_s=timeout_s
         )
-        last = await followed(reports, hidden=session.json or not wait)
+        last = await followed(reports, hidden=session.structured or not wait)
     plan = PLAN.rendered(last.plan) if dry_run and last.plan else ""
     session.tell(_progress_json(topic, last), plan + _sentence(topic, last))
     return _code_of(last)
@@ -219,7 +219,7 @@ async def _of_owner(
 
 async def _asked(session: Session, client: DaemonClient, topic: TopicName, *, wait: bool) -> admin_pb2.OffloadProgress:
     reports = client.offload_status(topic, wait=wait, timeout_s=timeout_of(session, wait=wait))
-    return await followed(reports, hidden=session.json or not wait)
+    return await followed(reports, hidden=session.structured or not wait)
 
 
 def _facts(last: admin_pb2.OffloadProgress) -> list[tuple[str, str]]:
@@ -287,5 +287,5 @@ def change_pause(session: Session, topic: TopicName, *, undo: bool, dry_run: boo
         state = f"paused since {show.moment(one.paused_ms)} UTC" if one.paused_ms else "going on"
         lines.append(f"{one.topic}: {would if one.changed else 'was already '}{state}")
     session.tell({"dry_run": dry_run, "topics": [as_json(one) for one in found]}, "\n".join(lines))
-    if dry_run and not session.json:
+    if dry_run and not session.structured:
         show.note("nothing was changed")

@@ -60,7 +60,7 @@ def list_(session: Session, topic: TopicName | None) -> None:
     Examples:
       offloadctl places list
       offloadctl places list orders
-      offloadctl places list orders --json | jq .uncopied_segments
+      offloadctl places list orders -o json | jq .uncopied_segments
     """
     found = session.ask(lambda client: client.places(topic or ""))
     document = {"topic": str(topic or ""), **as_json(found, kept=("uncopied_segments", "uncopied_bytes"))}
@@ -93,7 +93,7 @@ def switch(session: Session, topic: TopicName, *, to: str, dry_run: bool) -> Non
     Examples:
       offloadctl places switch orders --dry-run
       offloadctl places switch orders --to pulsar-eu/topics/
-      offloadctl places switch orders --json | jq .waiting
+      offloadctl places switch orders -o json | jq .waiting
     """
     found = session.ask(lambda client: exchanged(client, topic, to=to, dry_run=dry_run), timeout_s=SWITCH_TIMEOUT_S)
     document = {"topic": str(topic), "dry_run": dry_run, **as_json(found)}
@@ -153,7 +153,7 @@ def move(session: Session, topic: TopicName, *, to: str, delete_old: bool, yes: 
       offloadctl places move orders --to pulsar-eu/topics/ --dry-run
       offloadctl places move orders --to pulsar-eu/topics/
       offloadctl places move orders --to pulsar-eu/topics/ --delete-old --yes
-      offloadctl places move orders --to pulsar-eu/topics/ --json | jq .waiting
+      offloadctl places move orders --to pulsar-eu/topics/ -o json | jq .waiting
     """
     if delete_old and not dry_run and not yes:
         options.confirm(f"Move {topic} to {to}? In the end its copies elsewhere are deleted")

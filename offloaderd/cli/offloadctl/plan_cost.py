@@ -80,7 +80,7 @@ def plan_cost(
       offloadctl plan-cost --rate 1KiB --topics 1000 --size 64MiB --size 1GiB
       offloadctl plan-cost --compare
       offloadctl plan-cost --rate 1MiB --prices aws/STANDARD_IA
-      offloadctl plan-cost --json | jq '.plans[] | {size_bytes, age_s, requests_month}'
+      offloadctl plan-cost -o json | jq '.plans[] | {size_bytes, age_s, requests_month}'
     """
     if rate is not None and topics:
         raise click.UsageError("name topics to have them measured, or say --rate; not both")

@@ -165,10 +165,14 @@ def changed(
     dry_run: bool,
 ) -> None:
     """Show what was, or would be, changed."""
-    if session.json:
-        rows = [picked(one, "topic", "outcome", "differences", "reason") for one in done.topics]
-        show.document({"level": level_name(level), "dry_run": dry_run, "topics": rows, "notes": list(done.notes)})
-        return
+    rows = [picked(one, "topic", "outcome", "differences", "reason") for one in done.topics]
+    document = {"level": level_name(level), "dry_run": dry_run, "topics": rows, "notes": list(done.notes)}
+    session.tell(document, lambda: _show_changed(level, done, verb, dry_run=dry_run))
+
+
+def _show_changed(
+    level: policy_pb2.PolicyLevel, done: policy_pb2.ChangePoliciesResponse, verb: str, *, dry_run: bool
+) -> None:
     if dry_run:
         show.table(
             ["TOPIC", "OUTCOME", "CHANGES"],
@@ -312,7 +316,7 @@ add_commands(
     \b
     Examples:
       offloadctl topics get-offload-policies orders
-      offloadctl topics get-offload-policies orders --json
+      offloadctl topics get-offload-policies orders -o json
     """,
     remove="""Remove the policies of a topic.
     Remove the policies that were set for a topic by its name; it then follows its namespace and patterns.
@@ -367,17 +371,19 @@ def import_broker_conf(session: Session, conf: Path, apply: bool, method: str | 
 
 def _show_import(session: Session, found: Import, done: policy_pb2.ChangePoliciesResponse | None) -> None:
     """Show the keys, and what was changed if they were applied."""
-    if session.json:
-        names = ("line", "key", "value", "used_as", "why_not=why")
-        document = {
-            "keys": [picked(one, *names, kept=("value",)) for one in found.verdicts],
-            "policies": dict(found.policies.set_values()),
-            "settings": found.settings,
-            "notes": found.notes,
-            "mistakes": found.mistakes,
-        }
-        show.document({**document, "applied": done is not None})
-        return
+    names = ("line", "key", "value", "used_as", "why_not=why")
+    document = {
+        "keys": [picked(one, *names, kept=("value",)) for one in found.verdicts],
+        "policies": dict(found.policies.set_values()),
+        "settings": found.settings,
+        "notes": found.notes,
+        "mistakes": found.mistakes,
+        "applied": done is not None,
+    }
+    session.tell(document, lambda: _show_keys(session, found, done))
+
+
+def _show_keys(session: Session, found: Import, done: policy_pb2.ChangePoliciesResponse | None) -> None:
     show.table(
         ["LINE", "KEY", "VALUE", "USED AS"],
         [(str(one.line), one.key, one.value, one.used_as or f"- ({one.why})") for one in found.verdicts],

@@ -47,7 +47,7 @@ def plan(session: Session, target: str, to_ledger_id: int | None) -> None:
     Examples:
       offloadctl rollback plan orders
       offloadctl rollback plan public/default
-      offloadctl rollback plan orders --json | jq -r '.topics[].ledgers[] | "\\(.ledger_id) \\(.segment_id)"'
+      offloadctl rollback plan orders -o json | jq -r '.topics[].ledgers[] | "\\(.ledger_id) \\(.segment_id)"'
     """
     show_plans(session, target, to_ledger_id)
 
@@ -112,7 +112,7 @@ def _follow(session: Session, topic: TopicName) -> int:
     def tell(report: rollback_pb2.RollbackProgress) -> None:
         nonlocal said
         line = _progress_line(report)
-        if line != said and not session.json:
+        if line != said and not session.structured:
             show.note(line)
         said = line
 
@@ -134,7 +134,7 @@ def status(session: Session, topic: TopicName) -> None:
     \b
     Examples:
       offloadctl rollback status orders
-      offloadctl rollback status orders --json | jq .left
+      offloadctl rollback status orders -o json | jq .left
     """
 
     async def asked(client: DaemonClient) -> rollback_pb2.RollbackProgress:
@@ -233,7 +233,7 @@ def _plan_lines(one: rollback_pb2.PlanRollbackResponse, to: int | None) -> list[
         )
     lines.append(
         "nothing here writes below /managed-ledgers: for a broker to find the objects, the topic's node there has to "
-        "name each ledger's uuid and driver in its offload context (--json lists them)"
+        "name each ledger's uuid and driver in its offload context (-o json lists them)"
     )
     return lines
 

@@ -25,7 +25,7 @@ def segments(session: Session, topic: TopicName) -> None:
     \b
     Examples:
       offloadctl segments orders
-      offloadctl segments orders --json | jq -r '.segments[].data_key'
+      offloadctl segments orders -o json | jq -r '.segments[].data_key'
     """
     found = session.ask(lambda client: client.segments(topic))
     document = {"topic": str(topic), "segments": [as_json(one, kept=("bucket",)) for one in found]}
@@ -52,7 +52,7 @@ def verify(session: Session, topic: TopicName, *, level: str) -> int:
     Examples:
       offloadctl verify orders
       offloadctl verify orders --level metadata
-      offloadctl verify orders --json | jq -r '.flaws[]? | select(.problem) | "\\(.key) \\(.offset)"'
+      offloadctl verify orders -o json | jq -r '.flaws[]? | select(.problem) | "\\(.key) \\(.offset)"'
     """
     problems = 0
     with Bars() as bars:
@@ -67,12 +67,12 @@ def verify(session: Session, topic: TopicName, *, level: str) -> int:
             else:
                 flaws, document, head = event.between.flaws, picked(event.between, "segments"), "between segments:"
             problems += sum(flaw.is_problem for flaw in flaws)
-            if session.json or flaws:
+            if session.structured or flaws:
                 bars.clear()
-            if session.json:
+            if session.structured:
                 document["flaws"] = [show.flaw_json(flaw) for flaw in flaws]
                 line = document if event.HasField("segment") else {"summary": document}
-                click.echo(show.json_line(line), nl=False)
+                session.item(line)
             elif flaws:
                 click.echo(head)
                 show.write_flaws(flaws)
@@ -81,7 +81,7 @@ def verify(session: Session, topic: TopicName, *, level: str) -> int:
             return last_of(client.verify(topic, level=level, timeout_s=session.timeout_s), take)
 
         last = session.ask(verify).between
-    if not session.json:
+    if not session.structured:
         verdict = show.plural(problems, "problem") if problems else "no problem"
         click.echo(f"read {show.size(last.read_bytes)} of {show.plural(last.segments, 'segment')}: {verdict}")
     return CORRUPT if problems else OK
@@ -106,7 +106,7 @@ def explain(session: Session, topic: TopicName, position: Position) -> int:
     \b
     Examples:
       offloadctl explain orders 12:345
-      offloadctl explain orders 12:345 --json | jq -r '.place | "\\(.data_key) \\(.payload_offset) \\(.payload_bytes)"'
+      offloadctl explain orders 12:345 -o json | jq -r '.place | "\\(.data_key) \\(.payload_offset) \\(.payload_bytes)"'
     """
     found = session.ask(lambda client: client.explain(topic, position))
     todo = f"\n-> {found.what_to_do}" if found.what_to_do else ""

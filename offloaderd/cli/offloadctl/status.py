@@ -8,13 +8,14 @@ import tty
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import click
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from offloaderd.cli import options, show
+from offloaderd.cli import forms, options, show
 from offloaderd.cli.options import Session, duration_param
 from offloaderd.client import DaemonClient
 from offloaderd.core.aio import race
@@ -46,7 +47,7 @@ def status(session: Session, topic: TopicName | None) -> None:
     Examples:
       offloadctl status
       offloadctl status orders
-      offloadctl status orders --json | jq '.topics[0].lag_entries'
+      offloadctl status orders -o json | jq '.topics[0].lag_entries'
     """
 
     async def asked(client: DaemonClient) -> tuple[admin_pb2.StatusResponse, read_pb2.LastPositionsResponse | None]:
@@ -105,11 +106,12 @@ def doctor(session: Session) -> int:
     \b
     Examples:
       offloadctl doctor
-      offloadctl doctor --json | jq -r '.checks[] | select(.verdict == "fail") | .found'
+      offloadctl doctor -o json | jq -r '.checks[] | select(.verdict == "fail") | .found'
     """
 
     async def examined(client: DaemonClient) -> int:
-        return await show.show_checks(client.examine(timeout_s=session.timeout_s), as_json=session.json)
+        write = partial(session.tell, text="") if session.form != forms.TABLE else None
+        return await show.show_checks(client.examine(timeout_s=session.timeout_s), write)
 
     return session.ask(examined)
 
@@ -180,13 +182,13 @@ def top(session: Session, *, sort: str, search: str, limit: int | None, interval
 
     On a terminal the table is live; keys: l, b, r, s and t sort by age of the lag, its bytes, rate, open segment and
     name; q ends. IN/S is what goes into segments, history apart. Elsewhere, and with --once, one table is printed.
-    With --json there is one document a look, each on a line, until it is interrupted; with --once a single one.
+    With -o json there is one document a look, each on a line, until it is interrupted; with --once a single one.
 
     \b
     Examples:
       offloadctl top
       offloadctl top --sort rate --search acme/orders
-      offloadctl top --once --json | jq '.topics[] | select(.lag_seconds > 60) | .topic'
+      offloadctl top --once -o json | jq '.topics[] | select(.lag_seconds > 60) | .topic'
     """
     view = View(sort=sort, search=search, limit=limit)
     session.run(_watch(session, view, SystemClock(), interval, once=once))
@@ -200,13 +202,13 @@ async def _watch(session: Session, view: View, clock: Clock, interval_s: float, 
             view.take(await client.status(), clock.monotonic())
 
         await look()
-        if once or not (session.json or sys.stdout.isatty()):
+        if once or not (session.structured or sys.stdout.isatty()):
             await clock.sleep(interval_s)
             await look()
             session.tell(_view_json(view), lambda: _print_once(view))
-        elif session.json:
+        elif session.structured:
             while True:
-                click.echo(show.json_line(_view_json(view)), nl=False)
+                session.item(_view_json(view))
                 await clock.sleep(interval_s)
                 await look()
         else:

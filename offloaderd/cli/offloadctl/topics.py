@@ -30,7 +30,14 @@ for command in (offload.offload_topic, offload.offload_status, offload.pause, of
 
 def selecting(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the argument and option of `enable` and `disable`: a topic or pattern, and --dry-run."""
-    pattern = click.argument("pattern", metavar="TOPICS", nargs=-1, required=True, callback=options.one_pattern)
+    pattern = click.argument(
+        "pattern",
+        metavar="TOPICS",
+        nargs=-1,
+        required=True,
+        callback=options.one_pattern,
+        shell_complete=options.complete_topics,
+    )
     return pattern(offload.DRY_RUN(function))
 
 
@@ -46,7 +53,7 @@ def list_topics(session: Session, prefix: str) -> None:
     \b
     Examples:
       offloadctl topics list
-      offloadctl topics list public/default --json
+      offloadctl topics list public/default -o json
     """
     found, selections = session.ask(lambda client: listed(client, prefix))
     document = {"topics": [as_json(one) for one in found], "selections": [_selection_json(one) for one in selections]}
@@ -234,11 +241,17 @@ def answer(
     session: Session, pattern: TopicPattern, changes: Sequence[admin_pb2.TopicChange], *, enabled: bool, dry_run: bool
 ) -> None:
     """Show what was done, in a dry run what would be done to each topic; and counts, if there can be several topics."""
+    name, rows = str(pattern.topic or pattern), [as_json(one) for one in changes]
+    session.tell(
+        {"topic": name, "enabled": None if dry_run else enabled, "dry_run": dry_run, "changes": rows},
+        lambda: _show_changes(pattern, changes, enabled=enabled, dry_run=dry_run),
+    )
+
+
+def _show_changes(
+    pattern: TopicPattern, changes: Sequence[admin_pb2.TopicChange], *, enabled: bool, dry_run: bool
+) -> None:
     name = str(pattern.topic or pattern)
-    if session.json:
-        rows = [as_json(one) for one in changes]
-        show.document({"topic": name, "enabled": None if dry_run else enabled, "dry_run": dry_run, "changes": rows})
-        return
     if dry_run:
         CHANGES.show(changes)
     verb = "enable" if enabled else "disable"

@@ -34,6 +34,9 @@ COMMANDS = LazyCommands(
 def cli() -> None:
     """Stream Apache Pulsar's entries to S3 while the ledger is still being written.
 
+    All commands need the extra `daemon`, `spark` and `standalone` the extra of their name:
+    pip install 'offloaderd[daemon]'.
+
     \b
     Examples:
       offloaderd standalone --walkthrough

@@ -98,7 +98,7 @@ def doctor(*, config: Path | None, as_json: bool) -> int:
       offloaderd doctor --config offloaderd.toml --json | jq -r '.checks[] | select(.verdict != "ok")'
     """
     log.configure("critical")  # the checks report what the libraries would log
-    return asyncio.run(show.show_checks(_examination(config), as_json=as_json))
+    return asyncio.run(show.show_checks(_examination(config), show.document if as_json else None))
 
 
 async def _examination(config: Path | None) -> AsyncGenerator[CheckResult, None]:

@@ -23,16 +23,24 @@ if TYPE_CHECKING:
 
 @click.command()
 @CONFIG
-def serve(config: Path | None) -> int:
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 256),
+    help="Run so many daemons under one parent, for so many cores; over daemon.processes of the settings.",
+)
+@click.option("--as-process", type=(int, int, click.Path(path_type=Path)), hidden=True)
+def serve(config: Path | None, processes: int | None, as_process: tuple[int, int, Path] | None) -> int:
     """Run the daemon until SIGTERM or SIGINT, which drain it; a second one cuts the drain short.
 
     SIGHUP makes it read its settings again, as `offloadctl reload` does. Every setting can also be given in the
     environment: OFFLOADERD__SECTION__SETTING. While ZooKeeper or the bucket cannot be reached the daemon waits for
-    them and reports it on /readyz.
+    them and reports it on /readyz. With several processes signals reach all of them, one that ends is replaced, and
+    budgets of memory and disk are divided among them.
 
     \b
     Examples:
       offloaderd serve --config /etc/offloaderd/offloaderd.toml
+      offloaderd serve --config /etc/offloaderd/offloaderd.toml --processes 8
       OFFLOADERD__OBJECTS__BUCKET=offload offloaderd serve
     """
     limit_arenas()
@@ -41,11 +49,28 @@ def serve(config: Path | None) -> int:
     from offloaderd.daemon.daemon import run  # noqa: PLC0415
     from offloaderd.daemon.log import parsed_levels  # noqa: PLC0415
     from offloaderd.daemon.settings import load  # noqa: PLC0415
+    from offloaderd.daemon.settings.share import Process, share_of  # noqa: PLC0415
 
-    reread = partial(load, config, os.environ)
-    settings = reread()
-    log.configure(settings.log.level, settings.log.format, modules=parsed_levels(settings.log.levels))
-    return asyncio.run(run(settings, on_ready=lambda _: freeze_heap(), reread=reread, environ=os.environ))
+    options = {} if processes is None else {"daemon.processes": str(processes)}
+    host = partial(load, config, os.environ, options)
+    settings = host()
+    number = as_process[0] if as_process is not None else None
+    log.configure(settings.log.level, settings.log.format, modules=parsed_levels(settings.log.levels), process=number)
+    if as_process is not None:
+        one, port, directory = as_process
+        process = Process(number=one, count=settings.daemon.processes, port=port, directory=directory)
+
+        def share() -> Settings:
+            return share_of(host(), one)
+
+        return asyncio.run(
+            run(share(), on_ready=lambda _: freeze_heap(), reread=share, environ=os.environ, process=process)
+        )
+    if settings.daemon.processes > 1:
+        from offloaderd.processes.serving import run_processes  # noqa: PLC0415
+
+        return asyncio.run(run_processes(settings, config, reread=host, environ=os.environ))
+    return asyncio.run(run(settings, on_ready=lambda _: freeze_heap(), reread=host, environ=os.environ))
 
 
 ANSWER_S = 3.0

@@ -3,8 +3,9 @@
 A metric's name is its attribute's name behind `offloaderd_`, and for a counter before `_total`. A help text has the
 unit and what to do with the number. Base units are seconds and bytes; no metric is a rate. Labels are bounded: a label
 has either the closed set of values written here (the series exist at zero from the start, so that `increase()` sees the
-first event) or values that an operator bounds, which are only `topic`, the S3 operations and codes, and the gRPC
-methods. Ledger ids, keys and upload ids are never labels. docs/metrics.md is generated from this module.
+first event) or values that an operator bounds, which are only `topic`, `namespace` (of topics and quotas), the S3
+operations and codes, and the gRPC methods. Ledger ids, keys and upload ids are never labels. docs/metrics.md is
+generated from this module.
 """
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, disable_created_metrics

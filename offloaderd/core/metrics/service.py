@@ -17,8 +17,46 @@ WAKE_CAUSES = ("source", "due", "used", "policy")
 WHYS = ("chosen", "only_here", "fell_back_missing", "fell_back_corrupt", "fell_back_unavailable")
 
 
+QUOTAS = ("write_bytes_per_s", "read_bytes_per_s", "stored_bytes", "topics", "readers", "calls", "unpack_bytes")
+
+
 class ServiceMetrics(Families):
     """The metrics of placement, reads, calls and changes of a running daemon."""
+
+    namespace_written_bytes = counter(
+        "Payload bytes that were taken in, by namespace; - are namespaces without topics and quotas.", namespace=OPEN
+    )
+    namespace_read_bytes = counter("Bytes that were sent to readers, by namespace, for its bill.", namespace=OPEN)
+    namespace_requests = counter("Calls that named a topic or pattern of the namespace.", namespace=OPEN)
+    namespace_stored_byte_seconds = counter(
+        "Bytes of data objects times the seconds that they were stored, of topics that this daemon owns; divide by "
+        "3600 for byte-hours.",
+        namespace=OPEN,
+    )
+    namespace_waited_seconds = counter(
+        "Seconds that feeds and readers waited for a rate of their namespace (quota). Rising with a growing lag: raise "
+        "write_bytes_per_s, or the tenant sends too much.",
+        namespace=OPEN,
+        quota=QUOTAS,
+    )
+    namespace_refused = counter(
+        "Calls that were refused, and topics that were not enabled, because a quota of the namespace or tenant is "
+        "used. Rising: its callers need more, or do too much at once.",
+        namespace=OPEN,
+        quota=QUOTAS,
+    )
+    namespace_used = gauge(
+        "Use of each quota by namespace or tenant now. stored_bytes and topics are those of the cluster as this daemon "
+        "knows them, the others its own.",
+        namespace=OPEN,
+        quota=QUOTAS,
+    )
+    namespace_quota = gauge(
+        "Quotas in force, by namespace or tenant; no series without a limit. stored_bytes used up: nothing more of its "
+        "topics is offloaded.",
+        namespace=OPEN,
+        quota=QUOTAS,
+    )
 
     ownership_topics = gauge("Topics that this daemon owns now.")
     topics_suspended = gauge(
@@ -148,9 +186,10 @@ class ServiceMetrics(Families):
         reason=("unauthenticated", "denied", "calls", "rate", "duration", "slow", "identity_calls", "identity_readers"),
     )
     grpc_tokens = counter(
-        "Calls that were accepted by a token, by the key that signed it: present, or previous "
-        "(access.token_..._previous). When previous does not rise any more, the old key can be removed.",
-        signed_by=("present", "previous"),
+        "Calls that were accepted by a token, by the key that signed it: present, previous "
+        "(access.token_..._previous), or one of the provider (access.token_jwks). When previous does not rise any "
+        "more, the old key can be removed.",
+        signed_by=("present", "previous", "provider"),
     )
     grpc_limit = gauge(
         "The limits of the API, from the settings; 0: no limit. Seconds, bytes or numbers, as the label says.",

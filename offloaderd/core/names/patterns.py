@@ -12,12 +12,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import TopicName
-from offloaderd.core.names.expressions import Expression
 from offloaderd.core.names.managed_ledgers import partition_of
+
+if TYPE_CHECKING:
+    from offloaderd.core.names.expressions import Expression
 
 PATTERN_CHARS_MAX = 1000
 REGEX = "re:"
@@ -56,7 +58,7 @@ class TopicPattern:
     breadth: Breadth = field(compare=False)
     scope: Scope = field(compare=False)
     topic: TopicName | None = field(default=None, compare=False)
-    expression: Expression | None = field(default=None, compare=False, repr=False)
+    expression: "Expression | None" = field(default=None, compare=False, repr=False)
 
     @classmethod
     def parse(cls, text: str) -> "TopicPattern":

@@ -27,7 +27,7 @@ from offloaderd.objects.settings import ServiceSettings
 
 MiB = 1024**2
 BASE_BYTES = 100 * MiB
-"""Memory of the daemon besides its budgets."""
+"""Memory of a process besides its budgets; the parent of several takes as much."""
 MEMORY_WARN_SHARE = 0.8
 SKEW_WARN_MS = 2_000
 SKEW_FAIL_MS = 300_000
@@ -51,11 +51,13 @@ async def machine_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
 def memory(settings: Settings) -> Finding:
     """Compare the budgets with the memory of this machine or container."""
     budgets = settings.memory
-    needed = budgets.budget_bytes + BASE_BYTES
+    count = settings.daemon.processes
+    base = BASE_BYTES * (count + 1 if count > 1 else 1)
+    needed = budgets.budget_bytes + base
     there = memory_bytes(map(Path, CGROUP_LIMITS))
     if there is None:
         return ok(f"{_mib(needed)} at most; this system does not say how much there is")
-    found = f"{_mib(needed)} at most (the budgets and {_mib(BASE_BYTES)}) of {_mib(there)} here"
+    found = f"{_mib(needed)} at most (the budgets and {_mib(base)}) of {_mib(there)} here"
     lower = "lower memory.buffer_bytes, memory.upload_bytes or memory.cache_bytes, or give the daemon more"
     if needed > there:
         return fail(found, f"{lower}: it would be killed under load")

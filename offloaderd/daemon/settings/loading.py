@@ -238,9 +238,9 @@ class Report:
     mistakes: tuple[str, ...]
 
 
-def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
-    """Read the settings. Raises InvalidConfig whose message has one line for each mistake."""
-    report = check(path, environ)
+def load(path: Path | None, environ: Mapping[str, str], options: Mapping[str, str] = MappingProxyType({})) -> Settings:
+    """Read the settings; `options` as in `check`. Raises InvalidConfig whose message has one line for each mistake."""
+    report = check(path, environ, options)
     if report.settings is None:
         count = len(report.mistakes)
         head = "the settings have a mistake" if count == 1 else f"the settings have {count} mistakes"

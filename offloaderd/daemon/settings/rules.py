@@ -17,6 +17,7 @@ from offloaderd.core.section import Section, SizeMark, is_loopback, is_private
 from offloaderd.core.units import format_bytes
 from offloaderd.daemon.log import unknown_modules
 from offloaderd.daemon.settings.sections import Settings, header_pairs
+from offloaderd.daemon.settings.share import divided, port_of
 from offloaderd.objects.failures import in_section
 from offloaderd.objects.kinds import KINDS
 from offloaderd.objects.port import PartRules
@@ -77,7 +78,17 @@ def broken_rules(settings: Settings) -> list[Broken]:
         concerned = [rule for rule in RULES if "objects." in rule.keys and rule.is_broken(there)]
         found = [Broken(tuple(rule.keys.split()), rule.says(there)) for rule in concerned]
         broken += [one.of_service(service.section) for one in (*found, *_credentials(there))]
-    return [*broken, *_apart_services(settings), *_mirror(settings)]
+    return [*broken, *_apart_services(settings), *_mirror(settings), *_shares(settings)]
+
+
+def _shares(settings: Settings) -> Iterator[Broken]:
+    """Yield the rules that the settings keep, and the share of one of several processes does not."""
+    if settings.daemon.processes > 1:
+        share = divided(settings)
+        for rule in RULES:
+            if rule.is_broken(share) and not rule.is_broken(settings):
+                text = f"{rule.says(share)}; it is divided by daemon.processes = {settings.daemon.processes}"
+                yield Broken((*rule.keys.split(), "daemon.processes"), text)
 
 
 def _apart_services(settings: Settings) -> Iterator[Broken]:
@@ -232,7 +243,7 @@ def _alone(key: str, other: str, otherwise: str) -> Rule:
 def _key_before(key: str) -> Rule:
     return Rule(
         f"{key} access.token_secret_key access.token_public_key",
-        lambda given: _is_set(given, key) and not given.access.has_tokens,
+        lambda given: _is_set(given, key) and not given.access.has_own_key,
         f"{key} is set without a present key: set access.token_secret_key or access.token_public_key",
     )
 
@@ -271,6 +282,15 @@ def _with_tls(section: str, *names: str) -> Iterator[Rule]:
         yield _needs(key, tls, f"{key} is set, but {tls} is not: set {tls} = true, or remove the file")
 
 
+PORT_MAX = 65_535
+
+
+def _process_ports(settings: Settings) -> range:
+    """Return the ports that several processes have for themselves."""
+    count = settings.daemon.processes
+    return range(port_of(settings, 1), port_of(settings, count) + 1) if count > 1 else range(0)
+
+
 def _is_open(settings: Settings) -> bool:
     grpc = settings.grpc
     return not (grpc.allow_unauthenticated or is_loopback(grpc.host) or settings.is_authenticated)
@@ -281,6 +301,24 @@ RULES: tuple[Rule, ...] = (
         "grpc.port http.port",
         lambda s: s.grpc.port != 0 and (s.grpc.host, s.grpc.port) == (s.http.host, s.http.port),
         "grpc.port and http.port are both {grpc.port}: give each its own",
+    ),
+    Rule(
+        "daemon.processes ledgers.kind",
+        lambda s: s.daemon.processes > 1 and s.ledgers.kind == "embedded",
+        'daemon.processes = {daemon.processes}, and ledgers.kind = "embedded" is a database of one: set it to 1',
+    ),
+    Rule(
+        "daemon.processes grpc.process_port grpc.port http.port",
+        lambda s: bool(s.grpc.process_port) and not {s.grpc.port, s.http.port}.isdisjoint(_process_ports(s)),
+        lambda s: (
+            f"ports {_process_ports(s)[0]} to {_process_ports(s)[-1]} are those of the processes (grpc.process_port), "
+            "and grpc.port or http.port is one of them: move them apart"
+        ),
+    ),
+    Rule(
+        "daemon.processes grpc.process_port",
+        lambda s: bool(_process_ports(s)) and _process_ports(s)[-1] > PORT_MAX,
+        f"grpc.process_port = {{grpc.process_port}} and {{daemon.processes}} more is beyond {PORT_MAX}: lower it",
     ),
     Rule(
         "read.batch_bytes grpc.message_bytes_max",
@@ -310,6 +348,14 @@ RULES: tuple[Rule, ...] = (
     _alone("access.token_secret_key", "access.token_public_key", "tokens are signed in one way"),
     _key_before("access.token_secret_key_previous"),
     _key_before("access.token_public_key_previous"),
+    _needs_too("access.token_jwks", "access.token_issuer", "a provider's keys sign tokens for everybody"),
+    _needs_too("access.token_jwks_ca_file", "access.token_jwks", "it is the authority of the provider's address"),
+    Rule(
+        "access.token_jwks",
+        lambda s: (s.access.token_jwks or "").startswith("http://"),
+        "access.token_jwks = {access.token_jwks} is read without TLS, so anybody between could replace the keys: use "
+        "https",
+    ),
     Rule(
         "access.token_secret_key access.token_public_key tls.cert_file",
         lambda s: s.access.has_tokens and s.tls.cert_file is None,

@@ -77,6 +77,11 @@ class DaemonSettings(Section):
     cluster: ClusterName = "pulsar"
     """Name of the Pulsar cluster; part of every metadata path, so that clusters can share a ZooKeeper."""
 
+    processes: int = Field(default=1, ge=1, le=256)
+    """Processes of this host: one keeps little more than one core busy. With more than one, each is a daemon with the
+    id ID.NUMBER under a parent, which has the HTTP server; [memory], cache.disk_bytes and spill.bytes_max are divided
+    among them. `offloaderd serve --processes` sets it as well."""
+
     @field_validator("id")
     @classmethod
     def _named(cls, value: str) -> str:
@@ -107,7 +112,8 @@ class HttpSettings(Section):
 
 
 class MemorySettings(Section):
-    """Budgets. Together with some 100 MiB for the process itself they limit its memory."""
+    """Budgets. Together with some 100 MiB for the process itself they limit its memory. Several processes divide them,
+    and each takes its 100 MiB."""
 
     buffer_bytes: Bytes = Field(default=256 * MiB, ge=1 * MiB)
     """Tailing buffers of all topics. What does not fit is read from the source again."""

@@ -13,13 +13,17 @@ from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from typing import Any
+from urllib.parse import urlencode
 
 import grpc
 import structlog
 from aiohttp import web
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from offloaderd.access.audit import SCHEMA
+from offloaderd.access.roles import Role
 from offloaderd.api.gate import Caller, Gate
+from offloaderd.api.interceptor import code_name
 from offloaderd.core import units as words
 from offloaderd.core.errors import Denied, InvalidInput, OffloaderError, Transient, Unauthenticated
 from offloaderd.core.health import Health
@@ -59,8 +63,11 @@ audit = structlog.get_logger("offloaderd.audit")
 class StatusSite:
     """The page, its JSON, its style and its script. `board` is set once the daemon serves."""
 
-    def __init__(self, gate: Gate, health: Health, *, private: bool) -> None:
-        """`private`: only this machine may reach the page, without authentication."""
+    def __init__(self, gate: Gate | None, health: Health, *, private: bool, process: tuple[int, int] = (1, 1)) -> None:
+        """`private`: only this machine may reach the page, without authentication. Without a gate everybody is let in.
+
+        `process` is the number of this process among those of the host, and their count.
+        """
         self.board: Board | None = None
         self._gate = gate
         self._health = health
@@ -83,6 +90,7 @@ class StatusSite:
         }
         self._templates.globals |= {
             "REFRESH_S": REFRESH_S,
+            "PROCESS": process,
             "SORTS": SORTS,
             "ONLY": ONLY,
             **{name: getattr(last_hour, name) for name in ("WIDTH", "HEIGHT", "LEFT", "RIGHT")},
@@ -90,13 +98,16 @@ class StatusSite:
 
     def add_to(self, app: web.Application) -> None:
         """Add its routes to an application."""
-        app.router.add_get("/", _to_status)
-        app.router.add_get("/status", self._guarded(self._page, self._error_page))
-        app.router.add_get("/status.json", self._guarded(self._json, _error_json))
+        app.router.add_get("/", redirect_to("status"))
+        self.add_pages_to(app, "")
+
+    def add_pages_to(self, app: web.Application, below: str) -> None:
+        """Add the pages and what they load, below a path."""
+        app.router.add_get(f"{below}/status", self._guarded(self._page, self._error_page))
+        app.router.add_get(f"{below}/status.json", self._guarded(self._json, _error_json))
         for name, kind in ASSETS.items():
-            app.router.add_get(
-                f"/{name}", _asset(files("offloaderd.daemon.status_page").joinpath("static", name).read_bytes(), kind)
-            )
+            content = files("offloaderd.daemon.status_page").joinpath("static", name).read_bytes()
+            app.router.add_get(f"{below}/{name}", _asset(content, kind))
 
     async def fill(self, board: Board) -> None:
         """Show a board from now on; runs until cancelled."""
@@ -127,7 +138,10 @@ class StatusSite:
         if self._private and not names_this_machine(request.headers.get("Host", "localhost")):
             hint = "ask for 127.0.0.1 or localhost instead"
             raise InvalidInput("asked for by a name that is not this machine's", hint=hint)
+        if self._gate is None:
+            return await answer(request)
         caller: Caller | None = None
+        began_s = asyncio.get_running_loop().time()
         try:
             with self._gate.admitted(STATUS, HttpCaller(request), stream=False) as caller:
                 topic = wanted_topic(request.query)
@@ -139,10 +153,13 @@ class StatusSite:
         except Denied as error:
             audit.info(
                 "audit.call",
+                schema=SCHEMA,
+                seconds=round(asyncio.get_running_loop().time() - began_s, 6),
+                role=Role.READ,
                 service="http",
                 method=request.path,
-                peer=request.remote,
-                code=code_of(error).name,
+                peer=request.remote or "",
+                code=code_name(code_of(error)),
                 error=error.message,
                 identity=caller.name if caller is not None else "",
                 via=caller.via if caller is not None else "none",
@@ -196,8 +213,18 @@ def _error_json(error: OffloaderError) -> web.Response:
     return web.json_response({"error": error.message, "hint": error.hint or None})
 
 
-async def _to_status(_request: web.Request) -> web.Response:
-    raise web.HTTPFound("status", headers=HEADERS)
+def redirect_to(address: str) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Return a handler that sends a visitor on, with the query."""
+
+    async def redirect(request: web.Request) -> web.Response:
+        raise web.HTTPFound(f"{address}{query_of(request)}", headers=HEADERS)
+
+    return redirect
+
+
+def query_of(request: web.Request) -> str:
+    """Return the query of a request as one that is read in the same way; aiohttp's `query_string` is decoded."""
+    return f"?{urlencode(list(request.query.items()))}" if request.query else ""
 
 
 def _asset(content: bytes, kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:

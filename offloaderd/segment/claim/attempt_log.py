@@ -14,6 +14,7 @@ from offloaderd.core.errors import Conflict, Fenced, NotFound
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod
 from offloaderd.core.retry import until_answered
+from offloaderd.core.traces import NO_TRACES, Traces
 from offloaderd.metadata import nodes, paths, pieces, port
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.port import Create, Delete, MetadataStore, Replace, Step
@@ -47,6 +48,7 @@ class AttemptLog:
         metrics: Metrics,
         path: str | None = None,
         head: HeadKeeper | None = None,
+        traces: Traces = NO_TRACES,
     ) -> None:
         self._store = store
         self._claim = claim
@@ -54,6 +56,7 @@ class AttemptLog:
         self._clock = clock
         self._metrics = metrics
         self.head = head
+        self._traces = traces
         self._path = path or paths.attempt(claim.topic)
         self._version = 0
         self._ours: list[Attempt] = []  # what this log has read or may have written; empty: nothing yet
@@ -168,7 +171,8 @@ class AttemptLog:
 
         started = self._clock.monotonic()
         await self._write(segment.segment_id, lambda version: [*steps, Delete(self._path, version)], recorded)
-        self._metrics.metadata_commit_duration_seconds.observe(self._clock.monotonic() - started)
+        exemplar = self._traces.exemplar(segment.segment_id)
+        self._metrics.metadata_commit_duration_seconds.observe(self._clock.monotonic() - started, exemplar)
 
     async def note_ends(self, topic_map: TopicMap, ends: Mapping[int, LedgerEnd]) -> TopicMap:
         """Record the ends of offloaded ledgers, so that one deleted at the source is no loss; returns the map.
@@ -248,4 +252,12 @@ def attempt_log(
 ) -> AttemptLog:
     """Return the log of an attempt under a claim; `head` is needed to commit it."""
     upload = context.upload_context
-    return AttemptLog(context.metadata, claim, clock=upload.clock, metrics=upload.metrics, path=path, head=head)
+    return AttemptLog(
+        context.metadata,
+        claim,
+        clock=upload.clock,
+        metrics=upload.metrics,
+        path=path,
+        head=head,
+        traces=upload.traces,
+    )

@@ -106,11 +106,11 @@ class RatedPace(Pace):
         self._part_bytes = part_bytes
         self._clock = clock
 
-    async def acquire(self, wanted: int = 1, holder: Hashable = None) -> None:
+    async def acquire(self, wanted: int = 1, holder: Hashable = None, *, size: int | None = None) -> None:
         """Take slots as soon as the rate allows it."""
         if wait_s := self._bucket.take(self._part_bytes):
             await self._clock.sleep(wait_s)
-        await super().acquire(wanted, holder)
+        await super().acquire(wanted, holder, size=size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,6 +101,11 @@ async def test_prometheus_scrapes_a_daemon_and_draws_every_panel(
             assert not wrong
             alerts = {one["labels"]["alertname"] for one in (await answer(session, "/api/v1/alerts"))["alerts"]}
             assert alerts <= {"OffloaderdEventLoopBlocked"}, "on a busy machine it is right"
+            committed = {segment.segment_id for segment in await client.segments(TOPIC)}
+            buckets = "/api/v1/query_exemplars?query=offloaderd_time_to_durable_seconds_bucket&start=0&end=9999999999"
+            found = [one["labels"] for series in await answer(session, buckets) for one in series["exemplars"]]
+            assert {labels["segment_id"] for labels in found} <= committed
+            assert found
 
 
 async def unknown_methods(channel: grpc.aio.Channel) -> None:

@@ -33,6 +33,7 @@ from offloaderd.protocol.v1 import (
     placement_pb2_grpc,
     places_pb2_grpc,
     policy_pb2_grpc,
+    quota_pb2_grpc,
     read_pb2,
     read_pb2_grpc,
     retention_pb2_grpc,
@@ -88,6 +89,11 @@ class Reads(read_pb2_grpc.ReadServiceServicer):
                 yield read_pb2.ReadMessagesResponse(messages=[read_pb2.Message(data=bytes(1 << 20))])
         finally:
             self.open -= 1
+
+    async def Read(self, request: Any, context: Any) -> AsyncIterator[bytes]:  # type: ignore[override]  # noqa: ANN401, N802
+        """Stream large answers, which are serialized already, without end."""
+        while True:
+            yield read_pb2.ReadResponse(frames=bytes(1 << 20)).SerializeToString()
 
     async def LastPositions(self, request: Any, context: Any) -> read_pb2.LastPositionsResponse:  # noqa: ANN401, N802
         """Answer with nothing."""
@@ -180,6 +186,7 @@ async def guarded(
         "inspect": empty(inspect_pb2_grpc.InspectServiceServicer),
         "history": empty(history_pb2_grpc.HistoryServiceServicer),
         "policy": empty(policy_pb2_grpc.PolicyServiceServicer),
+        "quota": empty(quota_pb2_grpc.QuotaServiceServicer),
         "control": empty(control_pb2_grpc.ControlServiceServicer),
         "rollback": empty(rollback_pb2_grpc.RollbackServiceServicer),
         "ledgers": appends,

@@ -15,6 +15,8 @@ from offloaderd.api.gate import CALLER, Caller
 from offloaderd.api.read import ReadService
 from offloaderd.core.errors import Throttled
 from offloaderd.core.model import Position
+from offloaderd.core.names.patterns import Scope
+from offloaderd.core.quotas import Account, Accounts, Quotas
 from offloaderd.format.pulsar.messages import MESSAGE_BYTES, decode_entry, unpacked_bytes
 from offloaderd.protocol.v1 import read_pb2
 from tests.unit.api.test_read_service import entry, rig_of
@@ -95,10 +97,10 @@ async def test_chunks_that_wait_are_refused_where_they_find_no_room() -> None:
         assert used(rig) == 0
 
 
-def begun_by(name: str, asking: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """Ask as somebody."""
+def begun_by(name: str, asking: Coroutine[Any, Any, Any], account: Account | None = None) -> asyncio.Task[Any]:
+    """Ask as somebody, for a namespace."""
     context = copy_context()
-    caller = Caller(need=None, path="", rights=None, send_s_max=0.0, name=name, via="certificate")
+    caller = Caller(need=None, path="", rights=None, send_s_max=0.0, name=name, via="certificate", account=account)
     context.run(CALLER.set, caller)
     return asyncio.get_running_loop().create_task(asking, context=context)
 
@@ -126,6 +128,27 @@ async def test_one_who_takes_no_answers_leaves_room_for_others() -> None:
         for one in (*sleeping, other):
             await one.aclose()
     assert used(rig) == 0
+
+
+async def test_a_read_that_waits_for_its_rate_holds_no_memory() -> None:
+    """A namespace with a low rate leaves the memory to those that send what they unpack; it goes on once it may."""
+    rig = await rig_of([bomb(6 * MIB), entry(b"after")])
+    accounts = Accounts(rig.reader.clock, rig.metrics)
+    accounts.follow({(scope := Scope("acme", "eu")): Quotas(read_bytes_per_s=1)})
+    account = accounts.at(scope)
+    account.sent(1000)
+    service = ReadService(rig.reader, 8, metrics=rig.metrics, unpack_bytes=16 * MIB)
+    async with rig.reader:
+        slow = reads(service)
+        waiting = begun_by("mallory", slow.__anext__(), account)
+        other = reads(service)
+        assert len((await anext(other)).messages[0].data) == 6 * MIB
+        await other.aclose()
+        assert not waiting.done()
+        assert used(rig) == 0
+        accounts.follow({})
+        assert len((await waiting).messages[0].data) == 6 * MIB
+        await slow.aclose()
 
 
 async def test_chunks_of_one_that_never_end_leave_room_for_others() -> None:

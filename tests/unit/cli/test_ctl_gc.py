@@ -83,7 +83,7 @@ def test_a_dry_run_is_the_default(ctl: Ctl, upkeep: Upkeep) -> None:
 
 def test_apply_and_grace_are_handed_on(ctl: Ctl, upkeep: Upkeep) -> None:
     """And nothing is said of a dry run."""
-    answer = ctl("gc", "--apply", "--grace", "0", "--all", "--also", "u", "--also", "v")
+    answer = ctl("gc", "--apply", "--yes", "--grace", "0", "--all", "--also", "u", "--also", "v")
     assert answer.code == 0
     assert "dry run" not in answer.out
     assert "seg/c" in answer.out

@@ -84,10 +84,10 @@ def test_all_that_is_known_is_shown(ask: Ctl, fake: FakeIdentity) -> None:
 def test_an_acceptance_is_a_dry_run_unless_it_is_meant(ask: Ctl, fake: FakeIdentity) -> None:
     """Only with --apply is a finding accepted; both say what."""
     assert "would be taken as true" in ask("identity", "accept", "orders", "--kind", "list-behind").out
-    assert "the list is whole" in ask("identity", "accept", "orders", "--kind", "list-behind", "--apply").out
+    assert "the list is whole" in ask("identity", "accept", "orders", "--kind", "list-behind", "--apply", "--yes").out
     assert [one.dry_run for one in fake.requests] == [True, False]
     assert {(one.topic, one.kind) for one in fake.requests} == {(TOPIC, "list-behind")}
-    ask("identity", "accept", "--place", "--apply")
+    ask("identity", "accept", "--place", "--apply", "--yes")
     ask("identity", "accept", "--source")
     assert [one.WhichOneof("what") for one in fake.requests[2:]] == ["places", "source"]
 

@@ -130,10 +130,10 @@ def test_ledgers_delete_says_what_goes_first(ask: Ctl, fake: FakeRetention) -> N
     ]
     assert (list(fake.requests[0].ledger_ids), fake.requests[0].dry_run) == ([3, 4], True)
     fake.deleted = retention_pb2.DeleteLedgersResponse()
-    answer = ask("ledgers", "delete", "orders", "3")
+    answer = ask("ledgers", "delete", "orders", "3", "--yes")
     assert answer.out.splitlines() == ["marked deleted: none, all were before", "deleted: 0 segments, 0 B"]
     assert not fake.requests[1].dry_run
-    assert ask("ledgers", "delete", "orders", "3", "--json").json == {
+    assert ask("ledgers", "delete", "orders", "3", "--yes", "--json").json == {
         "topic": TOPIC,
         "dry_run": False,
         "marked": [],

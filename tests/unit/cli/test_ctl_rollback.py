@@ -107,7 +107,7 @@ def test_plan(ask: Ctl, fake: FakeRollback) -> None:
         "its method is streaming: what comes later will lie in segments again; set another method first",
         "the keys begin with 'p/', which a stock broker does not put in front: copy the objects",
         "nothing here writes below /managed-ledgers: for a broker to find the objects, the topic's node there has to "
-        "name each ledger's uuid and driver in its offload context (--json lists them)",
+        "name each ledger's uuid and driver in its offload context (-o json lists them)",
     ]
     assert fake.requests[0].target == "orders"
     shown = ask("rollback", "plan", "orders", "--to", "4", "--json").json["topics"][0]

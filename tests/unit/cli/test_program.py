@@ -18,7 +18,8 @@ import pytest
 from click.testing import CliRunner
 
 from offloaderd.api.settings import GrpcSettings
-from offloaderd.cli import options
+from offloaderd.cli import contexts, options
+from offloaderd.cli.contexts import Context, Contexts
 from offloaderd.cli.offloadctl import __main__ as offloadctl
 from offloaderd.cli.offloaderd import __main__ as offloaderd
 from offloaderd.cli.program import Program, exit_code, outcome_of
@@ -220,12 +221,15 @@ def test_every_command_has_help_with_examples(program: Program) -> None:
 
 
 def test_every_offloadctl_command_takes_the_shared_options() -> None:
-    """--json, --address, --standalone and --timeout are everywhere, those of the connection in one line."""
+    """Its help names the page that describes them in one line, and describes none."""
+    shared = [one for one in offloadctl.cli.params if isinstance(one, options.SharedOption)]
+    page = CliRunner().invoke(offloadctl.cli, ["options"], prog_name="offloadctl").output
+    assert re.findall(r"(?m)^  (-[-\w]+)", page) == [one.opts[0] for one in shared]
     for words in commands(offloadctl.cli):
-        help_text = CliRunner().invoke(offloadctl.cli, [*words, "--help"]).output
-        for option in ("--json", "--address", "--standalone", "--timeout"):
-            assert option in help_text, (words, option)
-        assert "--tls-key" not in help_text, words
+        help_text = CliRunner().invoke(offloadctl.cli, [*words, "--help"], prog_name="offloadctl").output
+        if words not in {("completion",), ("options",)}:  # which ask no daemon
+            assert "form: offloadctl options" in " ".join(help_text.split()), words
+        assert not re.search(r"--(standalone|timeout|json|tls-key|context) ", help_text.partition("Options:")[2]), words
 
 
 def test_a_command_waits_for_no_library_that_only_others_need() -> None:
@@ -246,7 +250,7 @@ def test_commands_are_listed_and_completed_without_being_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     *help_text, completed, loaded = done.stdout.splitlines()
-    assert "  drill               Try the promises on your stores, with faults injected." in help_text
+    assert "  drill               Try the promises on your stores, with faults. [daemon]" in help_text
     assert completed == "daemons doctor drain drill"
     assert not [name for name in loaded.split() if name.startswith(("offloaderd.drill", "offloaderd.spark"))]
 
@@ -338,3 +342,59 @@ def test_a_standalone_that_runs_in_the_usual_place_is_found(fake: FakeDaemon) ->
         assert run("topics", "list")[0] == 0
     finally:
         os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ledgers", "delete", "orders", "3"],
+        ["gc", "--apply"],
+        ["identity", "accept", "--place", "--apply"],
+        ["rollback", "convert", "orders"],
+        ["places", "move", "orders", "--to", "b/p", "--delete-old"],
+    ],
+)
+def test_what_cannot_be_undone_is_confirmed(ctl: Ctl, fake: FakeDaemon, words: list[str]) -> None:
+    """Without a terminal to ask at, --yes is needed, and nothing is asked of the daemon; a dry run needs none."""
+    answer = ctl(*words)
+    assert answer.code == 2
+    assert answer.err.endswith("hint: add --yes\n")
+    assert not fake.requests
+    assert "no terminal" not in ctl(*words, "--yes").err
+
+
+def test_a_confirmation_that_is_not_given_changes_nothing(fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The question says what would be done, on stderr; the exit code is that of an interruption."""
+    monkeypatch.setattr(options, "is_terminal", lambda: True)
+    words = ["gc", "--apply", "--address", fake.address]
+    result = CliRunner().invoke(offloadctl.cli, words, input="n\n")
+    assert result.exit_code == 130
+    assert "This cannot be undone" in result.stderr
+    assert not fake.requests
+
+
+def test_a_standalone_that_runs_elsewhere_is_found(
+    fake: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that started last, while it runs; a context in use goes before it."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
+    elsewhere, older = tmp_path / "elsewhere", tmp_path / "older"
+    remembered(elsewhere, int(fake.address.rpartition(":")[2]))
+    remembered(older, 1)
+    state.announce(older)
+    state.announce(elsewhere)
+    with state.locked(elsewhere):
+        assert state.found() is not None
+        assert run("topics", "list")[0] == 0
+        contexts.save(Contexts("away", {"away": Context(address="127.0.0.1:1")}))
+        assert run("topics", "list")[0] == 3
+        contexts.save(Contexts())
+    assert state.found() is None
+
+
+def test_a_standalone_runs_where_it_cannot_be_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home directory may be missing or read-only."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    state.announce(tmp_path)
+    assert state.found() is None

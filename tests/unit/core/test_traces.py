@@ -107,6 +107,46 @@ async def test_a_segment_is_one_trace_with_all_its_steps() -> None:
     assert seen.count.labels(outcome="exported")._value.get() == len(spans)
 
 
+def led_to(rig: Rig) -> dict[str, set[tuple[tuple[str, str], ...]]]:
+    """Return the labels of all exemplars, by the histogram that has them."""
+    found: dict[str, set[tuple[tuple[str, str], ...]]] = {}
+    for family in rig.metrics.view().collect():
+        for sample in family.samples:
+            if sample.exemplar is not None:
+                found.setdefault(family.name, set()).add(tuple(sample.exemplar.labels.items()))
+    return found
+
+
+LEADING = {
+    "offloaderd_time_to_durable_seconds",
+    "offloaderd_upload_part_duration_seconds",
+    "offloaderd_metadata_commit_duration_seconds",
+}
+
+
+async def test_histograms_lead_to_the_trace_of_a_segment() -> None:
+    """A value that was observed for a segment carries its id, and that of its trace."""
+    rig = Rig()
+    rig.ledgers = memory_ledgers(rig.clock)
+    with traced(rig) as seen:
+        await everything_offloaded(rig)
+        (segment_id,) = seen.traces()
+    labels = ("segment_id", str(segment_id)), ("trace_id", segment_id.hex)
+    assert led_to(rig) == {name: {labels} for name in LEADING}
+
+
+async def test_histograms_name_no_trace_of_a_segment_that_has_none() -> None:
+    """Without traces, and where a segment is not sampled, an exemplar has the segment's id alone."""
+    rig = Rig()
+    rig.ledgers = memory_ledgers(rig.clock)
+    await everything_offloaded(rig)
+    assert led_to(rig).keys() == LEADING
+    assert {name for labels in led_to(rig).values() for one in labels for name, _ in one} == {"segment_id"}
+    with traced(rig, ratio=0.25) as seen:
+        ids = [UUID(int=quarter << 126 | 1) for quarter in range(4)]
+        assert [len(seen.telemetry.exemplar(one)) for one in ids] == [2, 1, 1, 1]
+
+
 async def test_a_segment_that_fails_says_by_what_and_not_a_word_more() -> None:
     """The class of the error is in the trace of the attempt; its message, which might hold anything, is not."""
     rig, faults = Rig(policy=RollPolicy(segment_bytes_max=1 << 30, segment_age_max_s=3600)), Faults()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import ssl
 import warnings
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from tests.authority import Pair
 
-    Get = Callable[[str], Awaitable[aiohttp.ClientResponse]]
+    Get = Callable[..., Awaitable[aiohttp.ClientResponse]]
 
 REAL_TIME = "HTTP"
 
@@ -45,8 +46,8 @@ async def served(metrics: Metrics, health: Health, topic_metrics: bool = True) -
         aiohttp.ClientSession(f"http://{server.address}") as client,
     ):
 
-        async def get(path: str) -> aiohttp.ClientResponse:
-            response = await client.get(path)
+        async def get(path: str, accept: str = "*/*") -> aiohttp.ClientResponse:
+            response = await client.get(path, headers={"Accept": accept})
             await response.read()
             return response
 
@@ -115,6 +116,21 @@ async def test_metrics_are_served_in_the_text_format() -> None:
     assert "\noffloaderd_upload_bytes_total 4096.0\n" in text
     assert "\nprocess_resident_memory_bytes " in text
     assert "\npython_gc_collections_total{" in text
+
+
+async def test_exemplars_are_served_as_openmetrics() -> None:
+    """A Prometheus asks for OpenMetrics and gets the exemplars; the older text format has none."""
+    metrics = Metrics()
+    metrics.time_to_durable_seconds.observe(4.0, {"segment_id": "s", "trace_id": "t"})
+    async with served(metrics, Health()) as get:
+        response = await get("/metrics", accept="application/openmetrics-text;version=1.0.0")
+        text = await response.text()
+        plain = await (await get("/metrics")).text()
+    assert response.headers["Content-Type"].startswith("application/openmetrics-text; version=")
+    line = r'offloaderd_time_to_durable_seconds_bucket\{le="5.0"\} 1.0 # \{segment_id="s",trace_id="t"\} 4.0 [\d.]+\n'
+    assert re.search(line, text)
+    assert text.endswith("# EOF\n")
+    assert "trace_id" not in plain
 
 
 @pytest.mark.parametrize("together", [True, False])

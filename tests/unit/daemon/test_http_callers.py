@@ -99,8 +99,8 @@ async def test_refusals_are_in_the_audit_log_without_the_token() -> None:
                 assert answer.status == 401
     audited = [event for event in events if event["event"] == "audit.call"]
     assert [(event["code"], event["identity"]) for event in audited] == [
-        ("PERMISSION_DENIED", "carol"),
-        ("UNAUTHENTICATED", ""),
+        ("PermissionDenied", "carol"),
+        ("Unauthenticated", ""),
     ]
     assert sent["Authorization"].removeprefix("Bearer ") not in str(events)
 

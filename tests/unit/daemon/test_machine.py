@@ -18,7 +18,7 @@ from offloaderd.daemon.doctor import examination
 from offloaderd.daemon.doctor.finding import Verdict
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.settings.rules import doubtful
-from offloaderd.daemon.settings.sections import MemorySettings
+from offloaderd.daemon.settings.sections import DaemonSettings, MemorySettings
 from offloaderd.ledgers.settings import LedgersSettings, PulsarSettings
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.objects.settings import ObjectsSettings
@@ -42,6 +42,12 @@ class TestMemory:
         finding = examination.memory(Settings(objects=FILES))
         assert finding.verdict is verdict
         assert "676 MiB" in finding.found
+
+    def test_several_processes_and_their_parent_each_need_memory_besides(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The budgets are those of the host."""
+        monkeypatch.setattr(examination, "memory_bytes", lambda _: None)
+        finding = examination.memory(Settings(objects=FILES, daemon=DaemonSettings(processes=4)))
+        assert f"{576 + 5 * 100:,} MiB" in finding.found
 
     def test_a_container_has_what_its_limit_says(self, tmp_path: Path) -> None:
         """The least of all limits counts; `max` and a missing file are none."""

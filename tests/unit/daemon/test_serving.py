@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import pkgutil
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
+from offloaderd.access.jwks import parse
 from offloaderd.access.roles import Identity, Kind, Role
 from offloaderd.api.admin import DaemonSnapshot
 from offloaderd.api.push import LedgerService
@@ -20,7 +25,7 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
 from offloaderd.daemon import topic_context as contexts
 from offloaderd.daemon.components import Components
-from offloaderd.daemon.guard import Guard
+from offloaderd.daemon.guard import Guard, _provider
 from offloaderd.daemon.log_levels import LogLevels
 from offloaderd.daemon.reload import LIVE, Reloader
 from offloaderd.daemon.settings import Settings, check
@@ -30,6 +35,8 @@ from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.topic.buffer import BufferPool
 from tests.authority import Authority
+from tests.unit.access.test_jwks import RSA_KEY, jwk
+from tests.unit.access.test_jwks import listed as document
 from tests.unit.daemon.test_log_levels import standard_levels
 
 REAL_TIME = "gRPC"
@@ -118,6 +125,7 @@ class Site:
         holds = components.engine.book.effective(TOPIC, None).values
         found: dict[str, Any] = {key: getattr(holds, name) for key, name in HELD_BY_POLICIES.items()}
         return found | {
+            "access.audit_calls": bounds.audit_calls,
             "access.audit_reads": bounds.audit_reads,
             "access.calls_per_s": bounds.calls_per_s,
             "access.grants": rules and [rules.rights.allow([one], Role.READ, None) for one in (ALICE, BOB)],
@@ -129,6 +137,8 @@ class Site:
             "access.token_audience": token and token.audience,
             "access.token_audience_claim": token and token.audience_claim,
             "access.token_claim": token and token.claim,
+            "access.token_groups_claim": token and token.groups_claim,
+            "access.token_issuer": token and token.issuer,
             "access.token_leeway_s": token and token.leeway_s,
             "access.token_secret_key": rules and next(iter(rules.token_keys()), None),
             "access.token_secret_key_previous": rules and list(rules.token_keys())[1:],
@@ -168,6 +178,7 @@ class Site:
 
 
 OTHER = {
+    "access.audit_calls": "true",
     "access.audit_reads": "true",
     "access.calls_per_s": "7",
     "access.grants": "read bob *",
@@ -179,6 +190,8 @@ OTHER = {
     "access.token_audience": "us",
     "access.token_audience_claim": "whom",
     "access.token_claim": "who",
+    "access.token_groups_claim": "groups",
+    "access.token_issuer": "https://login.example.org",
     "access.token_leeway_s": "3",
     "access.token_secret_key": SECRET + "QUJD",
     "access.token_secret_key_previous": SECRET + "QUJD",
@@ -231,11 +244,13 @@ NEEDED = {"mirror.required": {"mirror.place": "pulsar-archive/a"}}
 LIMITED = {"retention.kind": "limited", "retention.age_s": "5", "retention.size_bytes": "5MiB"}
 PUBLIC_KEY = {f"access.token_public_{name}{age}" for name in ("key", "alg") for age in ("", "_previous")}
 """In place of the secret; see below."""
+PROVIDER = {"access.token_jwks", "access.token_jwks_ca_file"}
+"""Beside the secret; see below."""
 
 
 def test_the_list_of_what_is_followed_is_the_list_of_what_is_tried() -> None:
     """A setting that is said to be followed, and that nobody tells of, would be a lie in the documentation."""
-    assert OTHER.keys() | ASKED_FOR_WHEN_NEEDED | PUBLIC_KEY == LIVE
+    assert OTHER.keys() | ASKED_FOR_WHEN_NEEDED | PUBLIC_KEY | PROVIDER == LIVE
 
 
 @pytest.mark.parametrize("key", sorted(OTHER))
@@ -278,6 +293,113 @@ def test_another_kind_of_token_key_takes_the_place_of_the_secret(ca: Authority) 
     assert [key.algorithms for key in site.state()["access.token_secret_key_previous"]] == [("PS256",)]
     with pytest.raises(InvalidConfig, match=r"access\.token_public_key_previous.*cannot be used with ES256"):
         site.components.prepare(site.read({**elder, "access.token_public_alg_previous": "ES256"}))
+
+
+def test_keys_of_a_provider_are_taken_beside_the_secret(ca: Authority, tmp_path: Path) -> None:
+    """Out of a file, or from an address, which is not read before the daemon serves; an issuer has to be named."""
+    site, listed = Site(ca), tmp_path / "keys.json"
+    listed.write_bytes(document(jwk(RSA_KEY, "a")))
+    issuer = {"access.token_issuer": "https://login.example.org"}
+    site.components.prepare(site.read({"access.token_jwks": str(listed), **issuer}))()
+    assert [key.key_id for key in site.state()["access.token_secret_key_previous"]] == ["a"]
+    site.components.prepare(site.read({"access.token_jwks": "https://login.example.org/keys", **issuer}))()
+    assert site.state()["access.token_secret_key_previous"] == []
+    with pytest.raises(InvalidConfig, match="cannot read"):
+        site.components.prepare(site.read({"access.token_jwks": str(tmp_path / "none"), **issuer}))
+    with pytest.raises(AssertionError, match=r"access\.token_issuer"):
+        site.read({"access.token_jwks": str(listed)})
+    with pytest.raises(AssertionError, match="without TLS"):
+        site.read({"access.token_jwks": "http://login.example.org/keys", **issuer})
+
+
+@contextlib.asynccontextmanager
+async def provider(ca: Authority, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    """Serve the keys of a provider; yields their address."""
+    app, files = web.Application(), ca.server()
+    app.router.add_get("/keys", answer)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(files.cert, files.key)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
+        await site.start()
+        yield f"https://localhost:{runner.addresses[0][1]}/keys"
+    finally:
+        await runner.cleanup()
+
+
+async def test_keys_at_an_address_are_read_to_their_end(ca: Authority) -> None:
+    """An answer comes in pieces, of which each may be shorter than the document."""
+    whole = document(jwk(RSA_KEY, "a"))
+
+    async def keys(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        for piece in (whole[:50], whole[50:]):
+            await answer.write(piece)
+            await CLOCK.sleep(0.1)
+        return answer
+
+    async with provider(ca, keys) as address:
+        site = Site(ca)
+        given = {"access.token_jwks": address, "access.token_jwks_ca_file": str(ca.file)}
+        settings = site.read({**given, "access.token_issuer": "https://login.example.org"})
+        keeper = _provider(settings, CLOCK)
+        assert keeper is not None
+        assert await keeper.refresh()
+        assert [key.key_id for key in keeper.value] == ["a"]
+
+
+@pytest.mark.parametrize("status", [302, 404, 500])
+async def test_another_answer_than_keys_is_none(ca: Authority, status: int) -> None:
+    """Nor is a redirection followed, which could lead to an address without TLS; the last keys stay in use."""
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asked.append(request.path)
+        where = str(request.url.with_query("again"))
+        return web.Response(status=status, headers={"Location": where}, body=document(jwk(RSA_KEY, "a")))
+
+    async with provider(ca, answer) as address:
+        given = {"access.token_jwks": address, "access.token_jwks_ca_file": str(ca.file)}
+        settings = Site(ca).read({**given, "access.token_issuer": "https://login.example.org"})
+        keeper = _provider(settings, CLOCK)
+        assert keeper is not None
+        assert not await keeper.refresh()
+        assert keeper.failing
+        assert asked == ["/keys"]
+
+
+async def test_the_name_of_no_host_is_a_failure_like_others(ca: Authority) -> None:
+    """It may be in settings that a running daemon follows, which goes on with the keys that it has."""
+    given = {"access.token_jwks": "https://login..example.org/keys", "access.token_issuer": "https://login.example.org"}
+    keeper = _provider(Site(ca).read(given), CLOCK)
+    assert keeper is not None
+    assert not await keeper.refresh()
+    assert keeper.failing
+
+
+def test_keys_of_a_provider_stay_in_use_when_other_settings_of_keys_change(ca: Authority, tmp_path: Path) -> None:
+    """Its callers are not cut by the rotation of a secret, or of the authority of its address; another address has
+    other keys.
+    """
+    site, keys = Site(ca), parse(document(jwk(RSA_KEY, "a")), "here")
+    given = {"access.token_jwks": "https://login.example.org/keys", "access.token_issuer": "https://login.example.org"}
+    site.components.prepare(site.read(given))()
+    assert site.guard._provider is not None
+    site.guard._provider.value = keys
+    (tmp_path / "ca.crt").write_bytes(ca.file.read_bytes())
+    for changed in (
+        {"access.token_secret_key": SECRET + "QUJD"},
+        {"access.token_jwks_ca_file": str(ca.file)},
+        {"access.token_jwks_ca_file": str(tmp_path / "ca.crt")},
+    ):
+        given |= changed
+        site.components.prepare(site.read(given))()
+        assert site.state()["access.token_secret_key_previous"] == list(keys)
+    site.components.prepare(site.read({**given, "access.token_jwks": "https://other.example.org/keys"}))()
+    assert site.state()["access.token_secret_key_previous"] == []
 
 
 async def test_each_service_of_the_protos_is_served(ca: Authority) -> None:

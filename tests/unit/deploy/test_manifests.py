@@ -39,21 +39,27 @@ def program(name: str) -> str:
 
 
 def documents() -> list[tuple[str, dict[str, Any]]]:
-    """Every document of every manifest, with its file."""
+    """Every object of every manifest, with its file; what kustomize and Helm read is none."""
     return [
         (str(path.relative_to(DEPLOY)), document)
         for path in sorted((DEPLOY / "kubernetes").rglob("*.yaml"))
         for document in yaml.safe_load_all(path.read_text())
+        if document and document.get("kind", "Kustomization") != "Kustomization"
     ]
 
 
 def pods() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """`(file, pod, its container of offloaderd)` of every StatefulSet."""
+    """`(file, pod, its container of offloaderd)` of the StatefulSet, and of the Pulsar chart's brokers."""
     for name, document in documents():
         if document["kind"] == "StatefulSet":
             pod = document["spec"]["template"]["spec"]
             (container,) = [one for one in pod["containers"] if one["name"] == "offloaderd"]
             yield name, pod, container
+    broker = yaml.safe_load((DEPLOY / "kubernetes" / "sidecar" / "pulsar-values.yaml").read_text())["broker"]
+    (container,) = broker["initContainers"]
+    assert container["restartPolicy"] == "Always", "else the broker would wait for its end"
+    pod = {"terminationGracePeriodSeconds": broker["gracePeriod"], "volumes": broker["extraVolumes"]}
+    yield "kubernetes/sidecar/offloaderd.yaml", pod, container
 
 
 def configurations() -> dict[str, str]:

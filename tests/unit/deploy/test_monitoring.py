@@ -10,15 +10,16 @@ from prometheus_client import generate_latest
 
 from offloaderd.core.metrics.families import STORE_CODES
 from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.metrics.processes import all_documented
 from offloaderd.core.model import TopicName
 from offloaderd.core.renamed import METRICS
 from tests.unit.deploy.expressions import PROMETHEUS, ROOT, asked_by, drawn, expressions, panels, plain, rules
 
 FOREIGN = {"up", "ALERTS", "process_resident_memory_bytes", "process_cpu_seconds_total"}
 """What Prometheus itself, or the client library, says of a process."""
-ADDED = {"job", "instance", "le"}
-"""Labels that scraping and histograms add."""
-EXPORTED = {metric.name: metric for metric in Metrics().documented()}
+ADDED = {"job", "instance", "le", "process"}
+"""Labels that scraping, histograms and several processes add."""
+EXPORTED = {metric.name: metric for metric in all_documented()}
 RECORDED = {rule["record"] for rule in rules() if "record" in rule}
 ALERTS = [rule for rule in rules() if "alert" in rule]
 SERIES_A_TOPIC_MAX = 30
@@ -153,7 +154,7 @@ def test_the_rule_that_the_page_gives_adds_the_namespace_to_what_has_a_topic() -
     """A sum by namespace needs no label of its own: it stands in the topic's name."""
     page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
     blocks = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
-    (rule,) = next(one for one in blocks if isinstance(one, dict))["metric_relabel_configs"]
+    (rule,) = next(one for one in blocks if "metric_relabel_configs" in one)["metric_relabel_configs"]
     topic = str(TopicName.parse("persistent://acme/eu-west=1/a/b://c/d"))
     found = re.fullmatch(rule["regex"], topic)
     assert rule["source_labels"] == ["topic"]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from offloaderd.access.certificates import TlsFiles, load_certificates
 from offloaderd.core.section import is_loopback
@@ -43,7 +44,30 @@ def test_pods_have_the_files_that_their_settings_name(tmp_path: Path) -> None:
         assert environment["OFFLOADCTL_TLS_CA"] == str(tls.client_ca_file)
         shown = [environment["OFFLOADCTL_TLS_CERT"], environment["OFFLOADCTL_TLS_KEY"]]
         assert shown == files["offloaderd-operator"]
-        assert settings.access.grants == ("admin cert:offloaderd-operator *",)
+        assert settings.access.grants[0] == "admin cert:offloaderd-operator *"
+        assert not [grant for grant in settings.access.grants if "cert:offloaderd " in grant]
+
+
+def test_a_broker_with_a_sidecar_may_offload_and_read() -> None:
+    """Its driver shows a certificate of its own, of which there is an example, and calls its pod's daemon by TLS."""
+    broker = yaml.safe_load((DEPLOY / "kubernetes" / "sidecar" / "pulsar-values.yaml").read_text())["broker"]
+    (mount,) = broker["extraVolumeMounts"]
+    (volume,) = [one for one in broker["extraVolumes"] if one["name"] == mount["name"]]
+    (secret,) = [
+        one["stringData"] for _, one in documents() if one["metadata"]["name"] == volume["secret"]["secretName"]
+    ]
+    options = dict(
+        option.removeprefix("-Doffloaderd.").split("=")
+        for option in broker["configData"]["PULSAR_EXTRA_OPTS"].split()
+        if option.startswith("-Doffloaderd.")
+    )
+    assert (options["Address"], options["Tls"]) == ("localhost:7650", "true")
+    files = [options[name] for name in ("TlsCertFile", "TlsKeyFile", "TlsTrustCertsFile")]
+    assert files == [f"{mount['mountPath']}/{key}" for key in secret]
+    assert (
+        '"offload cert:pulsar-broker *","read cert:pulsar-broker *"'
+        in configurations()["kubernetes/sidecar/offloaderd.yaml"]
+    )
 
 
 def test_the_daemon_may_read_its_secrets() -> None:

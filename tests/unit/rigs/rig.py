@@ -11,6 +11,7 @@ from offloaderd.core.limits import ByteBudget, Pace
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.patterns import of_topic
+from offloaderd.core.quotas import Accounts
 from offloaderd.core.traces import NO_TRACES
 from offloaderd.fleet.engine import Engine
 from offloaderd.format import manifest_bytes
@@ -107,6 +108,7 @@ class Rig:
             known_source=self.known_source(metadata) if source is not None else None,
             upload_context=upload_context,
             pool=BufferPool(self.buffer_bytes),
+            accounts=Accounts(self.clock, self.metrics),
             layout=self.layout,
             cluster="test",
             places=Places(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offloaderd.core.limits import Flow
 from offloaderd.core.model import START, EntryBatch, OfferResult, Position
 from offloaderd.topic.buffer import ENTRY_OVERHEAD_BYTES, BufferPool, Missing, TailingBuffer
 from tests.patience import PATIENCE_S
@@ -44,6 +45,21 @@ def make(
     buffer = TailingBuffer(pool, resume=resume, rereadable=rereadable)
     holding(buffer, pool, pressed, "now")
     return pool, buffer, pressed
+
+
+def of_namespace(pool: BufferPool, flow: Flow, pressed: list[str], name: str) -> TailingBuffer:
+    """Make one more buffer, of a topic of a namespace."""
+    buffer = TailingBuffer(pool, resume=START, rereadable=False, flow=flow)
+    holding(buffer, pool, pressed, name)
+    return buffer
+
+
+def fill_up(buffer: TailingBuffer) -> int:
+    """Offer batches until one is declined; returns how many were not."""
+    for number in range(1000):
+        if buffer.offer(entries(1, 10 * number, 10)) is OfferResult.FULL:
+            return number
+    raise AssertionError("all of it was taken")
 
 
 def pinned(pool: BufferPool, *, rereadable: bool = True) -> TailingBuffer:
@@ -252,6 +268,31 @@ def test_only_what_a_segment_lacks_may_exceed_the_memory() -> None:
     assert pool.overdrawn_bytes == 0
 
 
+def test_a_namespace_leaves_a_quarter_of_the_memory_to_others() -> None:
+    """While there are others: all its topics together have three quarters, and alone it has everything."""
+    pool, pressed, loud, quiet = BufferPool(100 * COST), list[str](), Flow(), Flow()
+    topics = [of_namespace(pool, loud, pressed, f"loud {number}") for number in range(2)]
+    other = of_namespace(pool, quiet, pressed, "quiet")
+    assert topics[0].offer(entries(7, 0, 400)) is OfferResult.ACCEPTED
+    assert fill_up(topics[1]) == 35
+    assert not topics[0].can_offer(COST)
+    assert 15 < fill_up(other) < 25
+    other.close()
+    assert topics[0].can_offer(25 * COST)
+
+
+def test_a_namespace_whose_share_is_used_up_has_its_own_topics_seal_early() -> None:
+    """Those of another one hold more, and their segments are not made small for it."""
+    pool, pressed, loud, quiet = BufferPool(100 * COST), list[str](), Flow(), Flow()
+    other = of_namespace(pool, quiet, pressed, "quiet")
+    topic = of_namespace(pool, loud, pressed, "loud")
+    assert other.offer(entries(7, 0, 500)) is OfferResult.ACCEPTED
+    assert 30 < fill_up(topic) < 40
+    assert pressed == ["loud"]
+    assert not topic.can_offer(60 * COST)
+    assert pressed == ["loud", "quiet"]
+
+
 def test_an_entry_larger_than_all_memory_gets_into_a_segment_that_holds_others() -> None:
     """It cannot be alone there, as the segment cannot end before it."""
     pool = BufferPool(2 * COST)
@@ -394,13 +435,13 @@ async def test_a_commit_wakes_whoever_waits_for_room_even_if_it_frees_nothing() 
 
 async def test_a_higher_limit_wakes_whoever_waits_for_room() -> None:
     """Settings that are read again count at once: nothing is freed, and there is room all the same."""
-    pool, _, _ = make(limit=COST)
+    pool, buffer, _ = make(limit=COST)
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         waiting = group.create_task(pool.freed.wait())
         await turn()
         pool.follow(2 * COST)
         await waiting
-    assert pool.admit(2 * COST)
+    assert pool.admit(2 * COST, buffer)
 
 
 async def test_a_restart_wakes_whoever_waits_for_room() -> None:

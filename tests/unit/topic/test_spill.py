@@ -228,7 +228,7 @@ async def test_stopping_ends_once_the_last_offer_that_waited_for_the_disk_is_ref
             topic.stop()
             await turn()
             assert not topic.buffer.closed
-            pool.free(BUFFER_BYTES)
+            pool.free(BUFFER_BYTES, topic.buffer)
         assert pushing.result() is OfferResult.CLOSED
         await until(lambda: topic.buffer.closed)
 

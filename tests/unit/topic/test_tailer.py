@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from offloaderd.core.errors import NotFound, OffloaderError, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Confirmed, Edge, EntryBatch, LedgerInfo, Loss, OfferResult, Position, TopicName
+from offloaderd.core.quotas import Accounts
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.roll import Requested, TopicView
@@ -44,6 +45,7 @@ class Tailing:
         self.lost: list[Loss] = []
         self.chain = LedgerChain(LEFT, end=None, losses=losses)
         self.topic, self.pushers, self.oldest = TOPIC, 0, None
+        self.account = Accounts(self.clock, self.metrics).of(TOPIC)
         self.lag = LagTracker()
         self.failure_tracker = FailureTracker(TOPIC, self.clock, lambda: None)
         reader = SourceReader(self.source, TOPIC)

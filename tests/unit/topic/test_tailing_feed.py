@@ -141,10 +141,10 @@ def test_a_segment_that_lacks_its_entries_and_is_given_up_overdraws_no_more() ->
     tail.feed.take(LAST, TAKE_BYTES, Position(9, 0))
     tail.pool.take(0, tail.buffer)
     other.starve()
-    assert not tail.pool.admit(1, needed_by=other)
+    assert not tail.pool.admit(1, other, needed_by=other)
     tail.feed.restart(LAST)
     assert not tail.buffer.starving
-    assert tail.pool.admit(1, needed_by=other)
+    assert tail.pool.admit(1, other, needed_by=other)
 
 
 async def test_who_waits_in_vain_lets_another_take_more_memory_than_there_is() -> None:
@@ -160,8 +160,8 @@ async def test_who_waits_in_vain_lets_another_take_more_memory_than_there_is() -
     for _ in range(2):
         await tail.clock.advance(OVERDRAW_S - 1)
         feed.take(LAST, TAKE_BYTES, required)
-        assert not tail.pool.admit(1, needed_by=other)
+        assert not tail.pool.admit(1, other, needed_by=other)
         feed.take(Position(1, 9), TAKE_BYTES, required)
     await tail.clock.advance(OVERDRAW_S)
     feed.take(LAST, TAKE_BYTES, required)
-    assert tail.pool.admit(1, needed_by=other)
+    assert tail.pool.admit(1, other, needed_by=other)

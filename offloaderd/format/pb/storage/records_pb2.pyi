@@ -386,6 +386,159 @@ class SelectionRecord(_message.Message):
 Global___SelectionRecord: _TypeAlias = SelectionRecord  # noqa: Y015
 
 @_typing.final
+class QuotaRecord(_message.Message):
+    """quotas/<level>: `*`, TENANT or TENANT/NAMESPACE, encoded; the version of `quotas` moves with each change below it"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WRITE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    READ_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    STORED_BYTES_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    READERS_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    UNPACK_BYTES_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    CHANGED_MS_FIELD_NUMBER: _builtins.int
+    CHANGED_BY_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
+    write_bytes_per_s: _builtins.int
+    """negative: no limit, also none of the next level"""
+    read_bytes_per_s: _builtins.int
+    stored_bytes: _builtins.int
+    topics: _builtins.int
+    readers: _builtins.int
+    calls: _builtins.int
+    unpack_bytes: _builtins.int
+    weight: _builtins.int
+    changed_ms: _builtins.int
+    changed_by: _builtins.str
+    format: _builtins.int
+    """what a reader has to know to touch the record at all; see records/codec.py"""
+    def __init__(
+        self,
+        *,
+        write_bytes_per_s: _builtins.int | None = ...,
+        read_bytes_per_s: _builtins.int | None = ...,
+        stored_bytes: _builtins.int | None = ...,
+        topics: _builtins.int | None = ...,
+        readers: _builtins.int | None = ...,
+        calls: _builtins.int | None = ...,
+        unpack_bytes: _builtins.int | None = ...,
+        weight: _builtins.int | None = ...,
+        changed_ms: _builtins.int = ...,
+        changed_by: _builtins.str = ...,
+        format: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_calls", b"_calls", "_read_bytes_per_s", b"_read_bytes_per_s", "_readers", b"_readers", "_stored_bytes", b"_stored_bytes", "_topics", b"_topics", "_unpack_bytes", b"_unpack_bytes", "_weight", b"_weight", "_write_bytes_per_s", b"_write_bytes_per_s", "calls", b"calls", "read_bytes_per_s", b"read_bytes_per_s", "readers", b"readers", "stored_bytes", b"stored_bytes", "topics", b"topics", "unpack_bytes", b"unpack_bytes", "weight", b"weight", "write_bytes_per_s", b"write_bytes_per_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_calls", b"_calls", "_read_bytes_per_s", b"_read_bytes_per_s", "_readers", b"_readers", "_stored_bytes", b"_stored_bytes", "_topics", b"_topics", "_unpack_bytes", b"_unpack_bytes", "_weight", b"_weight", "_write_bytes_per_s", b"_write_bytes_per_s", "calls", b"calls", "changed_by", b"changed_by", "changed_ms", b"changed_ms", "format", b"format", "read_bytes_per_s", b"read_bytes_per_s", "readers", b"readers", "stored_bytes", b"stored_bytes", "topics", b"topics", "unpack_bytes", b"unpack_bytes", "weight", b"weight", "write_bytes_per_s", b"write_bytes_per_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__calls: _TypeAlias = _typing.Literal["calls"]  # noqa: Y015
+    _WhichOneofArgType__calls: _TypeAlias = _typing.Literal["_calls", b"_calls"]  # noqa: Y015
+    _WhichOneofReturnType__read_bytes_per_s: _TypeAlias = _typing.Literal["read_bytes_per_s"]  # noqa: Y015
+    _WhichOneofArgType__read_bytes_per_s: _TypeAlias = _typing.Literal["_read_bytes_per_s", b"_read_bytes_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__readers: _TypeAlias = _typing.Literal["readers"]  # noqa: Y015
+    _WhichOneofArgType__readers: _TypeAlias = _typing.Literal["_readers", b"_readers"]  # noqa: Y015
+    _WhichOneofReturnType__stored_bytes: _TypeAlias = _typing.Literal["stored_bytes"]  # noqa: Y015
+    _WhichOneofArgType__stored_bytes: _TypeAlias = _typing.Literal["_stored_bytes", b"_stored_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__topics: _TypeAlias = _typing.Literal["topics"]  # noqa: Y015
+    _WhichOneofArgType__topics: _TypeAlias = _typing.Literal["_topics", b"_topics"]  # noqa: Y015
+    _WhichOneofReturnType__unpack_bytes: _TypeAlias = _typing.Literal["unpack_bytes"]  # noqa: Y015
+    _WhichOneofArgType__unpack_bytes: _TypeAlias = _typing.Literal["_unpack_bytes", b"_unpack_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
+    _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
+    _WhichOneofReturnType__write_bytes_per_s: _TypeAlias = _typing.Literal["write_bytes_per_s"]  # noqa: Y015
+    _WhichOneofArgType__write_bytes_per_s: _TypeAlias = _typing.Literal["_write_bytes_per_s", b"_write_bytes_per_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__calls) -> _WhichOneofReturnType__calls | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__read_bytes_per_s) -> _WhichOneofReturnType__read_bytes_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__readers) -> _WhichOneofReturnType__readers | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stored_bytes) -> _WhichOneofReturnType__stored_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__topics) -> _WhichOneofReturnType__topics | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__unpack_bytes) -> _WhichOneofReturnType__unpack_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight) -> _WhichOneofReturnType__weight | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__write_bytes_per_s) -> _WhichOneofReturnType__write_bytes_per_s | None: ...
+
+Global___QuotaRecord: _TypeAlias = QuotaRecord  # noqa: Y015
+
+@_typing.final
+class UsageRecord(_message.Message):
+    """usage/<daemon id>: what a daemon has counted for each namespace, since its first start"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    AT_MS_FIELD_NUMBER: _builtins.int
+    NAMESPACES_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
+    since_ms: _builtins.int
+    at_ms: _builtins.int
+    """when it was written"""
+    format: _builtins.int
+    """what a reader has to know to touch the record at all; see records/codec.py"""
+    @_builtins.property
+    def namespaces(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamespaceUsage]: ...
+    def __init__(
+        self,
+        *,
+        since_ms: _builtins.int = ...,
+        at_ms: _builtins.int = ...,
+        namespaces: _abc.Iterable[Global___NamespaceUsage] | None = ...,
+        format: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "format", b"format", "namespaces", b"namespaces", "since_ms", b"since_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UsageRecord: _TypeAlias = UsageRecord  # noqa: Y015
+
+@_typing.final
+class NamespaceUsage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
+    READ_BYTES_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    STORED_BYTE_S_FIELD_NUMBER: _builtins.int
+    STORED_BYTES_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """TENANT/NAMESPACE"""
+    written_bytes: _builtins.int
+    read_bytes: _builtins.int
+    requests: _builtins.int
+    stored_byte_s: _builtins.float
+    stored_bytes: _builtins.int
+    """of the topics that the daemon owned at `at_ms`"""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.str = ...,
+        written_bytes: _builtins.int = ...,
+        read_bytes: _builtins.int = ...,
+        requests: _builtins.int = ...,
+        stored_byte_s: _builtins.float = ...,
+        stored_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "read_bytes", b"read_bytes", "requests", b"requests", "stored_byte_s", b"stored_byte_s", "stored_bytes", b"stored_bytes", "written_bytes", b"written_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NamespaceUsage: _TypeAlias = NamespaceUsage  # noqa: Y015
+
+@_typing.final
 class AttemptRecord(_message.Message):
     """topics/.../attempt, the one open segment"""
 

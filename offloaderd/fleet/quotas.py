@@ -1,0 +1,180 @@
+"""The quotas of this daemon: followed as they are set, and compared with the use of each namespace.
+
+Each daemon counts the stored bytes of the topics that it owns, and what was moved for each namespace, and writes that
+every minute; so all know the sums of the cluster, and a bill loses a minute at most. Topics of a namespace whose quota
+of stored bytes is used up stand still as if an operator had paused them: their entries stay in the source.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import structlog
+
+from offloaderd.core.errors import OffloaderError
+from offloaderd.core.model import TopicName
+from offloaderd.core.names.patterns import Scope
+from offloaderd.core.quotas import QUOTAS, Account, Usage
+from offloaderd.metadata import nodes, paths
+from offloaderd.policy import quotas
+from offloaderd.policy.quotas import DaemonUsage, LevelQuotas
+from offloaderd.topic.outage import TopicContext
+
+log = structlog.get_logger(__name__)
+
+PASS_S = 10.0
+"""Pause between two comparisons."""
+WRITE_S = 60.0
+"""Pause between two records of the usage."""
+SETTLE_S = 2 * WRITE_S + PASS_S
+"""How long the records of two daemons may have the bytes of a topic that has moved."""
+
+
+class QuotaKeeper:
+    """Keeps the accounts of a daemon; `levels` are the quotas as they were set."""
+
+    def __init__(
+        self,
+        context: TopicContext,
+        *,
+        enabled: Callable[[], Mapping[TopicName, object]],
+        stored: Callable[[], Mapping[TopicName, int]],
+        living: Callable[[], Mapping[str, object]],
+        changed: Callable[[], None],
+    ) -> None:
+        """`enabled` are the cluster's topics, `stored` the bytes of those of this daemon, `living` the daemons.
+
+        `changed` is called when topics of a namespace have to stand still, or may go on.
+        """
+        self.levels: dict[Scope, LevelQuotas] = {}
+        self.others: dict[str, DaemonUsage] = {}
+        """Usage that the other daemons have written, at the last look."""
+        self.since_ms = 0
+        """Begin of this daemon's sums."""
+        self._accounts = context.accounts
+        self._metadata = context.metadata
+        self._clock, self._metrics = context.upload_context.clock, context.upload_context.metrics
+        self._enabled, self._stored, self._living, self._changed = enabled, stored, living, changed
+        self._written_s: float | None = None
+        self._shown: set[tuple[str, str]] = set()
+        self._totals: deque[Counter[Scope]] = deque(maxlen=round(SETTLE_S / PASS_S))
+        """Stored bytes of the cluster at the last passes."""
+
+    async def refresh(self) -> None:
+        """Read the quotas of all levels, and apply them. Raises Transient."""
+        self.levels = await quotas.load(self._metadata, self.levels)
+        self._accounts.follow({scope: one.quotas for scope, one in self.levels.items()})
+        self._compare()
+
+    async def run(self, daemon_id: str) -> None:
+        """Count and compare until cancelled."""
+        failing, before_s = False, self._clock.monotonic()
+        while True:
+            await self._clock.sleep(PASS_S)
+            now_s = self._clock.monotonic()
+            self._count(now_s - before_s)
+            before_s = now_s
+            try:
+                await self._exchange(daemon_id, now_s)
+            except OffloaderError as error:
+                if not failing:
+                    log.warning("usage.not_exchanged", path=paths.usage(daemon_id), error=str(error))
+                failing = True
+            else:
+                failing = False
+            self._totals.append(self._compare())
+
+    def topics(self) -> Counter[Scope]:
+        """Return the number of enabled topics of each namespace."""
+        return Counter(Scope(topic.tenant, topic.namespace) for topic in self._enabled())
+
+    def _count(self, passed_s: float) -> None:
+        """Add the time that bytes were stored."""
+        stored = self._stored_here()
+        for account in self._accounts:
+            usage = account.usage
+            usage.stored_bytes = stored[account.scope]
+            if usage.stored_bytes:
+                usage.stored_byte_s += usage.stored_bytes * passed_s
+                seconds = self._metrics.namespace_stored_byte_seconds.labels(namespace=account.name)
+                seconds.inc(usage.stored_bytes * passed_s)
+
+    def _stored_here(self) -> Counter[Scope]:
+        found: Counter[Scope] = Counter()
+        for topic, size_bytes in self._stored().items():
+            found[Scope(topic.tenant, topic.namespace)] += size_bytes
+        return found
+
+    async def _exchange(self, daemon_id: str, now_s: float) -> None:
+        """Write this daemon's usage and read that of the others, once in a while. Raises Transient, Conflict.
+
+        Raises CorruptData for sums of the last run that cannot be read: a bill is not begun again without an operator.
+        """
+        if self._written_s is not None and now_s - self._written_s < WRITE_S:
+            return
+        found = await quotas.usages(self._metadata)
+        found.pop(daemon_id, None)
+        self.others, path = found, paths.usage(daemon_id)
+        known = await nodes.node(self._metadata, path)
+        if not self.since_ms:  # once: what was written after it holds the sums already
+            self._resume(quotas.decode_usage(known.value, path=path) if known is not None else None)
+        value = quotas.encode_usage(self.own())
+        if known is None:
+            await self._metadata.create(path, value)
+        else:
+            await self._metadata.replace(path, value, known.version)
+        self._written_s = now_s
+
+    def _resume(self, mine: DaemonUsage | None) -> None:
+        """Continue the sums of the last run."""
+        self.since_ms = mine.since_ms if mine is not None else self._clock.wall_ms()
+        for scope, before in (mine.namespaces if mine is not None else {}).items():
+            usage = self._accounts.at(scope).usage
+            for name in ("written_bytes", "read_bytes", "requests", "stored_byte_s"):
+                setattr(usage, name, getattr(usage, name) + getattr(before, name))
+
+    def own(self) -> DaemonUsage:
+        """Return this daemon's usage now."""
+        spaces = {one.scope: replace(one.usage) for one in self._accounts if one.scope.namespace is not None}
+        used = {scope: usage for scope, usage in spaces.items() if usage != Usage()}
+        return DaemonUsage(since_ms=self.since_ms, at_ms=self._clock.wall_ms(), namespaces=used)
+
+    def _compare(self) -> Counter[Scope]:
+        """Compare the use of the cluster with the quotas, and show both; returns the stored bytes.
+
+        Of those the least of the last passes counts: bytes that were there all the time are in no record twice.
+        """
+        stored = self._stored_here() + quotas.stored_of(self.others, self._living())
+        lasting = {scope: min((size, *(one[scope] for one in self._totals))) for scope, size in stored.items()}
+        if self._accounts.count(self.topics(), Counter(lasting)):
+            over = [one.name for one in self._accounts if one.over_since_ms]
+            log.warning("quota.stored_bytes", used_up=over, hint="nothing more of these is offloaded")
+            self._changed()
+        self._show()
+        return stored
+
+    def _show(self) -> None:
+        shown: set[tuple[str, str]] = set()
+        for account in self._accounts:
+            for name in QUOTAS:
+                limit, used = account.limits.limit(name), used_of(account, name)
+                if used is not None:
+                    self._metrics.namespace_used.labels(namespace=account.name, quota=name).set(used)
+                if limit is not None and name != "weight":
+                    self._metrics.namespace_quota.labels(namespace=account.name, quota=name).set(limit)
+                    shown.add((account.name, name))
+        for gone in self._shown - shown:
+            self._metrics.namespace_quota.remove(*gone)
+        self._shown = shown
+
+
+def used_of(account: Account, name: str) -> int | None:
+    """Return the use of a quota now, None for a rate or a weight, which is not used up."""
+    match name:
+        case "stored_bytes" | "topics":
+            return account.stored_bytes if name == "stored_bytes" else account.topics
+        case "readers" | "calls":
+            return account.open[name]
+        case "unpack_bytes":
+            return account.unpacked.used + account.waiting.used
+    return None

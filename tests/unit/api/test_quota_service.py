@@ -1,0 +1,141 @@
+"""QuotaService over gRPC and a running engine, and the quotas of calls at the gate."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from offloaderd.access.roles import Grant, Identity, Kind, Rights, Role
+from offloaderd.api.gate import Gate
+from offloaderd.api.quota import QuotaService
+from offloaderd.api.roles_needed import NEEDS
+from offloaderd.core.errors import InvalidInput, Throttled
+from offloaderd.core.limits import FLOW
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.names.patterns import Scope
+from offloaderd.core.quotas import Accounts, Quotas
+from offloaderd.protocol.v1 import quota_pb2, quota_pb2_grpc, read_pb2
+from offloaderd.testing.clock import FakeClock
+from tests.unit.api.guarded import guarded
+from tests.unit.api.serve import Client, serving
+from tests.unit.api.test_gate_shares import READ, Caller
+from tests.unit.rigs.rig import Rig, enabled, memory_ledgers, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from offloaderd.fleet.engine import Engine
+
+REAL_TIME = "gRPC"
+
+Said = quota_pb2.Quotas
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[tuple[Client, Engine]]:
+    """Run an engine and its service."""
+    rig = Rig()
+    rig.ledgers = memory_ledgers(rig.clock)
+    async with rig.engine() as engine:
+        service = QuotaService(engine, "d-1")
+        async with serving(
+            Metrics(), lambda server: quota_pb2_grpc.add_QuotaServiceServicer_to_server(service, server)
+        ) as channel:
+            yield Client(channel), engine
+
+
+async def test_quotas_are_set_shown_and_removed() -> None:
+    """Each level with its own values, who set them, those in force, and the use."""
+    async with served() as (client, engine):
+        await enabled(engine)
+        await client.set_quotas("*", Said(readers=5))
+        done = await client.set_quotas("public/default", Said(topics=0, calls=-1))
+        assert done.notes == ["topics of public/default is 1 already, beyond the quota"]
+        found = {one.name: one for one in (await client.quotas()).namespaces}
+        assert found.keys() == {"*", "public", "public/default"}
+        assert found["*"].own == Said(readers=5)
+        space = found["public/default"]
+        assert space.own == Said(topics=0, calls=-1)
+        assert space.effective == Said(topics=0, calls=-1, readers=5)
+        assert (space.used.topics, space.changed_ms > 0, space.changed_by != "") == (1, True, True)
+        assert [one.name for one in (await client.quotas("public/default")).namespaces] == ["public/default"]
+        assert (await client.set_quotas("public/default", Said(calls=1), dry_run=True)).before == space.own
+        assert (await client.set_quotas("public", Said(calls=1))).notes == [
+            "these hold for all namespaces of public together"
+        ]
+        await client.set_quotas("public/default", Said())
+        await until(lambda: engine.context.accounts.at(Scope("public", "default")).limits == Quotas(readers=5))
+        with pytest.raises(InvalidInput, match="write_bytes_per_s: 0 is not"):
+            await client.set_quotas("public", Said(write_bytes_per_s=0, weight=2000))
+
+
+def test_calls_of_a_namespace_are_counted_at_the_gate() -> None:
+    """From the request that names it to the end of the call; the call works in its flow."""
+    gate = Gate(Metrics(), FakeClock())
+    accounts = gate.accounts = Accounts(FakeClock(), Metrics())
+    accounts.follow({Scope("acme", "eu"): Quotas(readers=2)})
+    account = accounts.at(Scope("acme", "eu"))
+    request = read_pb2.ReadRequest(topic="acme/eu/orders")
+    with ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(gate.admitted(READ, Caller("spark"), stream=True)).check(request)
+        assert FLOW.get() is account
+        third = stack.enter_context(gate.admitted(READ, Caller("spark"), stream=True))
+        with pytest.raises(Throttled, match="acme/eu has 2 readers open already: its quota is readers = 2"):
+            third.check(request)
+        other = stack.enter_context(gate.admitted(READ, Caller("spark"), stream=True))
+        other.check(read_pb2.ReadRequest(topic="acme/us/orders"))
+        assert account.open == {"calls": 2, "readers": 2}
+        assert accounts.nobody.open == {"calls": 1, "readers": 1}
+    assert not +account.open
+    assert not +accounts.nobody.open
+
+
+async def test_what_is_sent_to_readers_is_counted() -> None:
+    """Messages wait for their rate before they are unpacked, and no more once they hold memory."""
+    async with guarded() as site, site.client() as client:
+        accounts = site.gate.accounts = Accounts(FakeClock(), Metrics())
+        accounts.follow({Scope("acme", "eu"): Quotas(read_bytes_per_s=1 << 20)})
+        account = accounts.at(Scope("acme", "eu"))
+        reading = client._reads.ReadMessages(read_pb2.ReadRequest(topic="acme/eu/orders"))
+        await reading.read()
+        while not account.behind_s("read_bytes_per_s"):
+            await reading.read()
+        assert account.usage.read_bytes > 1 << 20
+        assert await reading.read()
+        reading.cancel()
+        await until(lambda: not +account.open)
+
+
+async def test_what_is_sent_to_readers_is_paced() -> None:
+    """Entries at a megabyte a second: the next ones wait once a second's worth is used up."""
+    async with guarded() as site, site.client() as client:
+        clock = FakeClock()
+        accounts = site.gate.accounts = Accounts(clock, Metrics())
+        accounts.follow({Scope("acme", "eu"): Quotas(read_bytes_per_s=1 << 20)})
+        account = accounts.at(Scope("acme", "eu"))
+        account.sent(2 << 20)
+        reading = client._reads.Read(read_pb2.ReadRequest(topic="acme/eu/orders"))
+        await until(lambda: clock.sleep_count == 1)
+        assert account.usage.read_bytes == 2 << 20
+        await clock.advance(1.0)
+        assert await reading.read()
+        reading.cancel()
+        await until(lambda: not +account.open)
+
+
+def test_nobody_sets_quotas_of_his_own() -> None:
+    """Those of a namespace need the role for its tenant, those of a tenant and the broker level that for everything."""
+    need = NEEDS["/offloaderd.v1.QuotaService/SetQuotas"]
+    rights = Rights(map(Grant.parse, ["admin ns acme/eu/*", "admin tenant acme/*", "admin all *"]))
+
+    def may(name: str, level: str) -> bool:
+        wheres = list(need.named(quota_pb2.SetQuotasRequest(level=level)))
+        return all(rights.allow([Identity(Kind.TOKEN, name)], Role.ADMIN, where) for where in wheres)
+
+    assert need.role is Role.ADMIN
+    assert [may(name, "acme/eu") for name in ("ns", "tenant", "all")] == [False, True, True]
+    assert [may(name, "acme") for name in ("ns", "tenant", "all")] == [False, False, True]
+    assert [may(name, "*") for name in ("ns", "tenant", "all")] == [False, False, True]
