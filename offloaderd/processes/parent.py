@@ -29,6 +29,9 @@ PROBE_S = 1.0
 UNANSWERED_S = 60.0
 """How long a process that has answered may be silent."""
 
+UNANSWERED_MIN = 10
+"""How many questions in a row have no answer by then: where the parent itself did not run, time alone says nothing."""
+
 PAUSE_S, PAUSE_MAX_S = 0.5, 30.0
 LIVED_S = 60.0
 DRAIN_MORE_S = 30.0
@@ -198,16 +201,18 @@ class Parent:
 
     async def _watch(self, place: Place, child: Child) -> None:
         """Ask a process how it is until cancelled; kill it when its loop does not turn."""
+        unanswered = 0
         while True:
             view = await self.ask(place.number)
-            now_s = self.clock.monotonic()
+            now_s, unanswered = self.clock.monotonic(), 0 if view is not None else unanswered + 1
             if view is not None:
                 place.answered_s = now_s
                 if place.is_behind:
                     place.is_behind = False
                     child.send(signal.SIGHUP)
-            elif place.answered_s is not None and now_s - place.answered_s >= UNANSWERED_S:
-                log.error("process.unresponsive", process=place.number, silent_s=round(now_s - place.answered_s))
+            silent_s = 0.0 if place.answered_s is None else now_s - place.answered_s
+            if silent_s >= UNANSWERED_S and unanswered >= UNANSWERED_MIN:
+                log.error("process.unresponsive", process=place.number, silent_s=round(silent_s))
                 child.send(signal.SIGKILL)
             self._show(place, view or {})
             await self.clock.sleep(PROBE_S)

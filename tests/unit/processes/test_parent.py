@@ -22,6 +22,7 @@ from offloaderd.processes.parent import (
     PROBE_S,
     UNANSWERED_S,
     Parent,
+    View,
 )
 from tests.virtual import LoopClock
 
@@ -175,6 +176,26 @@ async def test_a_process_whose_loop_does_not_turn_is_killed_and_replaced() -> No
         await host.clock.sleep(5 * PROBE_S)
         assert silent.signals == [signal.SIGKILL]
         assert host.now(2) is not silent
+
+
+async def test_a_parent_that_did_not_run_for_a_while_kills_no_process() -> None:
+    """Of a machine that stood still it sees one question without an answer, and much time."""
+    host = Host()
+    async with running(host):
+        ask, asked = host.parent.ask, 0
+
+        async def late(number: int) -> View | None:
+            nonlocal asked
+            asked += 1
+            if asked > 2:
+                return await ask(number)
+            await host.clock.sleep(2 * UNANSWERED_S)
+            return None
+
+        host.parent.ask = late
+        await host.clock.sleep(4 * UNANSWERED_S)
+        assert asked > 2
+        assert [host.now(number).signals for number in (1, 2)] == [[], []]
 
 
 async def test_a_process_that_has_not_answered_yet_is_waited_for() -> None:
