@@ -195,7 +195,7 @@ async def test_a_parent_that_did_not_run_for_a_while_kills_no_process() -> None:
         host.parent.ask = late
         await host.clock.sleep(4 * UNANSWERED_S)
         assert asked > 2
-        assert [host.now(number).signals for number in (1, 2)] == [[], []]
+        assert [host.made[number][0].signals for number in (1, 2)] == [[], []]
 
 
 async def test_a_process_that_has_not_answered_yet_is_waited_for() -> None:
