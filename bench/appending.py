@@ -55,7 +55,7 @@ async def pushed(site: Site, size: Scale) -> list[Figure]:
             rounds = []
             for _ in range(size.runs):
                 topic = TopicName.parse(f"push-{CLOCK.uuid().hex[:8]}")
-                ours = await _push(daemon, topic, entries)
+                ours = await push_whole(daemon, topic, entries)
                 bare, fastest = await uploads(place, await objects_of(daemon, topic))
                 rounds.append(Round(ours, bare, fastest, await empty.push(entries)))
             figures += _figures("append to S3, pushed", label, entries, rounds)
@@ -102,10 +102,11 @@ async def objects_of(daemon: Daemon, topic: TopicName) -> dict[str, int]:
 
 async def warm_up(daemon: Daemon) -> None:
     """Push something that is not measured: a daemon's first upload opens its connections."""
-    await _push(daemon, WARM, WARM_ENTRIES)
+    await push_whole(daemon, WARM, WARM_ENTRIES)
 
 
-async def _push(daemon: Daemon, topic: TopicName, entries: Entries) -> Measured:
+async def push_whole(daemon: Daemon, topic: TopicName, entries: Entries) -> Measured:
+    """Enable a topic and push all entries; measured from the first one until the last is committed."""
     await daemon.client.enable(topic, segment_bytes_max=entries.segment_bytes)
     await daemon.claimed(topic)
     async with measured(daemon) as took:

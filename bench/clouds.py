@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench import goals, raw
-from bench.appending import PARALLEL, PART_BYTES, PUSHED, objects_of, warm_up
-from bench.load import MIB, Entries, push
+from bench.appending import PARALLEL, PART_BYTES, PUSHED, objects_of, push_whole, warm_up
+from bench.load import MIB, Entries
 from bench.reading import REQUEST_BYTES, read_all
 from bench.report import Figure, spread
 from bench.site import CLOCK
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bench.child import Took
     from bench.raw import ClientName
     from bench.scale import Scale
-    from bench.site import Daemon, Site
+    from bench.site import Site
     from bench.usage import Measured
 
 ENTRY_BYTES = 10 * 1024
@@ -98,7 +98,7 @@ async def _round(place: Site, cloud: Cloud, entries: Entries) -> Round:
     topic, name = TopicName.parse(f"cloud-{CLOCK.uuid().hex[:8]}"), f"{cloud.kind}{CLOCK.uuid().hex[:6]}"
     async with place.daemon(PUSHED, name=name) as daemon:
         await warm_up(daemon)
-        pushed = await _pushed(daemon, topic, entries)
+        pushed = await push_whole(daemon, topic, entries)
         objects = await objects_of(daemon, topic)
     uploaded = await raw.measure(
         "upload", place.s3, objects, client=cloud.client, request_bytes=PART_BYTES, parallel=PARALLEL
@@ -109,14 +109,6 @@ async def _round(place: Site, cloud: Cloud, entries: Entries) -> Round:
             await read_all(daemon, topic, entries)
     got = await raw.measure("get", place.s3, objects, client=cloud.client, request_bytes=REQUEST_BYTES, parallel=2)
     return Round(pushed, uploaded, read, got)
-
-
-async def _pushed(daemon: Daemon, topic: TopicName, entries: Entries) -> Measured:
-    await daemon.client.enable(topic, segment_bytes_max=entries.segment_bytes)
-    await daemon.claimed(topic)
-    async with measured(daemon) as took:
-        await push(daemon.client, topic, entries)
-    return took
 
 
 def _figures(cloud: Cloud, entries: Entries, rounds: list[Round]) -> list[Figure]:
