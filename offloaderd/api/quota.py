@@ -55,11 +55,7 @@ class QuotaService(quota_pb2_grpc.QuotaServiceServicer):
             return message
         sums, since_ms = Usage(), []
         for one in (self.engine.quotas.own(), *self.engine.quotas.others.values()):
-            usage = one.namespaces.get(scope, Usage())
-            sums.written_bytes += usage.written_bytes
-            sums.read_bytes += usage.read_bytes
-            sums.requests += usage.requests
-            sums.stored_byte_s += usage.stored_byte_s
+            sums.add(one.namespaces.get(scope, Usage()))
             since_ms += [one.since_ms] if one.since_ms else []
         message.written_bytes, message.read_bytes, message.requests = sums.written_bytes, sums.read_bytes, sums.requests
         message.stored_byte_hours, message.since_ms = sums.stored_byte_s / 3600, min(since_ms, default=0)

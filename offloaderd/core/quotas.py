@@ -72,6 +72,13 @@ class Usage:
     stored_byte_s: float = 0.0
     stored_bytes: int = 0
 
+    def add(self, other: "Usage") -> None:
+        """Add the sums of another daemon, or of an earlier run, but not what is stored now."""
+        self.written_bytes += other.written_bytes
+        self.read_bytes += other.read_bytes
+        self.requests += other.requests
+        self.stored_byte_s += other.stored_byte_s
+
 
 @dataclass(eq=False)
 class Account(Flow):

@@ -129,9 +129,7 @@ class QuotaKeeper:
         """Continue the sums of the last run."""
         self.since_ms = mine.since_ms if mine is not None else self._clock.wall_ms()
         for scope, before in (mine.namespaces if mine is not None else {}).items():
-            usage = self._accounts.at(scope).usage
-            for name in ("written_bytes", "read_bytes", "requests", "stored_byte_s"):
-                setattr(usage, name, getattr(usage, name) + getattr(before, name))
+            self._accounts.at(scope).usage.add(before)
 
     def own(self) -> DaemonUsage:
         """Return this daemon's usage now."""
@@ -171,8 +169,10 @@ class QuotaKeeper:
 def used_of(account: Account, name: str) -> int | None:
     """Return the use of a quota now, None for a rate or a weight, which is not used up."""
     match name:
-        case "stored_bytes" | "topics":
-            return account.stored_bytes if name == "stored_bytes" else account.topics
+        case "stored_bytes":
+            return account.stored_bytes
+        case "topics":
+            return account.topics
         case "readers" | "calls":
             return account.open[name]
         case "unpack_bytes":
