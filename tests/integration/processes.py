@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -169,6 +170,11 @@ class DaemonProcess:
         finally:
             writer.close()
             await writer.wait_closed()
+
+    async def metric(self, name: str, label: str = "") -> float:
+        """Return the sum of the series of a metric, of those with this label if one is given; 0 without any."""
+        _, page = await self.http("/metrics")
+        return sum(map(float, re.findall(rf"^{name}(?:{{.*{label}.*}})? (\S+)$", page, re.MULTILINE)))
 
 
 __all__ = ["CLOCK", "DaemonProcess", "Proxy", "Site", "Unreachable"]

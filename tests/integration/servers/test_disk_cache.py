@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import signal
 from typing import TYPE_CHECKING
@@ -36,12 +35,6 @@ def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) ->
     return found
 
 
-async def said(daemon: DaemonProcess, name: str, label: str = "") -> float:
-    """Return the sum of a metric's series that have a label."""
-    _, page = await daemon.http("/metrics")
-    return sum(float(one) for one in re.findall(rf"^{name}(?:{{.*{label}.*}})? (\S+)$", page, re.MULTILINE))
-
-
 async def whole(client: DaemonClient, ledger_id: int) -> bool:
     """Return whether the topic is read from the bucket as it was written."""
     return await read_from_bucket(client, ledger_id, 0, len(SENT)) == SENT
@@ -61,7 +54,7 @@ async def test_a_daemon_that_was_killed_reads_from_its_disk_and_what_is_damaged_
         await append_to(client, TOPIC, SENT)
         async for _ in client.offload(TOPIC, wait=True, timeout_s=PATIENCE_S):
             pass
-        while await said(daemon, "offloaderd_cache_bytes", 'cache="disk"') < len(SENT) * len(SENT[0]):
+        while await daemon.metric("offloaderd_cache_bytes", 'cache="disk"') < len(SENT) * len(SENT[0]):
             assert await whole(client, await ledger(client))  # again: on a busy machine some are not written at once
             await CLOCK.sleep(0.05)
         daemon.signal(signal.SIGKILL)
@@ -74,7 +67,7 @@ async def test_a_daemon_that_was_killed_reads_from_its_disk_and_what_is_damaged_
     damaged.write_bytes(content)
     async with DaemonProcess(site) as daemon, daemon.client() as client:
         assert await whole(client, await ledger(client))
-        assert await said(daemon, "offloaderd_disk_cache_read_bytes_total") > 0
-        assert await said(daemon, "offloaderd_disk_cache_failures_total", 'cause="damaged"') == 1
+        assert await daemon.metric("offloaderd_disk_cache_read_bytes_total") > 0
+        assert await daemon.metric("offloaderd_disk_cache_failures_total", 'cause="damaged"') == 1
         shutil.rmtree(tmp_path / "cache")
         assert await whole(client, await ledger(client))
