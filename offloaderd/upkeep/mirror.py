@@ -6,7 +6,8 @@
   copy was verified. Commits, rewriting, retention and deletion so keep both together.
 - The copy is recorded before its first byte (`metadata/records/copy.py`), one for each topic. So the collector of
   garbage never takes an unfinished one for garbage, and the next owner resumes it without sending a stored part twice:
-  the parts follow from the blocks of the manifest and the recorded size.
+  the parts follow from the blocks of the manifest and the recorded size. One that nobody finishes, as its segment or
+  the wish for it is gone, goes on the trash list.
 - Live segments come first. A part of a copy takes memory only while half of it stays free for them, holds it for one
   try of each request, and takes none of their slots. An error of the mirror stalls no topic; the lag shows it, and
   copying continues by itself.
@@ -51,6 +52,8 @@ from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.port import Create, Delete, Replace
 from offloaderd.metadata.records import copy as copy_record
 from offloaderd.metadata.records.copy import REMOVAL_S, CopyAttempt
+from offloaderd.metadata.records.deletion import encode_trash
+from offloaderd.metadata.topic_map.mirroring import given_up
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
 from offloaderd.objects.places import Place
 from offloaderd.objects.port import PartRules
@@ -275,7 +278,7 @@ class TopicMirror:
         segment = self.next()
         if segment is None:
             if self._attempt is not None:
-                await self._write(None)  # nothing wants it any more: the collector of garbage takes away what is left
+                await self._write(None)  # nothing wants it any more
             self._copying = None
             self._away.clear()
             self._worked()
@@ -304,7 +307,10 @@ class TopicMirror:
         self._loaded = True
 
     async def _write(self, attempt: CopyAttempt | None) -> None:
-        """Record the present copy, None for none. Raises Fenced, Conflict, NotFound."""
+        """Record the present copy, None for none; an unfinished one before it goes on the trash list.
+
+        Raises Fenced, Conflict, NotFound, Transient.
+        """
         value = copy_record.encode(attempt) if attempt is not None else None
         if value is None:
             step: Create | Replace | Delete = Delete(self._path, self._version)
@@ -317,9 +323,26 @@ class TopicMirror:
             found = await nodes.node(self._mirror.context.metadata, self._path)
             return (found.value if found is not None else None) == value
 
-        await self._owned.record.fence.settle([step], recorded)
+        await self._owned.record.fence.settle([step, *await self._given_up(attempt)], recorded)
         self._version = self._version + 1 if isinstance(step, Replace) else 0
         self._attempt = attempt
+
+    async def _given_up(self, attempt: CopyAttempt | None) -> list[Create]:
+        """Return the step that moves the recorded copy to the trash list, unless its segment is to be copied there yet.
+
+        The copy of a segment that cannot be read for some time makes way for another one and begins anew later.
+        """
+        left, store, owned = self._attempt, self._mirror.context.metadata, self._owned
+        if left is None or left.removing:
+            return []
+        if attempt is not None and (attempt.segment_id, attempt.place) == (left.segment_id, left.place):
+            return []
+        segment = next((one for one in owned.map.segments if one.segment_id == left.segment_id), None)
+        if segment is not None and owned.mirror.target(segment, owned.policy) == left.place:
+            return []
+        trash = given_up(left, now_ms=self._clock.wall_ms())
+        path = trash.path(self._owned.topic)
+        return [Create(path, encode_trash(trash))] if await nodes.node(store, path) is None else []
 
     async def _recorded(self, segment: CommittedSegment, place: Place) -> CopyAttempt:
         """Return the recorded copy of a segment to a place, a new one or one that was begun before."""
@@ -332,6 +355,7 @@ class TopicMirror:
             prefix=place.prefix,
             part_bytes=self._mirror.context.layout.part_bytes,
             begun_ms=self._clock.wall_ms(),
+            ledger_id=segment.keys.ledger_id,
         )
         await self._write(made)
         return made

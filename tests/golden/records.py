@@ -443,6 +443,13 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
             upload_id="upload-1",
         ),
     ),
+    "mirror-of-a-ledger": (
+        copy.encode,
+        copy.decode,
+        copy.CopyAttempt(
+            segment_id=SEGMENT, bucket="eu", prefix="", part_bytes=8 << 20, begun_ms=1_700_000_000_000, ledger_id=7
+        ),
+    ),
     "verified": (
         verified.encode,
         verified.decode,

@@ -58,6 +58,8 @@ async def _planned(world: World, objects: ObjectReader, sites: Sequence[Site]) -
         plan = rebuild.make_plan(stored, without=without, lost=lost)
     problems = [*plan.problems, *(problem for topic in plan.topics for problem in topic.problems)]
     harmless = HARMLESS | ({Kind.ORPHAN} if world.second is not None else set())  # what it had begun
+    if world.faults.rotten and world.faults.fired["metadata restored"]:
+        harmless |= {Kind.UNREADABLE}  # a user decides over what a collection has raised an alarm for
     if bad := [problem for problem in problems if problem.kind not in harmless]:
         world.oracle.fail("P9", f"a rebuild would stop over {bad[0].kind}: {bad[0].text}")
     return {topic.topic: topic.map for topic in plan.topics}

@@ -540,7 +540,7 @@ class World:
         return key in self.buckets.names() and upload.initiated_ms >= self.buckets.stored_ms(key)
 
     def _is_last_copy(self, name: str) -> bool:
-        """Whether a segment, of which restored metadata know nothing, holds an entry that is nowhere else: it stays."""
+        """Whether a segment, of which restored metadata know nothing, holds what is nowhere else, or may: it stays."""
         found = parsed(name)
         if found is None or not self.faults.fired["metadata restored"]:
             return False
@@ -548,7 +548,10 @@ class World:
         manifest = next((one for one in parts if one.endswith("-manifest")), "")
         if (data := self.buckets.data(manifest)) is None:
             return False
-        described = manifest_bytes.decode(data, key=manifest)
+        try:
+            described = manifest_bytes.decode(data, key=manifest)
+        except CorruptData:  # nobody can tell what it holds: an alarm, and no leftover
+            return self.faults.rotten
         topic = next(one for one in self.topics if one.managed_ledger == described.managed_ledger)
         held = (
             Position(part.ledger_id, entry_id)

@@ -26,7 +26,7 @@ class CopyAttempt:
     """A copy of a segment to a bucket and prefix; `upload_id` is empty until the multipart upload exists.
 
     `part_bytes` and the blocks of the manifest decide the parts, so each owner cuts the same ones. `removing`: nothing
-    is copied, a collection of garbage deletes what lies there.
+    is copied, a collection of garbage deletes what lies there. `ledger_id` is that of a whole-ledger object.
     """
 
     segment_id: UUID
@@ -36,6 +36,7 @@ class CopyAttempt:
     begun_ms: int
     upload_id: str = ""
     removing: bool = False
+    ledger_id: int | None = None
     unknown: bytes = field(default=b"", repr=False, compare=False)
 
     @property

@@ -13,6 +13,7 @@ from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.port import Create, Step
 from offloaderd.metadata.records.context import LedgerSegment
+from offloaderd.metadata.records.copy import CopyAttempt
 from offloaderd.metadata.records.deletion import Trash, encode_trash
 from offloaderd.metadata.topic_map.map import TopicMap, properties_of
 
@@ -72,6 +73,21 @@ def without_copy(topic_map: TopicMap, segment_id: UUID, place: Place, *, now_ms:
     )
     steps, after = _with_places(topic_map, segment, replace(segment, mirror=None))
     return [*steps, Create(trash.path(topic_map.topic), encode_trash(trash))], after
+
+
+def given_up(copy: CopyAttempt, *, now_ms: int) -> Trash:
+    """Return the trash record of a copy that nobody finishes: no reader was ever sent to it."""
+    return Trash(
+        segment_id=copy.segment_id,
+        upload_id=copy.upload_id,
+        reason="given up",
+        decided_ms=now_ms,
+        bucket=copy.bucket,
+        prefix=copy.prefix,
+        ledger_id=copy.ledger_id,
+        readable=False,
+        of_copy=True,
+    )
 
 
 def _with_places(topic_map: TopicMap, before: CommittedSegment, after: CommittedSegment) -> tuple[list[Step], TopicMap]:

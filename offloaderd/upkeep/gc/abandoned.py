@@ -21,6 +21,7 @@ from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.last_copy import last_copy
 from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.metadata.topic_map.mirroring import given_up
 from offloaderd.metadata.topic_map.removal import holds
 from offloaderd.objects.port import SegmentStore, find
 from offloaderd.policy.records import decode_policy
@@ -230,8 +231,7 @@ class Unowned:
     async def _copy_of(self, topic: TopicName) -> Finding | None:
         """Return the finding for the unfinished copy of a disabled topic; None without one, or for a young one.
 
-        Its record alone is deleted here: it kept the copy's objects, which a later collection deletes. The segment
-        itself is in the map.
+        It is put on the trash list, from which a later collection deletes it. The segment itself is in the map.
         """
         policy = await nodes.node(self._metadata, paths.policy(topic))
         epoch = await nodes.node(self._metadata, paths.epoch(topic))
@@ -249,7 +249,11 @@ class Unowned:
         verdict, reason = Verdict.DELETE, "the topic is disabled, so the copy of its segment will not be finished"
         if self._rules.apply:
             raised, checked = _raised(topic, epoch), Check(paths.policy(topic), policy.version)
-            verdict, reason = await self._given_up(topic, [raised, checked, Delete(paths.mirror(topic), node.version)])
+            trash = given_up(copy, now_ms=self._rules.now_ms)
+            steps = [raised, checked, Delete(paths.mirror(topic), node.version)]
+            if not copy.removing:
+                steps.append(Create(trash.path(topic), deletion.encode_trash(trash)))
+            verdict, reason = await self._given_up(topic, steps)
         return Finding(
             key=f"{copy.prefix}{copy.segment_id}",
             kind=Kind.UPLOAD,

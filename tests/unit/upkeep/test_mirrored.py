@@ -217,7 +217,7 @@ async def test_nothing_is_deleted_where_a_copy_is_being_made() -> None:
 
 
 async def test_an_unfinished_copy_of_a_disabled_topic_is_given_up() -> None:
-    """Nobody will claim the topic; the record goes first, what it held with the next collection."""
+    """Nobody will claim the topic; the record goes on the trash list first, what it held with the next collection."""
     rig = await offloaded(rig_of(), 10)
     [segment] = await segments_of(rig)
     store, path = rig.tree.connect(), paths.mirror(TOPIC)
@@ -226,8 +226,13 @@ async def test_an_unfinished_copy_of_a_disabled_topic_is_given_up() -> None:
     assert await collected(rig) == []
     policy = paths.policy(TOPIC)
     await store.replace(policy, encode_policy(TopicPolicy(enabled=False)), (await store.get(policy)).version)
+    await buckets_of(rig).at(AWAY[0]).put(replace(segment, prefix=AWAY[1]).keys.index, b"rotten")
     assert [(one.kind, one.verdict) for one in await collected(rig)] == [(Kind.UPLOAD, Verdict.DELETED)]
     assert await nodes.node(store, path) is None
+    assert len(await store.children(paths.trash(TOPIC))) == 1
+    assert {(one.kind, one.verdict) for one in await collected(rig)} == {(Kind.TRASH, Verdict.DELETED)}
+    assert await store.children(paths.trash(TOPIC)) == []
+    assert await counts(rig) == [3, 0, 0]
 
 
 async def test_a_copy_that_lacks_an_object_is_an_alarm() -> None:

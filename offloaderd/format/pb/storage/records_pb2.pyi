@@ -916,6 +916,7 @@ class CopyRecord(_message.Message):
     PART_BYTES_FIELD_NUMBER: _builtins.int
     BEGUN_MS_FIELD_NUMBER: _builtins.int
     REMOVING_FIELD_NUMBER: _builtins.int
+    LEDGER_ID_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.str
     bucket: _builtins.str
@@ -928,6 +929,8 @@ class CopyRecord(_message.Message):
     begun_ms: _builtins.int
     removing: _builtins.bool
     """nothing is copied: a collection of garbage deletes what lies there"""
+    ledger_id: _builtins.int
+    """of a whole-ledger object"""
     format: _builtins.int
     """what a reader has to know to touch the record at all; see records/codec.py"""
     def __init__(
@@ -940,13 +943,16 @@ class CopyRecord(_message.Message):
         part_bytes: _builtins.int = ...,
         begun_ms: _builtins.int = ...,
         removing: _builtins.bool = ...,
+        ledger_id: _builtins.int | None = ...,
         format: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ledger_id", b"_ledger_id", "ledger_id", b"ledger_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun_ms", b"begun_ms", "bucket", b"bucket", "format", b"format", "part_bytes", b"part_bytes", "prefix", b"prefix", "removing", b"removing", "segment_id", b"segment_id", "upload_id", b"upload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ledger_id", b"_ledger_id", "begun_ms", b"begun_ms", "bucket", b"bucket", "format", b"format", "ledger_id", b"ledger_id", "part_bytes", b"part_bytes", "prefix", b"prefix", "removing", b"removing", "segment_id", b"segment_id", "upload_id", b"upload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__ledger_id: _TypeAlias = _typing.Literal["ledger_id"]  # noqa: Y015
+    _WhichOneofArgType__ledger_id: _TypeAlias = _typing.Literal["_ledger_id", b"_ledger_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ledger_id) -> _WhichOneofReturnType__ledger_id | None: ...
 
 Global___CopyRecord: _TypeAlias = CopyRecord  # noqa: Y015
 
