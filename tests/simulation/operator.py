@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.metadata.records.identity import Refusal
     from offloaderd.upkeep.rebuild import Plan
+    from offloaderd.upkeep.rebuild_plan import Problem
     from tests.simulation.world import World
 
 
@@ -134,6 +135,11 @@ class Operator:
         """Return whether the source has deleted anything of these segments."""
         return any(self._world.is_deleted(topic, part.range.begin) for one in segments for part in one.slices)
 
+    def _noticed(self, topic: TopicName, found: rebuild.Found, problem: Problem) -> set[Position]:
+        """Return the end of the segment before a gap if the entries of the gap were once recorded as lost."""
+        ends = {one.segment.end for one in found.known if one.segment.segment_id == problem.segments[0]}
+        return {one for one in ends if (topic, one) in self._world.oracle.noticed}
+
     def _decided(self, found: rebuild.Found, topic: TopicName) -> Plan:
         """Plan it, deciding whatever stands in the way."""
         prefer: set[UUID] = set()
@@ -155,6 +161,9 @@ class Operator:
                 without = without | begun.keys()  # as docs/failures.md says: the next owner offloads it again
             elif problem.kind is Kind.GAP and problem.segments[0] in begun and problem.segments[0] not in without:
                 lost.add(begun[problem.segments[0]].end)
+                self.lost |= lost
+            elif problem.kind is Kind.GAP and (ends := self._noticed(topic, found, problem)) - lost:
+                lost |= ends  # metadata that were lost have told of it, and no later segment
                 self.lost |= lost
             else:
                 break

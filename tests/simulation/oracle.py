@@ -50,6 +50,8 @@ class Oracle:
         self._world = world
         self.broken: Violation | None = None
         self.maps: dict[TopicName, TopicMap] = {}
+        self.noticed: set[tuple[TopicName, Position]] = set()
+        """Behind which positions entries have ever been recorded as lost."""
         self.claims: dict[TopicName, str] = {}
         self.commits = 0
         self.entries = 0
@@ -148,6 +150,7 @@ class Oracle:
             return
         before = self.maps.get(topic)
         self.maps[topic] = found
+        self.noticed.update((topic, loss.after) for loss in found.losses)
         reached = before.offloaded if before is not None else None
         if reached is not None and (found.offloaded is None or found.offloaded < reached):
             self.fail("P1", f"{topic} was offloaded to {reached}, and is only to {found.offloaded}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from offloaderd.core.model import START
+from offloaderd.core.model import START, Loss
 from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.records import context
 from offloaderd.upkeep import rebuild
@@ -54,7 +54,8 @@ async def _planned(world: World, objects: ObjectReader, sites: Sequence[Site]) -
     plan = rebuild.make_plan(stored, without=without)
     gaps = {one.segments[0] for topic in plan.topics for one in topic.problems if one.kind is Kind.GAP}
     before = {one.segment.end for one in stored.known if one.segment.segment_id in gaps}
-    if lost := before & world.operator.lost:  # the same decision again
+    untold = {loss.after for live in world.oracle.maps.values() for loss in _untold(world, live)}
+    if lost := before & (world.operator.lost | untold):  # an operator decides, or decides so again
         plan = rebuild.make_plan(stored, without=without, lost=lost)
     problems = [*plan.problems, *(problem for topic in plan.topics for problem in topic.problems)]
     harmless = HARMLESS | ({Kind.ORPHAN} if world.second is not None else set())  # what it had begun
@@ -63,6 +64,17 @@ async def _planned(world: World, objects: ObjectReader, sites: Sequence[Site]) -
     if bad := [problem for problem in problems if problem.kind not in harmless]:
         world.oracle.fail("P9", f"a rebuild would stop over {bad[0].kind}: {bad[0].text}")
     return {topic.topic: topic.map for topic in plan.topics}
+
+
+def _untold(world: World, live: TopicMap) -> list[Loss]:
+    """Return the losses at the end of history that were noticed after the last live segment was sealed.
+
+    No segment of history has them, and the next live one, which is to keep them, is still to come.
+    """
+    if live.history is None or not live.segments:
+        return []
+    sealed_ms = live.segments[-1].offloaded_ms if not world.faults.fired["clock jump"] else 0
+    return [loss for loss in live.losses if loss.before == live.history.live_begin and loss.noticed_ms >= sealed_ms]
 
 
 def _settled(segment: CommittedSegment) -> CommittedSegment:
@@ -94,11 +106,13 @@ def _compare(world: World, live: TopicMap, found: TopicMap) -> None:
     if [_settled(one) for one in found.segments] != [_settled(one) for one in live.segments]:
         world.oracle.fail("P9", f"{live.topic} would come back with other segments")
     wanted = {loss for loss in live.losses if loss.before <= last}
+    untold = {(loss.after, loss.before) for loss in _untold(world, live)}
+    wanted, back = ({one for one in some if (one.after, one.before) not in untold} for some in (wanted, found.losses))
     told = {loss for loss in wanted if loss.certain}  # a doubt may be noticed later
     if live.history is not None and live.history_end is None:
         told = {loss for loss in told if loss.before > live.history.live_begin}  # no segment of history tells of it
     front = live.segments[0].begin if live.floor is not None else START  # what was lost below the floor is forgotten
-    if not told <= {loss for loss in found.losses if loss in wanted or loss.before > front} <= wanted:
+    if not told <= {loss for loss in back if loss in wanted or loss.before > front} <= wanted:
         world.oracle.fail("P9", f"{live.topic} would come back with the losses {found.losses}, not {wanted}")
     for ledger_id, stored in live.contexts.items():
         path = paths.ledger(live.topic, ledger_id)

@@ -11,6 +11,7 @@ import pytest
 
 from offloaderd.core.aio import Group
 from offloaderd.core.errors import Denied, OutcomeUnknown, Transient
+from offloaderd.core.model import RefusalKind
 from offloaderd.fleet.engine import mark_places
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.topic_map import map as catalog
@@ -27,6 +28,7 @@ from tests.unit.upkeep.test_mirror import (
     AWAY,
     HOME,
     HOUR_S,
+    PLACES,
     SEGMENTS_AN_HOUR,
     THIRD,
     breaking,
@@ -79,6 +81,28 @@ async def test_a_rebuild_from_the_mirror_alone_goes_on_as_the_same_deployment() 
     assert [(one.segment_id, one.slices, one.place, one.mirror) for one in after] == [
         (one.segment_id, one.slices, AWAY, None) for one in before
     ]
+
+
+async def test_where_another_deployment_works_nothing_is_stored_before_all_heads_were_read() -> None:
+    """The head that says whose the topic is may lie in a place that is away; else the others would find it foreign."""
+    rig = await marked_and_mirrored()
+    rig.tree, rig.deployment_id = MemoryTree(), str(uuid.UUID(int=8))
+    away = asyncio.Event()
+
+    def plan(operation: str, key: str, when: str) -> None:
+        if (operation, when) == ("get", "before") and key.endswith(".head") and not away.is_set():
+            raise Transient("gone")
+
+    breaking(rig, HOME[0], plan)
+    async with rig.engine("two", within_s=HOUR_S) as engine:
+        topic = await enabled(engine, TopicPolicy(enabled=True, bucket=AWAY[0], prefix=AWAY[1]))
+        await topic.request_roll()
+        await rig.clock.sleep(60)
+        assert not topic.map.segments
+        assert engine.context.doubtful == {(bucket, prefix) for bucket, prefix in PLACES}
+        away.set()
+        await until(lambda: [one.kind for one in engine.statuses()[0].refusals] == [RefusalKind.OTHER_DEPLOYMENT])
+    assert not await segments_of(rig)
 
 
 @pytest.mark.parametrize("error", [Transient("gone"), Denied("no"), OutcomeUnknown("no answer")])
