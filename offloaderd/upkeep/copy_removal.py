@@ -26,30 +26,35 @@ async def removed(
     broke_off: Callable[[CopyAttempt], bool],
     named: Callable[[], Awaitable[bool]],
     remove: Callable[[], Awaitable[None]],
+    answered: Callable[[], None] = lambda: None,
 ) -> bool:
     """Delete a copy by `remove` while none can begin, unless the map has it (`named`); return whether it is gone.
 
     False as well if a copy is being made, or a removal is under way of which `broke_off` does not say that it ended. An
-    error of `remove` leaves the node: what was asked of the store may still be carried out. Raises Transient when half
-    of `REMOVAL_S` was not enough, and the errors of `named` and `remove`.
+    error of `remove` leaves the node: what was asked of the store may still be carried out. `answered` is called once
+    nothing is on its way, as the node may be left then as well. Raises Transient when half of `REMOVAL_S` was not
+    enough, and the errors of `named` and `remove`.
     """
     path, value = paths.mirror(topic), copy_record.encode(removal)
     try:
-        await store.create(path, value)
-    except Conflict:
-        if not await _took_over(store, path, value, broke_off):
+        if not await _taken(store, path, value, broke_off):
             return False
+    except OffloaderError:
+        answered()
+        raise
     try:
         async with asyncio.timeout(REMOVAL_S / 2):
             try:
                 there = await named()
             except OffloaderError:
+                answered()
                 await _ended(store, path, value)  # no request for a deletion is on its way: no copy has to wait
                 raise
             if not there:
                 await remove()
     except TimeoutError:
         raise Transient(f"the store did not delete the copy of segment {removal.segment_id} in time") from None
+    answered()
     await _ended(store, path, value)
     return not there
 
@@ -69,11 +74,17 @@ async def _ended(store: MetadataStore, path: str, value: bytes) -> None:
         await store.delete(path, node.version)
 
 
-async def _took_over(store: MetadataStore, path: str, value: bytes, broke_off: Callable[[CopyAttempt], bool]) -> bool:
-    """Replace the record of a removal that was broken off long ago; False if a copy, or a removal, is under way.
+async def _taken(store: MetadataStore, path: str, value: bytes, broke_off: Callable[[CopyAttempt], bool]) -> bool:
+    """Create the record, or replace that of a removal that was broken off; False if a copy, or a removal, is under way.
 
-    Whoever began it has died, and an owner that has nothing to copy does not read the record.
+    Whoever began that one has died, and an owner that has nothing to copy does not read the record.
     """
+    try:
+        await store.create(path, value)
+    except Conflict:
+        pass
+    else:
+        return True
     node = await nodes.node(store, path)
     if node is None:
         return False

@@ -23,7 +23,7 @@ from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records import deletion
-from offloaderd.metadata.records.copy import REMOVAL_S, CopyAttempt
+from offloaderd.metadata.records.copy import CopyAttempt
 from offloaderd.metadata.records.deletion import Trash
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.last_copy import last_copy
@@ -205,20 +205,22 @@ async def _copy_removed(context: OffloadContext, record: Trash, current: Callabl
     """
     clock, topic = context.upload_context.clock, current().topic
     [place] = record.places(("", ""))
+    removal = removal_of(record.segment_id, place, clock.wall_ms())
 
     async def named() -> bool:
         return holds(await catalog.load(context.metadata, topic), record)
 
-    def broke_off(removal: CopyAttempt) -> bool:
-        return context.removals.seen_for_s(topic, removal, clock.monotonic()) >= REMOVAL_S
+    def broke_off(other: CopyAttempt) -> bool:
+        return context.removals.broke_off(topic, other, clock.monotonic())
 
     return await removed(
         context.metadata,
         topic,
-        removal_of(record.segment_id, place, clock.wall_ms()),
+        removal,
         broke_off=broke_off,
         named=named,
         remove=partial(_delete_objects, context, record),
+        answered=partial(context.removals.answered, topic, removal),
     )
 
 

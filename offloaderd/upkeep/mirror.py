@@ -51,7 +51,7 @@ from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.port import Create, Delete, Replace
 from offloaderd.metadata.records import copy as copy_record
-from offloaderd.metadata.records.copy import REMOVAL_S, CopyAttempt
+from offloaderd.metadata.records.copy import CopyAttempt
 from offloaderd.metadata.records.deletion import encode_trash
 from offloaderd.metadata.topic_map.mirroring import given_up
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
@@ -101,12 +101,10 @@ class Mirror:
         options: MirrorSettings,
         *,
         again_s: float = AGAIN_S,
-        removal_s: float = REMOVAL_S,
     ) -> None:
         up = context.upload_context
         self.context = context
         self.again_s = again_s
-        self.removal_s = removal_s
         self._turns: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
         self._throttle = TokenBucket(options.bytes_per_s, up.clock, burst_s=0)
         # Its requests do not slow down those of live segments, are not counted among them, and stall no topic.
@@ -271,7 +269,7 @@ class TopicMirror:
             await self._load()
         if self._attempt is not None and self._attempt.removing:
             removals, now_s = self._mirror.context.removals, self._clock.monotonic()
-            if removals.seen_for_s(self._owned.topic, self._attempt, now_s) < self._mirror.removal_s:
+            if not removals.broke_off(self._owned.topic, self._attempt, now_s):
                 self._loaded = False
                 raise Transient("a collection of garbage deletes earlier copies")
             await self._write(None)  # it was broken off

@@ -21,6 +21,7 @@ from offloaderd.format.head import PlaceMarker
 from offloaderd.ledgers.known_source import KnownSource
 from offloaderd.metadata import paths
 from offloaderd.metadata.identity import ensure_deployment
+from offloaderd.metadata.records.copy import SeenRemovals
 from offloaderd.metadata.records.identity import Deployment
 from offloaderd.metadata.records.ownership import DaemonNode
 from offloaderd.objects import marker
@@ -172,6 +173,7 @@ class SimDaemon:
                 run_bytes=options.layout.block_bytes,
             ),
             chunk_bytes=options.layout.block_bytes // 6,
+            removals=SeenRemovals(100.0),
         )
         book = PolicyResolver(self.zookeeper, [Level(Origin.SETTINGS, options.policies)])
         self.retention = Retention(context, source, RetentionSettings(follow_lag_s=2.0, interval_s=2.0), book)
@@ -236,7 +238,7 @@ class SimDaemon:
             clock=self.clock,
             metrics=self._world.metrics,
         )
-        mirror = Mirror(context, MirrorSettings(), again_s=100.0, removal_s=100.0)
+        mirror = Mirror(context, MirrorSettings(), again_s=100.0)
         beside = {"mirror": mirror.run} if options.mirror and not self.old else {}
         return {"retention": self.retention.run, "grants": grants.run, "scrub": scrubber.run, **beside}
 

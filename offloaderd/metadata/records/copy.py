@@ -48,18 +48,27 @@ class CopyAttempt:
 class SeenRemovals:
     """Since when a daemon has seen the removal of a copy of each topic: wall clocks may differ.
 
-    It outlives the suspension of a topic, which may be shorter and more often than a removal is waited for.
+    It outlives the suspension of a topic, which may be shorter and more often than a removal is waited for. A removal
+    counts as broken off `after_s`; at once if it is this daemon's own, and none of its requests is on its way any more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, after_s: float = REMOVAL_S) -> None:
+        self._after_s = after_s
         self._seen: Bounded[TopicName, tuple[CopyAttempt, float]] = Bounded(REMEMBERED_MAX)
+        self._answered: Bounded[TopicName, CopyAttempt] = Bounded(REMEMBERED_MAX)
 
-    def seen_for_s(self, topic: TopicName, removal: CopyAttempt, now_s: float) -> float:
-        """Return for how long a removal has been seen, at a monotonic time; 0 for one that was not."""
+    def answered(self, topic: TopicName, removal: CopyAttempt) -> None:
+        """Note that every request of an own removal was answered, or none was made; its record may be left."""
+        self._answered[topic] = removal
+
+    def broke_off(self, topic: TopicName, removal: CopyAttempt, now_s: float) -> bool:
+        """Whether nobody carries a removal out any more, at a monotonic time; each call notes that it was seen."""
+        if self._answered.get(topic) == removal:
+            return True
         known = self._seen.get(topic)
         if known is None or known[0] != removal:
             known = self._seen[topic] = removal, now_s
-        return now_s - known[1]
+        return now_s - known[1] >= self._after_s
 
 
 def encode(value: CopyAttempt) -> bytes:

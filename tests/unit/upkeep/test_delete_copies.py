@@ -18,6 +18,7 @@ from offloaderd.metadata.topic_map.mirroring import with_copy
 from offloaderd.objects.keys import ObjectKind
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.protocol.v1 import places_pb2 as pb
+from offloaderd.testing.faults import FaultyMetadata
 from offloaderd.upkeep import deletion as deletion_duty
 from offloaderd.upkeep.copy_removal import removal_of
 from offloaderd.upkeep.deletion import KEPT_S, empty_trash
@@ -216,6 +217,24 @@ async def test_a_removal_that_a_store_holds_up_ends_before_a_copy_may_begin() ->
             await empty_trash(owned.context, lambda: owned.offloader.map)
     assert all(await present(rig, copy_of(segment)))
     assert await nodes.node(rig.tree.connect(), paths.mirror(TOPIC)) is not None
+
+
+@pytest.mark.parametrize(("operation", "when"), [("create", "after"), ("delete", "before")])
+async def test_a_removal_whose_record_could_not_be_deleted_goes_on_at_once(operation: str, when: str) -> None:
+    """Nothing of it is on its way; its record is found again, and holds up neither it nor copies."""
+    rig, owned, segment = await dropped(25)
+    faults = [Transient("no answer")]
+
+    def plan(asked: str, path: str, then: str) -> Exception | None:
+        return faults.pop() if (asked, path, then) == (operation, paths.mirror(TOPIC), when) and faults else None
+
+    context = replace(owned.context, metadata=FaultyMetadata(rig.tree.connect(), plan))
+    with pytest.raises(Transient, match="no answer"):
+        await empty_trash(context, lambda: owned.offloader.map)
+    assert await nodes.node(rig.tree.connect(), paths.mirror(TOPIC)) is not None
+    assert (await empty_trash(context, lambda: owned.offloader.map)).gone == 1
+    assert await present(rig, copy_of(segment)) == [False] * 3
+    assert await nodes.node(rig.tree.connect(), paths.mirror(TOPIC)) is None
 
 
 async def test_nothing_is_emptied_while_a_copy_is_made() -> None:
