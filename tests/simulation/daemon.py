@@ -136,13 +136,12 @@ class SimDaemon:
 
     def start(self) -> None:
         """Start the process."""
-        world = self._world
+        world, options = self._world, self._world.options
         self.runs += 1
         process = self.process = Process(world.loop, f"{self.name}{self.runs}")
         self.clock = SimClock(world, f"{self.name}/{self.runs}")
         self.clock.offset_ms = self.offset_ms
         self._connect(world, process)
-        options = world.options
         upload_context = UploadContext(
             objects=self.bucket,
             budget=ByteBudget(options.upload_bytes),
