@@ -10,6 +10,7 @@ from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 
 from offloaderd.api.roles_needed import NEEDS
+from offloaderd.protocol.errors import REASONS, code_of_kind, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -37,9 +38,11 @@ def api_page() -> str:
         "Generated from `protos/offloaderd/v1` by `make docs`. gRPC, package `offloaderd.v1`; reflection and "
         "`grpc.health.v1` are served as well. What holds for all calls: topics are written "
         "`persistent://tenant/namespace/topic` (short forms are accepted), times are milliseconds since 1970 where the "
-        "name ends in `_ms`, an error status carries an `ErrorDetail` in the trailing metadata `offloaderd-error-bin`. "
+        "name ends in `_ms`, and every list has pages: with a `page_size`, its answer has a `next_page_token` until "
+        "the last one. "
         "Roles are explained in [security.md](security.md); programs in Python use [client.md](client.md).",
     ]
+    lines += errors()
     files = descriptors()
     for file in files:
         comments = comments_of(file)
@@ -55,6 +58,30 @@ def api_page() -> str:
         if shown:
             lines += ["", f"## Messages of {Path(file.name).name}", *shown]
     return "\n".join(lines) + "\n"
+
+
+def errors() -> list[str]:
+    """Return the section of the errors: the reason and the code of each class."""
+    lines = [
+        "",
+        "## Errors",
+        "",
+        "An error status has a `google.rpc.Status` in the trailing metadata `grpc-status-details-bin`: `ErrorInfo` "
+        "with the domain `offloaderd` and a reason that never changes, `RetryInfo` where the same call may succeed "
+        "later, and `Help` with what to do. Reason and hint are in `offloaderd-error-bin` as well, as an "
+        "[`ErrorDetail`](#errordetail), for clients without the types of Google. Reasons that a client does not know "
+        "go by their code.",
+        "",
+        "| reason | code | meaning |",
+        "|---|---|---|",
+    ]
+    kinds = sorted(REASONS, key=reason_of)
+    return [*lines, *(f"| `{reason_of(one)}` | `{code_of_kind(one).name}` | {meaning(one)} |" for one in kinds)]
+
+
+def meaning(kind: type) -> str:
+    """Return the first line of a class's docstring."""
+    return cell((kind.__doc__ or "").strip().splitlines()[0])
 
 
 def descriptors() -> list[descriptor_pb2.FileDescriptorProto]:

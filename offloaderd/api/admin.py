@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from offloaderd.api.calls import Context, away, metadata_error
 from offloaderd.api.manual_offload import ManualCalls
+from offloaderd.api.paging import page
 from offloaderd.core.aio import each
 from offloaderd.core.errors import CorruptData, InvalidInput, NotFound, Transient
 from offloaderd.core.health import Dependency
@@ -75,14 +76,14 @@ class AdminService(ManualCalls):
                 for one in self.engine.statuses()
                 if (one.topic.tenant, one.topic.namespace)[: len(prefix)] == prefix
             ]
-            return pb.ListTopicsResponse(topics=rows, metadata_error=failure)
+            shown, token = page(request, sorted(rows, key=lambda one: one.topic), lambda one: one.topic)
+            return pb.ListTopicsResponse(topics=shown, metadata_error=failure, next_page_token=token)
         policies = await topic_policies(self.metadata)
         known: set[TopicName] = set()
         if self.source is not None:
             known.update(await self.source.topics(tenant=tenant, namespace=namespace))
-        topics = sorted(
-            topic for topic in policies.keys() | known if (topic.tenant, topic.namespace)[: len(prefix)] == prefix
-        )
+        within = [one for one in policies.keys() | known if (one.tenant, one.namespace)[: len(prefix)] == prefix]
+        topics, token = page(request, sorted(within, key=str), str)
 
         async def summary(topic: TopicName) -> pb.TopicSummary:
             found = policies.get(topic)
@@ -98,11 +99,11 @@ class AdminService(ManualCalls):
                 placement=self.engine.placed(topic, owner) if policy.active else "",
                 paused_ms=policy.paused.since_ms if policy.paused is not None else 0,
             )
-            if len(topics) <= COUNTED_TOPICS_MAX:
+            if len(within) <= COUNTED_TOPICS_MAX:
                 row.ledgers, row.entries = await self._confirmed(topic) if topic in known else (0, 0)
             return row
 
-        return pb.ListTopicsResponse(topics=await each(topics, summary))
+        return pb.ListTopicsResponse(topics=await each(topics, summary), next_page_token=token)
 
     async def ListSelections(self, request: pb.ListSelectionsRequest, context: Context) -> pb.ListSelectionsResponse:
         """Return the selections by pattern, each with the number of topics that it has enabled."""
@@ -114,8 +115,9 @@ class AdminService(ManualCalls):
         if found:
             policies = (await topic_policies(self.metadata)).values()
             counts.update(one.selected_by for one in policies if isinstance(one, TopicPolicy) and one.enabled)
-        rows = [selection(pattern, found[pattern], counts[pattern]) for pattern in sorted(found)]
-        return pb.ListSelectionsResponse(selections=rows)
+        patterns, token = page(request, sorted(found), str)
+        rows = [selection(pattern, found[pattern], counts[pattern]) for pattern in patterns]
+        return pb.ListSelectionsResponse(selections=rows, next_page_token=token)
 
     async def EnableTopic(self, request: pb.EnableTopicRequest, context: Context) -> pb.EnableTopicResponse:
         """Enable a topic or all that a pattern matches, now and later, or change the policy of what is enabled."""

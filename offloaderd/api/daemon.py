@@ -10,6 +10,7 @@ from uuid import UUID
 
 from offloaderd.api.calls import Context
 from offloaderd.api.manual_offload import changed_or_heartbeat
+from offloaderd.api.paging import page
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, InvalidInput, NotFound
 from offloaderd.core.model import TopicName
@@ -60,7 +61,8 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
 
     async def ListLogLevels(self, request: control_pb2.ListLogLevelsRequest, context: Context) -> control_pb2.LogLevels:
         """Return the level of the daemon, then of each module with another one."""
-        return self._levels()
+        levels, token = page(request, self._levels().levels, lambda one: one.module)
+        return control_pb2.LogLevels(levels=levels, next_page_token=token)
 
     async def SetLogLevel(self, request: control_pb2.SetLogLevelRequest, context: Context) -> control_pb2.LogLevels:
         """Set a module's level for a time, or reset it. Raises InvalidInput."""
@@ -92,7 +94,7 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
         )
 
     def _levels(self) -> control_pb2.LogLevels:
-        return filled(control_pb2.LogLevels, levels=self.shown())
+        return filled(control_pb2.LogLevels, levels=self.shown(), next_page_token="")
 
 
 class DoctorService(doctor_pb2_grpc.DoctorServiceServicer):
@@ -150,6 +152,7 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
                 raise NotFound(f"{topic} is not offloaded", hint="`offloadctl topics list` shows what is")
             if topic in self._engine.enabled():
                 response.reason = self._engine.placed(topic, response.owner)
+        found, response.next_page_token = page(request, found, lambda one: one.daemon_id)
         counts = await self._topics_of_each()
         response.daemons.extend(
             filled(

@@ -22,10 +22,12 @@ from offloaderd.access.roles import Role
 from offloaderd.api.calls import Context
 from offloaderd.api.gate import CALLER, Caller, Gate, NotAllowed, Withdrawn
 from offloaderd.api.roles_needed import PACED_READS, READS
+from offloaderd.api.status_details import trailing_metadata
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import InvalidInput, OffloaderError, Throttled, Unauthenticated
+from offloaderd.core.errors import InvalidInput, OffloaderError, Throttled, Transient, Unauthenticated
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.protocol.errors import DETAIL_KEY, CallTooLong, code_of, detail_of
+from offloaderd.protocol.codes import coded
+from offloaderd.protocol.errors import CallTooLong, code_of, detail_of
 from offloaderd.protocol.v1 import common_pb2
 
 
@@ -121,10 +123,10 @@ REFUSED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 STATUS_S = 5.0
 """How long a caller may take to receive its status; one that takes no answers takes no status either."""
 
-MESSAGE_CHARS_MAX = 4000
-"""Clients accept 8 KiB of a status with all its parts."""
+MESSAGE_CHARS_MAX = 2500
+"""Clients accept 8 KiB of a status with all its parts, and it has the message twice."""
 
-INTERNAL_DETAIL = common_pb2.ErrorDetail(reason="INTERNAL", hint="the daemon's log says more").SerializeToString()
+INTERNAL_DETAIL = common_pb2.ErrorDetail(reason="INTERNAL", hint="the daemon's log says more")
 
 Behaviour: TypeAlias = "Callable[[Any, Any], Any]"
 Request = TypeVar("Request")
@@ -267,7 +269,7 @@ class _Call:
                 self.metrics.grpc_refused.labels(reason="slow").inc()
             message = shortened(error.message)
             self._finish(code_of(error), peer, detail.reason, message)
-            await self._abort(context, code_of(error), message, detail.SerializeToString())
+            await self._abort(context, code_of(error), message, detail, retry=isinstance(error, Transient))
         except asyncio.CancelledError:
             self._finish(grpc.StatusCode.CANCELLED, peer)
             raise
@@ -281,15 +283,17 @@ class _Call:
         except Exception as error:
             log.exception("rpc.failed", service=self.service, method=self.method)
             self._finish(grpc.StatusCode.INTERNAL, peer, "INTERNAL", str(error))
-            await self._abort(context, grpc.StatusCode.INTERNAL, "internal error", INTERNAL_DETAIL)
+            await self._abort(context, grpc.StatusCode.INTERNAL, "internal error", INTERNAL_DETAIL, retry=False)
         self._finish(grpc.StatusCode.OK, peer)
         return answer
 
-    async def _abort(self, context: Context, code: grpc.StatusCode, message: str, detail: bytes) -> NoReturn:
+    async def _abort(
+        self, context: Context, code: grpc.StatusCode, message: str, detail: common_pb2.ErrorDetail, *, retry: bool
+    ) -> NoReturn:
         """End the call with a status; cut a caller that does not take it."""
         try:
             async with asyncio.timeout(STATUS_S):
-                await context.abort(code, message, ((DETAIL_KEY, detail),))
+                await context.abort(code, message, trailing_metadata(code, message, detail, retry=retry))
         except TimeoutError:
             raise asyncio.CancelledError from None
 
@@ -325,10 +329,10 @@ def shortened(message: str) -> str:
 
 
 def _unless_bytes(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
-    """Return a serializer that passes on what a handler has serialized itself."""
+    """Return a serializer that sets the codes of an answer, and passes on what a handler has serialized itself."""
 
     def serialized(answer: Any) -> bytes:  # noqa: ANN401 - a message of any service
-        return answer if serialize is None or isinstance(answer, bytes) else serialize(answer)
+        return answer if serialize is None or isinstance(answer, bytes) else serialize(coded(answer))
 
     return serialized
 

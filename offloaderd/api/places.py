@@ -8,6 +8,7 @@ from uuid import UUID
 import structlog
 
 from offloaderd.api.calls import Context
+from offloaderd.api.paging import page
 from offloaderd.core.errors import Conflict, CorruptData
 from offloaderd.core.model import TopicName
 from offloaderd.fleet.engine import Engine
@@ -52,7 +53,8 @@ class PlacesService(places_pb2_grpc.PlacesServiceServicer):
             book = self.engine.book
             everywhere = effective([Level(Origin.BROKER, book.policies_of(None)), *book.above(None)]).values
             _name_roles(found, _own(everywhere), place_named(everywhere.mirror or ""))
-            return pb.ListPlacesResponse(places=found.values())
+            places, token = page(request, list(found.values()), _name_of)
+            return pb.ListPlacesResponse(places=places, next_page_token=token)
         topic = TopicName.parse(request.topic)
         policy = (await self.engine.book.of(topic)).values
         segments = (await self.engine.topic_map(topic)).segments
@@ -62,8 +64,10 @@ class PlacesService(places_pb2_grpc.PlacesServiceServicer):
         _name_roles(found, own, mirror)
         due = [one for one in segments if mirror is not None and target(one, own, mirror) is not None]
         written = await self._written_in(topic)
+        places, token = page(request, list(found.values()), _name_of)
         return pb.ListPlacesResponse(
-            places=found.values(),
+            places=places,
+            next_page_token=token,
             uncopied_segments=len(due),
             uncopied_bytes=sum(one.object_bytes for one in due),
             open_place=next((text_of(one) for one in sorted(written, key=lambda it: it == own)), ""),
@@ -196,6 +200,10 @@ def same_places(one: Effective, other: Effective) -> bool:
 
 def _own(policy: OffloadPolicies) -> Place:
     return policy.bucket or "", policy.prefix or ""
+
+
+def _name_of(place: pb.ListPlacesResponse.Place) -> str:
+    return text_of((place.bucket, place.prefix))
 
 
 def _place(place: Place, service: str = "", kind: str = "") -> pb.ListPlacesResponse.Place:

@@ -7,6 +7,7 @@ import structlog
 from offloaderd.api.admin import checked_prefix
 from offloaderd.api.calls import Context
 from offloaderd.api.gate import name_of_caller
+from offloaderd.api.paging import page
 from offloaderd.core.names.patterns import Scope
 from offloaderd.core.quotas import NONE, QUOTAS, Account, Quotas, Usage, named
 from offloaderd.fleet.engine import Engine
@@ -31,14 +32,12 @@ class QuotaService(quota_pb2_grpc.QuotaServiceServicer):
         """Return the quotas and their use. Raises InvalidInput, Transient."""
         prefix, keeper, accounts = checked_prefix(request.prefix), self.engine.quotas, self.engine.context.accounts
         await keeper.refresh()
-        found = pb.ListQuotasResponse(daemon_id=self.daemon_id)
-        if not prefix:
-            found.namespaces.append(self._level(Scope(), None))
         within = Scope(*prefix)
-        for account in accounts:
-            if within.covers(account.scope):
-                found.namespaces.append(self._level(account.scope, account))
-        return found
+        scopes: list[tuple[Scope, Account | None]] = [(Scope(), None)] if not prefix else []
+        scopes += [(one.scope, one) for one in accounts if within.covers(one.scope)]
+        shown, token = page(request, scopes, lambda one: named(one[0]))
+        levels = [self._level(*one) for one in shown]
+        return pb.ListQuotasResponse(daemon_id=self.daemon_id, namespaces=levels, next_page_token=token)
 
     def _level(self, scope: Scope, account: Account | None) -> pb.NamespaceQuotas:
         known = self.engine.quotas.levels.get(scope)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from offloaderd.api.calls import ANSWERS_S, Context, away, metadata_error
+from offloaderd.api.paging import page
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidInput, NotFound, OffloaderError
 from offloaderd.core.model import LEDGER_ID_MAX, LedgerInfo, TopicName
@@ -42,9 +43,11 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         source, failure = await self._listed(topic, ANSWERS_S if away_for else None)
         grants = {} if away_for else await grant_records.load_all(self.metadata, topic)
         base = topic_map.base
+        rows, token = page(request, ledger_rows(topic_map, source, grants), lambda one: f"{one.ledger_id:020}")
         return filled(
             pb.ListLedgersResponse,
-            ledgers=ledger_rows(topic_map, source, grants),
+            ledgers=rows,
+            next_page_token=token,
             floor=base.position if base is not None else None,
             deleted_segments=base.segments if base is not None else 0,
             deleted_bytes=base.object_bytes if base is not None else 0,

@@ -1,7 +1,7 @@
 """The calls of the client with one answer or a plain stream of answers."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, Generic, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast
 
 from google.protobuf.message import Message
 from grpc import aio
@@ -48,6 +48,9 @@ from offloaderd.protocol.v1 import (
 
 Answer = TypeVar("Answer", bound="Message")
 Service = TypeVar("Service")
+
+PAGE_SIZE = 1000
+"""Elements of a list in one answer, which so stays far below the largest message."""
 
 
 class Said(TypedDict, total=False):
@@ -108,13 +111,26 @@ class Calls(Connection):
             async for answer in made:
                 yield answer
 
+    async def _list(self, method: Callable[..., Awaitable[Answer]], request: Any) -> Answer:  # noqa: ANN401 - of any list
+        """Return all of a list as one answer, whose pages are requested one after the other."""
+        request.page_size, found = PAGE_SIZE, None
+        while found is None or request.page_token:
+            one: Any = await self._ask(method, request)
+            request.page_token = one.next_page_token
+            one.ClearField("next_page_token")
+            if found is None:
+                found = one
+            else:
+                found.MergeFrom(one)
+        return cast("Answer", found)
+
     async def topics(self, prefix: str = "") -> Sequence[admin_pb2.TopicSummary]:
         """Return the topics below `prefix` (tenant or tenant/namespace; empty: all)."""
-        return (await self._ask(self._admin.ListTopics, admin_pb2.ListTopicsRequest(prefix=prefix))).topics
+        return (await self._list(self._admin.ListTopics, admin_pb2.ListTopicsRequest(prefix=prefix))).topics
 
     async def selections(self) -> Sequence[admin_pb2.Selection]:
         """Return the patterns whose topics are enabled as they come."""
-        return (await self._ask(self._admin.ListSelections, admin_pb2.ListSelectionsRequest())).selections
+        return (await self._list(self._admin.ListSelections, admin_pb2.ListSelectionsRequest())).selections
 
     async def enable(
         self,
@@ -202,7 +218,7 @@ class Calls(Connection):
 
     async def quotas(self, prefix: str = "") -> quota_pb2.ListQuotasResponse:
         """Return quotas and use of the namespaces below `prefix` (tenant or tenant/namespace; empty: all)."""
-        return await self._ask(self._quota.ListQuotas, quota_pb2.ListQuotasRequest(prefix=prefix))
+        return await self._list(self._quota.ListQuotas, quota_pb2.ListQuotasRequest(prefix=prefix))
 
     async def set_quotas(
         self, level: str, quotas: quota_pb2.Quotas, *, dry_run: bool = False
@@ -343,7 +359,7 @@ class Calls(Connection):
 
     async def ledgers(self, topic: TopicName | str) -> retention_pb2.ListLedgersResponse:
         """Return the ledgers of a topic with their states."""
-        return await self._ask(self._retention.ListLedgers, retention_pb2.ListLedgersRequest(topic=str(topic)))
+        return await self._list(self._retention.ListLedgers, retention_pb2.ListLedgersRequest(topic=str(topic)))
 
     async def delete_ledgers(
         self, topic: TopicName | str, ledger_ids: Sequence[int], *, dry_run: bool = False

@@ -15,6 +15,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import Position, TopicName
+from offloaderd.protocol.codes import is_code
 
 M = TypeVar("M", bound=Message)
 V = TypeVar("V")
@@ -87,6 +88,8 @@ def _content(kind: type[Message]) -> dict[str, Callable[[Any], object]]:
     """Return the converter of each field."""
     found: dict[str, Callable[[Any], object]] = {}
     for field in kind.DESCRIPTOR.fields:
+        if is_code(field):
+            continue
         inner: Any = field.message_type  # its stub names a class that is not there at run time
         one = _text if inner is None else partial(_message, GetMessageClass(inner))
         if inner is not None and inner.GetOptions().map_entry:

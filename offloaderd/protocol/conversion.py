@@ -14,6 +14,7 @@ from offloaderd.core.entries import Entries, FramedEntries, decode_entries
 from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.model import ENTRY_BYTES_MAX, EntryBatch, Position
 from offloaderd.core.read_options import Tier
+from offloaderd.protocol.codes import is_code
 from offloaderd.protocol.v1 import common_pb2, offload_pb2, read_pb2
 
 TIERS = {
@@ -233,7 +234,7 @@ def as_json(
     message: Message, *, leave_out: Collection[str] = (), kept: Collection[str] = (), nullable: Collection[str] = ()
 ) -> dict[str, object]:
     """Return a message as JSON, without the fields to `leave_out`; `kept` and `nullable` as in `picked`."""
-    names = [name for name in message.DESCRIPTOR.fields_by_name if name not in leave_out]
+    names = [one.name for one in message.DESCRIPTOR.fields if one.name not in leave_out and not is_code(one)]
     return picked(message, *names, kept=kept, nullable=nullable)
 
 

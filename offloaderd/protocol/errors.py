@@ -1,7 +1,8 @@
 """The conversion of our errors to gRPC statuses and back: for the interceptor of all services, and for clients.
 
 Every error status carries an ErrorDetail in the trailing metadata `offloaderd-error-bin`: `reason` is the error's class
-in upper snake case and never changes, `hint` is what to do. Any other exception is logged with its traceback and
+in upper snake case and never changes, `hint` is what to do. The details of google.rpc beside it say the same to clients
+that know those. Any other exception is logged with its traceback and
 becomes INTERNAL, without its text for the client.
 """
 
@@ -48,7 +49,7 @@ CODES: dict[type[OffloaderError], grpc.StatusCode] = {
 }
 """Codes by class; an error has the code of its nearest ancestor here. NOT_FOUND is never used for what is unknown."""
 
-_REASONS = (
+REASONS = (
     *CODES,
     errors.Expired,
     errors.Fenced,
@@ -58,6 +59,7 @@ _REASONS = (
     errors.TopicNotFound,
     errors.TopicUnknown,
 )
+"""Classes that clients know by their names."""
 _CODE_ERRORS: dict[grpc.StatusCode, type[OffloaderError]] = {
     grpc.StatusCode.UNAVAILABLE: Transient,
     grpc.StatusCode.DEADLINE_EXCEEDED: Transient,
@@ -88,17 +90,22 @@ def reason_of(kind: type[OffloaderError]) -> str:
     return _HUMP.sub("_", kind.__name__).upper()
 
 
-_CLASSES = {reason_of(kind): kind for kind in _REASONS}
+_CLASSES = {reason_of(kind): kind for kind in REASONS}
 
 
 def code_of(error: OffloaderError) -> grpc.StatusCode:
     """Return the status code of an error."""
-    return next((CODES[kind] for kind in type(error).__mro__ if kind in CODES), grpc.StatusCode.INTERNAL)
+    return code_of_kind(type(error))
+
+
+def code_of_kind(kind: type[OffloaderError]) -> grpc.StatusCode:
+    """Return the status code of a class of errors."""
+    return next((CODES[one] for one in kind.__mro__ if one in CODES), grpc.StatusCode.INTERNAL)
 
 
 def detail_of(error: OffloaderError) -> common_pb2.ErrorDetail:
     """Return the detail of an error; for a class that clients do not know, with the reason of its nearest ancestor."""
-    known = next((kind for kind in type(error).__mro__ if kind in _REASONS), OffloaderError)
+    known = next((kind for kind in type(error).__mro__ if kind in REASONS), OffloaderError)
     return common_pb2.ErrorDetail(reason=reason_of(known), hint=error.hint)
 
 

@@ -10,6 +10,7 @@ from google.protobuf.internal import containers as _containers
 from offloaderd.protocol.v1 import common_pb2 as _common_pb2
 from offloaderd.protocol.v1 import history_pb2 as _history_pb2
 from offloaderd.protocol.v1 import policy_pb2 as _policy_pb2
+from offloaderd.protocol.v1 import states_pb2 as _states_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -26,16 +27,24 @@ class ListTopicsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PREFIX_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     prefix: _builtins.str
     """tenant, or tenant/namespace; empty: all"""
+    page_size: _builtins.int
+    """most of them in the answer; 0: all"""
+    page_token: _builtins.str
+    """`next_page_token` of the answer before; empty: from the first one"""
     def __init__(
         self,
         *,
         prefix: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "prefix", b"prefix"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -47,8 +56,11 @@ class ListTopicsResponse(_message.Message):
 
     TOPICS_FIELD_NUMBER: _builtins.int
     METADATA_ERROR_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     metadata_error: _builtins.str
     """why the list has only the topics that this daemon owns; empty: the list is complete"""
+    next_page_token: _builtins.str
+    """where the next page begins; empty: this was the last one"""
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicSummary]: ...
     def __init__(
@@ -56,10 +68,11 @@ class ListTopicsResponse(_message.Message):
         *,
         topics: _abc.Iterable[Global___TopicSummary] | None = ...,
         metadata_error: _builtins.str = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata_error", b"metadata_error", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metadata_error", b"metadata_error", "next_page_token", b"next_page_token", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -126,12 +139,21 @@ Global___TopicSummary: _TypeAlias = TopicSummary  # noqa: Y015
 class ListSelectionsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """most of them in the answer; 0: all"""
+    page_token: _builtins.str
+    """`next_page_token` of the answer before; empty: from the first one"""
     def __init__(
         self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -142,16 +164,20 @@ class ListSelectionsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SELECTIONS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """where the next page begins; empty: this was the last one"""
     @_builtins.property
     def selections(self) -> _containers.RepeatedCompositeFieldContainer[Global___Selection]: ...
     def __init__(
         self,
         *,
         selections: _abc.Iterable[Global___Selection] | None = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["selections", b"selections"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "selections", b"selections"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -254,21 +280,24 @@ class TopicChange(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    OUTCOME_CODE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     outcome: _builtins.str
     """enabled, disabled, changed, unchanged or left-alone"""
     reason: _builtins.str
     """why it was left alone, or whose policy it has now"""
+    outcome_code: _states_pb2.ChangeOutcome.ValueType
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         outcome: _builtins.str = ...,
         reason: _builtins.str = ...,
+        outcome_code: _states_pb2.ChangeOutcome.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "reason", b"reason", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "outcome_code", b"outcome_code", "reason", b"reason", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -474,6 +503,8 @@ class Segment(_message.Message):
     METHOD_FIELD_NUMBER: _builtins.int
     WRITER_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    STATE_CODE_FIELD_NUMBER: _builtins.int
+    METHOD_CODE_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.str
     status: _builtins.str
     """Assigned, Offloaded or Failed"""
@@ -490,6 +521,8 @@ class Segment(_message.Message):
     """The driver that wrote it: offloaderd, or that of a broker, such as aws-s3, whose objects are the broker's to delete."""
     state: _builtins.str
     """How far it is: assigned, uploading, sealed, verified, committed; docs/how-it-works.md says what may follow what."""
+    state_code: _states_pb2.SegmentState.ValueType
+    method_code: _states_pb2.OffloadMethod.ValueType
     @_builtins.property
     def begin(self) -> _common_pb2.Position: ...
     @_builtins.property
@@ -513,10 +546,12 @@ class Segment(_message.Message):
         method: _builtins.str = ...,
         writer: _builtins.str = ...,
         state: _builtins.str = ...,
+        state_code: _states_pb2.SegmentState.ValueType = ...,
+        method_code: _states_pb2.OffloadMethod.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "begin", b"begin", "bucket", b"bucket", "data_key", b"data_key", "end", b"end", "entries", b"entries", "method", b"method", "object_bytes", b"object_bytes", "offloaded_ms", b"offloaded_ms", "payload_bytes", b"payload_bytes", "segment_id", b"segment_id", "state", b"state", "status", b"status", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "begin", b"begin", "bucket", b"bucket", "data_key", b"data_key", "end", b"end", "entries", b"entries", "method", b"method", "method_code", b"method_code", "object_bytes", b"object_bytes", "offloaded_ms", b"offloaded_ms", "payload_bytes", b"payload_bytes", "segment_id", b"segment_id", "state", b"state", "state_code", b"state_code", "status", b"status", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -611,6 +646,8 @@ class OffloadProgress(_message.Message):
     SEGMENT_ENTRIES_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     STOOD_FIELD_NUMBER: _builtins.int
+    OUTCOME_CODE_FIELD_NUMBER: _builtins.int
+    METHOD_CODE_FIELD_NUMBER: _builtins.int
     remaining_entries: _builtins.int
     remaining_bytes: _builtins.int
     done: _builtins.bool
@@ -641,6 +678,8 @@ class OffloadProgress(_message.Message):
     """of the open segment"""
     segment_entries: _builtins.int
     """in the open segment so far"""
+    outcome_code: _states_pb2.OffloadOutcome.ValueType
+    method_code: _states_pb2.OffloadMethod.ValueType
     @_builtins.property
     def target(self) -> _common_pb2.Position:
         """the newest entry to wait for; unset: there is none"""
@@ -677,10 +716,12 @@ class OffloadProgress(_message.Message):
         segment_entries: _builtins.int = ...,
         plan: _abc.Iterable[Global___PlannedOffload] | None = ...,
         stood: _common_pb2.Position | None = ...,
+        outcome_code: _states_pb2.OffloadOutcome.ValueType = ...,
+        method_code: _states_pb2.OffloadMethod.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["offloaded", b"offloaded", "stood", b"stood", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_by", b"asked_by", "asked_ms", b"asked_ms", "done", b"done", "done_ms", b"done_ms", "message", b"message", "method", b"method", "offloaded", b"offloaded", "outcome", b"outcome", "owner", b"owner", "owner_address", b"owner_address", "plan", b"plan", "reason", b"reason", "remaining_bytes", b"remaining_bytes", "remaining_entries", b"remaining_entries", "segment_entries", b"segment_entries", "segment_id", b"segment_id", "stood", b"stood", "target", b"target", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_by", b"asked_by", "asked_ms", b"asked_ms", "done", b"done", "done_ms", b"done_ms", "message", b"message", "method", b"method", "method_code", b"method_code", "offloaded", b"offloaded", "outcome", b"outcome", "outcome_code", b"outcome_code", "owner", b"owner", "owner_address", b"owner_address", "plan", b"plan", "reason", b"reason", "remaining_bytes", b"remaining_bytes", "remaining_entries", b"remaining_entries", "segment_entries", b"segment_entries", "segment_id", b"segment_id", "stood", b"stood", "target", b"target", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -785,6 +826,7 @@ class StatusResponse(_message.Message):
     MEMORY_USED_BYTES_FIELD_NUMBER: _builtins.int
     MEMORY_BUDGET_BYTES_FIELD_NUMBER: _builtins.int
     ALARMS_FIELD_NUMBER: _builtins.int
+    STATE_CODE_FIELD_NUMBER: _builtins.int
     daemon_id: _builtins.str
     version: _builtins.str
     state: _builtins.str
@@ -792,6 +834,7 @@ class StatusResponse(_message.Message):
     started_ms: _builtins.int
     memory_used_bytes: _builtins.int
     memory_budget_bytes: _builtins.int
+    state_code: _states_pb2.DaemonState.ValueType
     @_builtins.property
     def dependencies(self) -> _containers.RepeatedCompositeFieldContainer[Global___StatusResponse.Dependency]: ...
     @_builtins.property
@@ -812,10 +855,11 @@ class StatusResponse(_message.Message):
         memory_used_bytes: _builtins.int = ...,
         memory_budget_bytes: _builtins.int = ...,
         alarms: _abc.Iterable[_builtins.str] | None = ...,
+        state_code: _states_pb2.DaemonState.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms", "daemon_id", b"daemon_id", "dependencies", b"dependencies", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "started_ms", b"started_ms", "state", b"state", "topics", b"topics", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms", "daemon_id", b"daemon_id", "dependencies", b"dependencies", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "started_ms", b"started_ms", "state", b"state", "state_code", b"state_code", "topics", b"topics", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -867,6 +911,8 @@ class TopicStatus(_message.Message):
     DAMAGED_LEDGERS_FIELD_NUMBER: _builtins.int
     LAG_AGE_UNKNOWN_FIELD_NUMBER: _builtins.int
     MIRROR_FIELD_NUMBER: _builtins.int
+    STATE_CODE_FIELD_NUMBER: _builtins.int
+    METHOD_CODE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     state: _builtins.str
     """claiming, offloading, paused, stalled, stopped, not-owner"""
@@ -924,6 +970,8 @@ class TopicStatus(_message.Message):
     """Lag_entries and lag_bytes are unknown: the source was not asked yet, or did not answer."""
     lag_age_unknown: _builtins.bool
     """lag_seconds is unknown: as lag_unknown, or the oldest entry has no time"""
+    state_code: _states_pb2.TopicState.ValueType
+    method_code: _states_pb2.OffloadMethod.ValueType
     @_builtins.property
     def confirmed(self) -> _common_pb2.Position: ...
     @_builtins.property
@@ -991,10 +1039,12 @@ class TopicStatus(_message.Message):
         damaged_ledgers: _abc.Iterable[_builtins.int] | None = ...,
         lag_age_unknown: _builtins.bool = ...,
         mirror: Global___MirrorSummary | None = ...,
+        state_code: _states_pb2.TopicState.ValueType = ...,
+        method_code: _states_pb2.OffloadMethod.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "history", b"history", "mirror", b"mirror", "offloaded", b"offloaded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "damaged_ledgers", b"damaged_ledgers", "edge", b"edge", "epoch", b"epoch", "hidden_entries", b"hidden_entries", "history", b"history", "lag_age_unknown", b"lag_age_unknown", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "lag_unknown", b"lag_unknown", "looked_age_s", b"looked_age_s", "losses", b"losses", "method", b"method", "mirror", b"mirror", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_continued", b"open_segment_continued", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "outage", b"outage", "owner", b"owner", "paused_by", b"paused_by", "paused_ms", b"paused_ms", "placement", b"placement", "refusals", b"refusals", "segments_committed", b"segments_committed", "spilled_bytes", b"spilled_bytes", "spilled_entries", b"spilled_entries", "stalled_class", b"stalled_class", "stalled_reason", b"stalled_reason", "stalled_since_ms", b"stalled_since_ms", "state", b"state", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "topic", b"topic", "unprotected_bytes", b"unprotected_bytes", "unprotected_entries", b"unprotected_entries", "unprotected_since_ms", b"unprotected_since_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "damaged_ledgers", b"damaged_ledgers", "edge", b"edge", "epoch", b"epoch", "hidden_entries", b"hidden_entries", "history", b"history", "lag_age_unknown", b"lag_age_unknown", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "lag_unknown", b"lag_unknown", "looked_age_s", b"looked_age_s", "losses", b"losses", "method", b"method", "method_code", b"method_code", "mirror", b"mirror", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_continued", b"open_segment_continued", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "outage", b"outage", "owner", b"owner", "paused_by", b"paused_by", "paused_ms", b"paused_ms", "placement", b"placement", "refusals", b"refusals", "segments_committed", b"segments_committed", "spilled_bytes", b"spilled_bytes", "spilled_entries", b"spilled_entries", "stalled_class", b"stalled_class", "stalled_reason", b"stalled_reason", "stalled_since_ms", b"stalled_since_ms", "state", b"state", "state_code", b"state_code", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "topic", b"topic", "unprotected_bytes", b"unprotected_bytes", "unprotected_entries", b"unprotected_entries", "unprotected_since_ms", b"unprotected_since_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1075,6 +1125,7 @@ class IdentityRefusal(_message.Message):
     EVIDENCE_FIELD_NUMBER: _builtins.int
     SINCE_MS_FIELD_NUMBER: _builtins.int
     HINT_FIELD_NUMBER: _builtins.int
+    KIND_CODE_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     """metadata-went-back, other-deployment, head-unreadable, other-source, unknown-source, list-behind, ledger-replaced, ledger-shorter"""
     found: _builtins.str
@@ -1084,6 +1135,7 @@ class IdentityRefusal(_message.Message):
     since_ms: _builtins.int
     hint: _builtins.str
     """what to do"""
+    kind_code: _states_pb2.RefusalKind.ValueType
     def __init__(
         self,
         *,
@@ -1092,10 +1144,11 @@ class IdentityRefusal(_message.Message):
         evidence: _builtins.str = ...,
         since_ms: _builtins.int = ...,
         hint: _builtins.str = ...,
+        kind_code: _states_pb2.RefusalKind.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evidence", b"evidence", "found", b"found", "hint", b"hint", "kind", b"kind", "since_ms", b"since_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evidence", b"evidence", "found", b"found", "hint", b"hint", "kind", b"kind", "kind_code", b"kind_code", "since_ms", b"since_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -94,7 +94,7 @@ Global___EntryBatch: _TypeAlias = EntryBatch  # noqa: Y015
 
 @_typing.final
 class ErrorDetail(_message.Message):
-    """Detail of every error status, in trailing metadata `offloaderd-error-bin`."""
+    """Detail of every error status, in trailing metadata `offloaderd-error-bin`; `grpc-status-details-bin` says the same."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

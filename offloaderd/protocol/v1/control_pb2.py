@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1boffloaderd/v1/control.proto\x12\roffloaderd.v1\" \n\rReloadRequest\x12\x0f\n\x07\x64ry_run\x18\x01 \x01(\x08\"c\n\x0eReloadResponse\x12-\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x1c.offloaderd.v1.SettingChange\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x12\x11\n\tdaemon_id\x18\x03 \x01(\t\"M\n\rSettingChange\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0b\n\x03old\x18\x02 \x01(\t\x12\x0b\n\x03new\x18\x03 \x01(\t\x12\x15\n\rneeds_restart\x18\x04 \x01(\x08\"\x16\n\x14ListLogLevelsRequest\"D\n\x12SetLogLevelRequest\x12\x0e\n\x06module\x18\x01 \x01(\t\x12\r\n\x05level\x18\x02 \x01(\t\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"7\n\tLogLevels\x12*\n\x06levels\x18\x01 \x03(\x0b\x32\x1a.offloaderd.v1.ModuleLevel\"L\n\x0bModuleLevel\x12\x0e\n\x06module\x18\x01 \x01(\t\x12\r\n\x05level\x18\x02 \x01(\t\x12\x13\n\x06left_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\t\n\x07_left_s\"A\n\x11PauseTopicRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"@\n\x12PauseTopicResponse\x12*\n\x06topics\x18\x01 \x03(\x0b\x32\x1a.offloaderd.v1.PausedTopic\"S\n\x0bPausedTopic\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpaused_ms\x18\x02 \x01(\x04\x12\x11\n\tpaused_by\x18\x03 \x01(\t\x12\x0f\n\x07\x63hanged\x18\x04 \x01(\x08\x32\xc6\x02\n\x0e\x43ontrolService\x12\x45\n\x06Reload\x12\x1c.offloaderd.v1.ReloadRequest\x1a\x1d.offloaderd.v1.ReloadResponse\x12N\n\rListLogLevels\x12#.offloaderd.v1.ListLogLevelsRequest\x1a\x18.offloaderd.v1.LogLevels\x12J\n\x0bSetLogLevel\x12!.offloaderd.v1.SetLogLevelRequest\x1a\x18.offloaderd.v1.LogLevels\x12Q\n\nPauseTopic\x12 .offloaderd.v1.PauseTopicRequest\x1a!.offloaderd.v1.PauseTopicResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1boffloaderd/v1/control.proto\x12\roffloaderd.v1\" \n\rReloadRequest\x12\x0f\n\x07\x64ry_run\x18\x01 \x01(\x08\"c\n\x0eReloadResponse\x12-\n\x07\x63hanges\x18\x01 \x03(\x0b\x32\x1c.offloaderd.v1.SettingChange\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x12\x11\n\tdaemon_id\x18\x03 \x01(\t\"M\n\rSettingChange\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0b\n\x03old\x18\x02 \x01(\t\x12\x0b\n\x03new\x18\x03 \x01(\t\x12\x15\n\rneeds_restart\x18\x04 \x01(\x08\"=\n\x14ListLogLevelsRequest\x12\x11\n\tpage_size\x18\x32 \x01(\r\x12\x12\n\npage_token\x18\x33 \x01(\t\"D\n\x12SetLogLevelRequest\x12\x0e\n\x06module\x18\x01 \x01(\t\x12\r\n\x05level\x18\x02 \x01(\t\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"P\n\tLogLevels\x12*\n\x06levels\x18\x01 \x03(\x0b\x32\x1a.offloaderd.v1.ModuleLevel\x12\x17\n\x0fnext_page_token\x18\x32 \x01(\t\"L\n\x0bModuleLevel\x12\x0e\n\x06module\x18\x01 \x01(\t\x12\r\n\x05level\x18\x02 \x01(\t\x12\x13\n\x06left_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\t\n\x07_left_s\"A\n\x11PauseTopicRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"@\n\x12PauseTopicResponse\x12*\n\x06topics\x18\x01 \x03(\x0b\x32\x1a.offloaderd.v1.PausedTopic\"S\n\x0bPausedTopic\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpaused_ms\x18\x02 \x01(\x04\x12\x11\n\tpaused_by\x18\x03 \x01(\t\x12\x0f\n\x07\x63hanged\x18\x04 \x01(\x08\x32\xc6\x02\n\x0e\x43ontrolService\x12\x45\n\x06Reload\x12\x1c.offloaderd.v1.ReloadRequest\x1a\x1d.offloaderd.v1.ReloadResponse\x12N\n\rListLogLevels\x12#.offloaderd.v1.ListLogLevelsRequest\x1a\x18.offloaderd.v1.LogLevels\x12J\n\x0bSetLogLevel\x12!.offloaderd.v1.SetLogLevelRequest\x1a\x18.offloaderd.v1.LogLevels\x12Q\n\nPauseTopic\x12 .offloaderd.v1.PauseTopicRequest\x1a!.offloaderd.v1.PauseTopicResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,19 +38,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SETTINGCHANGE']._serialized_start=181
   _globals['_SETTINGCHANGE']._serialized_end=258
   _globals['_LISTLOGLEVELSREQUEST']._serialized_start=260
-  _globals['_LISTLOGLEVELSREQUEST']._serialized_end=282
-  _globals['_SETLOGLEVELREQUEST']._serialized_start=284
-  _globals['_SETLOGLEVELREQUEST']._serialized_end=352
-  _globals['_LOGLEVELS']._serialized_start=354
-  _globals['_LOGLEVELS']._serialized_end=409
-  _globals['_MODULELEVEL']._serialized_start=411
-  _globals['_MODULELEVEL']._serialized_end=487
-  _globals['_PAUSETOPICREQUEST']._serialized_start=489
-  _globals['_PAUSETOPICREQUEST']._serialized_end=554
-  _globals['_PAUSETOPICRESPONSE']._serialized_start=556
-  _globals['_PAUSETOPICRESPONSE']._serialized_end=620
-  _globals['_PAUSEDTOPIC']._serialized_start=622
-  _globals['_PAUSEDTOPIC']._serialized_end=705
-  _globals['_CONTROLSERVICE']._serialized_start=708
-  _globals['_CONTROLSERVICE']._serialized_end=1034
+  _globals['_LISTLOGLEVELSREQUEST']._serialized_end=321
+  _globals['_SETLOGLEVELREQUEST']._serialized_start=323
+  _globals['_SETLOGLEVELREQUEST']._serialized_end=391
+  _globals['_LOGLEVELS']._serialized_start=393
+  _globals['_LOGLEVELS']._serialized_end=473
+  _globals['_MODULELEVEL']._serialized_start=475
+  _globals['_MODULELEVEL']._serialized_end=551
+  _globals['_PAUSETOPICREQUEST']._serialized_start=553
+  _globals['_PAUSETOPICREQUEST']._serialized_end=618
+  _globals['_PAUSETOPICRESPONSE']._serialized_start=620
+  _globals['_PAUSETOPICRESPONSE']._serialized_end=684
+  _globals['_PAUSEDTOPIC']._serialized_start=686
+  _globals['_PAUSEDTOPIC']._serialized_end=769
+  _globals['_CONTROLSERVICE']._serialized_start=772
+  _globals['_CONTROLSERVICE']._serialized_end=1098
 # @@protoc_insertion_point(module_scope)

@@ -22,19 +22,20 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from offloaderd.protocol.v1 import states_pb2 as offloaderd_dot_v1_dot_states__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoffloaderd/v1/doctor.proto\x12\roffloaderd.v1\"\x10\n\x0e\x45xamineRequest\"`\n\x0b\x43heckResult\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07verdict\x18\x02 \x01(\t\x12\r\n\x05\x66ound\x18\x03 \x01(\t\x12\x12\n\nwhat_to_do\x18\x04 \x01(\t\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x32W\n\rDoctorService\x12\x46\n\x07\x45xamine\x12\x1d.offloaderd.v1.ExamineRequest\x1a\x1a.offloaderd.v1.CheckResult0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoffloaderd/v1/doctor.proto\x12\roffloaderd.v1\x1a\x1aoffloaderd/v1/states.proto\"\x10\n\x0e\x45xamineRequest\"\x93\x01\n\x0b\x43heckResult\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07verdict\x18\x02 \x01(\t\x12\r\n\x05\x66ound\x18\x03 \x01(\t\x12\x12\n\nwhat_to_do\x18\x04 \x01(\t\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12\x31\n\x0cverdict_code\x18\x06 \x01(\x0e\x32\x1b.offloaderd.v1.CheckVerdict2W\n\rDoctorService\x12\x46\n\x07\x45xamine\x12\x1d.offloaderd.v1.ExamineRequest\x1a\x1a.offloaderd.v1.CheckResult0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'offloaderd.protocol.v1.doctor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EXAMINEREQUEST']._serialized_start=45
-  _globals['_EXAMINEREQUEST']._serialized_end=61
-  _globals['_CHECKRESULT']._serialized_start=63
-  _globals['_CHECKRESULT']._serialized_end=159
-  _globals['_DOCTORSERVICE']._serialized_start=161
-  _globals['_DOCTORSERVICE']._serialized_end=248
+  _globals['_EXAMINEREQUEST']._serialized_start=73
+  _globals['_EXAMINEREQUEST']._serialized_end=89
+  _globals['_CHECKRESULT']._serialized_start=92
+  _globals['_CHECKRESULT']._serialized_end=239
+  _globals['_DOCTORSERVICE']._serialized_start=241
+  _globals['_DOCTORSERVICE']._serialized_end=328
 # @@protoc_insertion_point(module_scope)

@@ -5,6 +5,7 @@ The doctor: tests what the daemon depends on, from where the daemon runs."""
 
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from offloaderd.protocol.v1 import states_pb2 as _states_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -40,6 +41,7 @@ class CheckResult(_message.Message):
     FOUND_FIELD_NUMBER: _builtins.int
     WHAT_TO_DO_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
+    VERDICT_CODE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     verdict: _builtins.str
     """ok, warn, fail or skipped"""
@@ -47,6 +49,7 @@ class CheckResult(_message.Message):
     what_to_do: _builtins.str
     """empty: nothing"""
     seconds: _builtins.float
+    verdict_code: _states_pb2.CheckVerdict.ValueType
     def __init__(
         self,
         *,
@@ -55,10 +58,11 @@ class CheckResult(_message.Message):
         found: _builtins.str = ...,
         what_to_do: _builtins.str = ...,
         seconds: _builtins.float = ...,
+        verdict_code: _states_pb2.CheckVerdict.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "name", b"name", "seconds", b"seconds", "verdict", b"verdict", "what_to_do", b"what_to_do"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "name", b"name", "seconds", b"seconds", "verdict", b"verdict", "verdict_code", b"verdict_code", "what_to_do", b"what_to_do"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

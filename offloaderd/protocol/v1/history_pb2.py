@@ -23,31 +23,32 @@ _sym_db = _symbol_database.Default()
 
 
 from offloaderd.protocol.v1 import common_pb2 as offloaderd_dot_v1_dot_common__pb2
+from offloaderd.protocol.v1 import states_pb2 as offloaderd_dot_v1_dot_states__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1boffloaderd/v1/history.proto\x12\roffloaderd.v1\x1a\x1aoffloaderd/v1/common.proto\":\n\x12PlanHistoryRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x15\n\rsegment_bytes\x18\x02 \x01(\x04\"\xb3\x02\n\x13PlanHistoryResponse\x12)\n\x08\x62oundary\x18\x01 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12+\n\x06ranges\x18\x02 \x03(\x0b\x32\x1b.offloaderd.v1.HistoryRange\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x04 \x01(\x04\x12\x15\n\rsegment_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06probes\x18\x06 \x01(\x04\x12\x12\n\nboundaries\x18\x07 \x01(\x04\x12\x0f\n\x07seconds\x18\x08 \x01(\x01\x12/\n\x08\x64oubtful\x18\t \x03(\x0b\x32\x1d.offloaderd.v1.DoubtfulLedger\x12\x0e\n\x06worker\x18\n \x01(\t\x12\x0f\n\x07planned\x18\x0b \x01(\x08\"3\n\x0e\x44oubtfulLedger\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x81\x02\n\x0cHistoryRange\x12&\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12$\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x04 \x01(\x04\x12\r\n\x05state\x18\x05 \x01(\t\x12\x0e\n\x06holder\x18\x06 \x01(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\x04\x12\x16\n\x0elease_until_ms\x18\x08 \x01(\x04\x12\x12\n\nsegment_id\x18\t \x01(\t\x12\r\n\x05tries\x18\n \x01(\r\x12\x12\n\nlast_error\x18\x0b \x01(\t\"K\n\x11GetHistoryRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x13\n\x0branges_from\x18\x02 \x01(\r\x12\x12\n\nranges_max\x18\x03 \x01(\r\"\xb8\x02\n\x12GetHistoryResponse\x12(\n\x04plan\x18\x01 \x01(\x0b\x32\x1a.offloaderd.v1.HistoryPlan\x12+\n\x06ranges\x18\x02 \x03(\x0b\x32\x1b.offloaderd.v1.HistoryRange\x12\x16\n\x0eranges_planned\x18\x03 \x01(\r\x12\x16\n\x0eranges_claimed\x18\x04 \x01(\r\x12\x13\n\x0branges_done\x18\x05 \x01(\r\x12\x14\n\x0cleft_entries\x18\x06 \x01(\x04\x12\x12\n\nleft_bytes\x18\x07 \x01(\x04\x12*\n\toffloaded\x18\x08 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\r\n\x05owner\x18\t \x01(\t\x12\r\n\x05\x65rror\x18\n \x01(\t\x12\x12\n\nlive_waits\x18\x0b \x01(\x08\"\x84\x03\n\x0bHistoryPlan\x12&\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12%\n\x04last\x18\x02 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12)\n\x08\x62oundary\x18\x03 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\r\n\x05order\x18\x04 \x01(\t\x12\x0e\n\x06worker\x18\x05 \x01(\t\x12\x12\n\nplanned_ms\x18\x06 \x01(\x04\x12\x0f\n\x07\x65ntries\x18\x07 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x08 \x01(\x04\x12\x15\n\rsegment_bytes\x18\t \x01(\x04\x12\x0e\n\x06ranges\x18\n \x01(\r\x12\x0e\n\x06probes\x18\x0b \x01(\x04\x12\x15\n\rsplit_seconds\x18\x0c \x01(\x01\x12\x18\n\x10\x64oubtful_ledgers\x18\r \x01(\r\x12\x0f\n\x07\x64one_ms\x18\x0e \x01(\x04\x12\x0e\n\x06holder\x18\x0f \x01(\t\x12\x17\n\x0fholder_until_ms\x18\x10 \x01(\x04\"\x98\x01\n\x0eHistorySummary\x12)\n\x08\x62oundary\x18\x01 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x14\n\x0cleft_entries\x18\x03 \x01(\x04\x12\x12\n\nleft_bytes\x18\x04 \x01(\x04\x12\x12\n\nlive_waits\x18\x05 \x01(\x08\x12\r\n\x05\x65rror\x18\x06 \x01(\t2\xb9\x01\n\x0eHistoryService\x12T\n\x0bPlanHistory\x12!.offloaderd.v1.PlanHistoryRequest\x1a\".offloaderd.v1.PlanHistoryResponse\x12Q\n\nGetHistory\x12 .offloaderd.v1.GetHistoryRequest\x1a!.offloaderd.v1.GetHistoryResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1boffloaderd/v1/history.proto\x12\roffloaderd.v1\x1a\x1aoffloaderd/v1/common.proto\x1a\x1aoffloaderd/v1/states.proto\":\n\x12PlanHistoryRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x15\n\rsegment_bytes\x18\x02 \x01(\x04\"\xb3\x02\n\x13PlanHistoryResponse\x12)\n\x08\x62oundary\x18\x01 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12+\n\x06ranges\x18\x02 \x03(\x0b\x32\x1b.offloaderd.v1.HistoryRange\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x04 \x01(\x04\x12\x15\n\rsegment_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06probes\x18\x06 \x01(\x04\x12\x12\n\nboundaries\x18\x07 \x01(\x04\x12\x0f\n\x07seconds\x18\x08 \x01(\x01\x12/\n\x08\x64oubtful\x18\t \x03(\x0b\x32\x1d.offloaderd.v1.DoubtfulLedger\x12\x0e\n\x06worker\x18\n \x01(\t\x12\x0f\n\x07planned\x18\x0b \x01(\x08\"3\n\x0e\x44oubtfulLedger\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xb0\x02\n\x0cHistoryRange\x12&\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12$\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x04 \x01(\x04\x12\r\n\x05state\x18\x05 \x01(\t\x12\x0e\n\x06holder\x18\x06 \x01(\t\x12\r\n\x05\x65poch\x18\x07 \x01(\x04\x12\x16\n\x0elease_until_ms\x18\x08 \x01(\x04\x12\x12\n\nsegment_id\x18\t \x01(\t\x12\r\n\x05tries\x18\n \x01(\r\x12\x12\n\nlast_error\x18\x0b \x01(\t\x12-\n\nstate_code\x18\x0c \x01(\x0e\x32\x19.offloaderd.v1.RangeState\"K\n\x11GetHistoryRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x13\n\x0branges_from\x18\x02 \x01(\r\x12\x12\n\nranges_max\x18\x03 \x01(\r\"\xb8\x02\n\x12GetHistoryResponse\x12(\n\x04plan\x18\x01 \x01(\x0b\x32\x1a.offloaderd.v1.HistoryPlan\x12+\n\x06ranges\x18\x02 \x03(\x0b\x32\x1b.offloaderd.v1.HistoryRange\x12\x16\n\x0eranges_planned\x18\x03 \x01(\r\x12\x16\n\x0eranges_claimed\x18\x04 \x01(\r\x12\x13\n\x0branges_done\x18\x05 \x01(\r\x12\x14\n\x0cleft_entries\x18\x06 \x01(\x04\x12\x12\n\nleft_bytes\x18\x07 \x01(\x04\x12*\n\toffloaded\x18\x08 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\r\n\x05owner\x18\t \x01(\t\x12\r\n\x05\x65rror\x18\n \x01(\t\x12\x12\n\nlive_waits\x18\x0b \x01(\x08\"\x84\x03\n\x0bHistoryPlan\x12&\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12%\n\x04last\x18\x02 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12)\n\x08\x62oundary\x18\x03 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\r\n\x05order\x18\x04 \x01(\t\x12\x0e\n\x06worker\x18\x05 \x01(\t\x12\x12\n\nplanned_ms\x18\x06 \x01(\x04\x12\x0f\n\x07\x65ntries\x18\x07 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x08 \x01(\x04\x12\x15\n\rsegment_bytes\x18\t \x01(\x04\x12\x0e\n\x06ranges\x18\n \x01(\r\x12\x0e\n\x06probes\x18\x0b \x01(\x04\x12\x15\n\rsplit_seconds\x18\x0c \x01(\x01\x12\x18\n\x10\x64oubtful_ledgers\x18\r \x01(\r\x12\x0f\n\x07\x64one_ms\x18\x0e \x01(\x04\x12\x0e\n\x06holder\x18\x0f \x01(\t\x12\x17\n\x0fholder_until_ms\x18\x10 \x01(\x04\"\x98\x01\n\x0eHistorySummary\x12)\n\x08\x62oundary\x18\x01 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x14\n\x0cleft_entries\x18\x03 \x01(\x04\x12\x12\n\nleft_bytes\x18\x04 \x01(\x04\x12\x12\n\nlive_waits\x18\x05 \x01(\x08\x12\r\n\x05\x65rror\x18\x06 \x01(\t2\xb9\x01\n\x0eHistoryService\x12T\n\x0bPlanHistory\x12!.offloaderd.v1.PlanHistoryRequest\x1a\".offloaderd.v1.PlanHistoryResponse\x12Q\n\nGetHistory\x12 .offloaderd.v1.GetHistoryRequest\x1a!.offloaderd.v1.GetHistoryResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'offloaderd.protocol.v1.history_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PLANHISTORYREQUEST']._serialized_start=74
-  _globals['_PLANHISTORYREQUEST']._serialized_end=132
-  _globals['_PLANHISTORYRESPONSE']._serialized_start=135
-  _globals['_PLANHISTORYRESPONSE']._serialized_end=442
-  _globals['_DOUBTFULLEDGER']._serialized_start=444
-  _globals['_DOUBTFULLEDGER']._serialized_end=495
-  _globals['_HISTORYRANGE']._serialized_start=498
-  _globals['_HISTORYRANGE']._serialized_end=755
-  _globals['_GETHISTORYREQUEST']._serialized_start=757
-  _globals['_GETHISTORYREQUEST']._serialized_end=832
-  _globals['_GETHISTORYRESPONSE']._serialized_start=835
-  _globals['_GETHISTORYRESPONSE']._serialized_end=1147
-  _globals['_HISTORYPLAN']._serialized_start=1150
-  _globals['_HISTORYPLAN']._serialized_end=1538
-  _globals['_HISTORYSUMMARY']._serialized_start=1541
-  _globals['_HISTORYSUMMARY']._serialized_end=1693
-  _globals['_HISTORYSERVICE']._serialized_start=1696
-  _globals['_HISTORYSERVICE']._serialized_end=1881
+  _globals['_PLANHISTORYREQUEST']._serialized_start=102
+  _globals['_PLANHISTORYREQUEST']._serialized_end=160
+  _globals['_PLANHISTORYRESPONSE']._serialized_start=163
+  _globals['_PLANHISTORYRESPONSE']._serialized_end=470
+  _globals['_DOUBTFULLEDGER']._serialized_start=472
+  _globals['_DOUBTFULLEDGER']._serialized_end=523
+  _globals['_HISTORYRANGE']._serialized_start=526
+  _globals['_HISTORYRANGE']._serialized_end=830
+  _globals['_GETHISTORYREQUEST']._serialized_start=832
+  _globals['_GETHISTORYREQUEST']._serialized_end=907
+  _globals['_GETHISTORYRESPONSE']._serialized_start=910
+  _globals['_GETHISTORYRESPONSE']._serialized_end=1222
+  _globals['_HISTORYPLAN']._serialized_start=1225
+  _globals['_HISTORYPLAN']._serialized_end=1613
+  _globals['_HISTORYSUMMARY']._serialized_start=1616
+  _globals['_HISTORYSUMMARY']._serialized_end=1768
+  _globals['_HISTORYSERVICE']._serialized_start=1771
+  _globals['_HISTORYSERVICE']._serialized_end=1956
 # @@protoc_insertion_point(module_scope)

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from offloaderd.protocol.v1 import common_pb2 as _common_pb2
+from offloaderd.protocol.v1 import states_pb2 as _states_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -139,6 +140,7 @@ class HistoryRange(_message.Message):
     SEGMENT_ID_FIELD_NUMBER: _builtins.int
     TRIES_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
+    STATE_CODE_FIELD_NUMBER: _builtins.int
     entries: _builtins.int
     payload_bytes: _builtins.int
     state: _builtins.str
@@ -150,6 +152,7 @@ class HistoryRange(_message.Message):
     segment_id: _builtins.str
     tries: _builtins.int
     last_error: _builtins.str
+    state_code: _states_pb2.RangeState.ValueType
     @_builtins.property
     def begin(self) -> _common_pb2.Position: ...
     @_builtins.property
@@ -170,10 +173,11 @@ class HistoryRange(_message.Message):
         segment_id: _builtins.str = ...,
         tries: _builtins.int = ...,
         last_error: _builtins.str = ...,
+        state_code: _states_pb2.RangeState.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "entries", b"entries", "epoch", b"epoch", "holder", b"holder", "last_error", b"last_error", "lease_until_ms", b"lease_until_ms", "payload_bytes", b"payload_bytes", "segment_id", b"segment_id", "state", b"state", "tries", b"tries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "entries", b"entries", "epoch", b"epoch", "holder", b"holder", "last_error", b"last_error", "lease_until_ms", b"lease_until_ms", "payload_bytes", b"payload_bytes", "segment_id", b"segment_id", "state", b"state", "state_code", b"state_code", "tries", b"tries"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

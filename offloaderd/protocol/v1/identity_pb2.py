@@ -23,27 +23,28 @@ _sym_db = _symbol_database.Default()
 
 
 from offloaderd.protocol.v1 import admin_pb2 as offloaderd_dot_v1_dot_admin__pb2
+from offloaderd.protocol.v1 import states_pb2 as offloaderd_dot_v1_dot_states__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coffloaderd/v1/identity.proto\x12\roffloaderd.v1\x1a\x19offloaderd/v1/admin.proto\"$\n\x13ShowIdentityRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"\xa0\x02\n\x14ShowIdentityResponse\x12\x15\n\rdeployment_id\x18\x01 \x01(\t\x12\x0f\n\x07made_ms\x18\x02 \x01(\x04\x12\x0f\n\x07made_by\x18\x03 \x01(\t\x12\x13\n\x0bsource_kind\x18\x04 \x01(\t\x12\x11\n\tsource_id\x18\x05 \x01(\t\x12\x14\n\x0csource_found\x18\x06 \x01(\t\x12,\n\x06places\x18\x07 \x03(\x0b\x32\x1c.offloaderd.v1.PlaceIdentity\x12\x30\n\x08refusals\x18\x08 \x03(\x0b\x32\x1e.offloaderd.v1.IdentityRefusal\x12\x31\n\x08\x61\x63\x63\x65pted\x18\t \x03(\x0b\x32\x1f.offloaderd.v1.AcceptedIdentity\"\x89\x01\n\rPlaceIdentity\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x15\n\rdeployment_id\x18\x03 \x01(\t\x12\x11\n\tdaemon_id\x18\x04 \x01(\t\x12\x10\n\x08since_ms\x18\x05 \x01(\x04\x12\r\n\x05other\x18\x06 \x01(\x08\x12\r\n\x05\x65rror\x18\x07 \x01(\t\"M\n\x10\x41\x63\x63\x65ptedIdentity\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x10\n\x08\x65vidence\x18\x02 \x01(\t\x12\n\n\x02\x62y\x18\x03 \x01(\t\x12\r\n\x05\x61t_ms\x18\x04 \x01(\x04\"s\n\x15\x41\x63\x63\x65ptIdentityRequest\x12\x0f\n\x05topic\x18\x01 \x01(\tH\x00\x12\x10\n\x06places\x18\x02 \x01(\x08H\x00\x12\x10\n\x06source\x18\x03 \x01(\x08H\x00\x12\x0c\n\x04kind\x18\x04 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\x42\x06\n\x04what\"*\n\x16\x41\x63\x63\x65ptIdentityResponse\x12\x10\n\x08\x62\x65lieved\x18\x01 \x03(\t2\xc9\x01\n\x0fIdentityService\x12W\n\x0cShowIdentity\x12\".offloaderd.v1.ShowIdentityRequest\x1a#.offloaderd.v1.ShowIdentityResponse\x12]\n\x0e\x41\x63\x63\x65ptIdentity\x12$.offloaderd.v1.AcceptIdentityRequest\x1a%.offloaderd.v1.AcceptIdentityResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coffloaderd/v1/identity.proto\x12\roffloaderd.v1\x1a\x19offloaderd/v1/admin.proto\x1a\x1aoffloaderd/v1/states.proto\"$\n\x13ShowIdentityRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"\xa0\x02\n\x14ShowIdentityResponse\x12\x15\n\rdeployment_id\x18\x01 \x01(\t\x12\x0f\n\x07made_ms\x18\x02 \x01(\x04\x12\x0f\n\x07made_by\x18\x03 \x01(\t\x12\x13\n\x0bsource_kind\x18\x04 \x01(\t\x12\x11\n\tsource_id\x18\x05 \x01(\t\x12\x14\n\x0csource_found\x18\x06 \x01(\t\x12,\n\x06places\x18\x07 \x03(\x0b\x32\x1c.offloaderd.v1.PlaceIdentity\x12\x30\n\x08refusals\x18\x08 \x03(\x0b\x32\x1e.offloaderd.v1.IdentityRefusal\x12\x31\n\x08\x61\x63\x63\x65pted\x18\t \x03(\x0b\x32\x1f.offloaderd.v1.AcceptedIdentity\"\x89\x01\n\rPlaceIdentity\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\x12\x15\n\rdeployment_id\x18\x03 \x01(\t\x12\x11\n\tdaemon_id\x18\x04 \x01(\t\x12\x10\n\x08since_ms\x18\x05 \x01(\x04\x12\r\n\x05other\x18\x06 \x01(\x08\x12\r\n\x05\x65rror\x18\x07 \x01(\t\"|\n\x10\x41\x63\x63\x65ptedIdentity\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x10\n\x08\x65vidence\x18\x02 \x01(\t\x12\n\n\x02\x62y\x18\x03 \x01(\t\x12\r\n\x05\x61t_ms\x18\x04 \x01(\x04\x12-\n\tkind_code\x18\x05 \x01(\x0e\x32\x1a.offloaderd.v1.RefusalKind\"s\n\x15\x41\x63\x63\x65ptIdentityRequest\x12\x0f\n\x05topic\x18\x01 \x01(\tH\x00\x12\x10\n\x06places\x18\x02 \x01(\x08H\x00\x12\x10\n\x06source\x18\x03 \x01(\x08H\x00\x12\x0c\n\x04kind\x18\x04 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x05 \x01(\x08\x42\x06\n\x04what\"*\n\x16\x41\x63\x63\x65ptIdentityResponse\x12\x10\n\x08\x62\x65lieved\x18\x01 \x03(\t2\xc9\x01\n\x0fIdentityService\x12W\n\x0cShowIdentity\x12\".offloaderd.v1.ShowIdentityRequest\x1a#.offloaderd.v1.ShowIdentityResponse\x12]\n\x0e\x41\x63\x63\x65ptIdentity\x12$.offloaderd.v1.AcceptIdentityRequest\x1a%.offloaderd.v1.AcceptIdentityResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'offloaderd.protocol.v1.identity_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SHOWIDENTITYREQUEST']._serialized_start=74
-  _globals['_SHOWIDENTITYREQUEST']._serialized_end=110
-  _globals['_SHOWIDENTITYRESPONSE']._serialized_start=113
-  _globals['_SHOWIDENTITYRESPONSE']._serialized_end=401
-  _globals['_PLACEIDENTITY']._serialized_start=404
-  _globals['_PLACEIDENTITY']._serialized_end=541
-  _globals['_ACCEPTEDIDENTITY']._serialized_start=543
-  _globals['_ACCEPTEDIDENTITY']._serialized_end=620
-  _globals['_ACCEPTIDENTITYREQUEST']._serialized_start=622
-  _globals['_ACCEPTIDENTITYREQUEST']._serialized_end=737
-  _globals['_ACCEPTIDENTITYRESPONSE']._serialized_start=739
-  _globals['_ACCEPTIDENTITYRESPONSE']._serialized_end=781
-  _globals['_IDENTITYSERVICE']._serialized_start=784
-  _globals['_IDENTITYSERVICE']._serialized_end=985
+  _globals['_SHOWIDENTITYREQUEST']._serialized_start=102
+  _globals['_SHOWIDENTITYREQUEST']._serialized_end=138
+  _globals['_SHOWIDENTITYRESPONSE']._serialized_start=141
+  _globals['_SHOWIDENTITYRESPONSE']._serialized_end=429
+  _globals['_PLACEIDENTITY']._serialized_start=432
+  _globals['_PLACEIDENTITY']._serialized_end=569
+  _globals['_ACCEPTEDIDENTITY']._serialized_start=571
+  _globals['_ACCEPTEDIDENTITY']._serialized_end=695
+  _globals['_ACCEPTIDENTITYREQUEST']._serialized_start=697
+  _globals['_ACCEPTIDENTITYREQUEST']._serialized_end=812
+  _globals['_ACCEPTIDENTITYRESPONSE']._serialized_start=814
+  _globals['_ACCEPTIDENTITYRESPONSE']._serialized_end=856
+  _globals['_IDENTITYSERVICE']._serialized_start=859
+  _globals['_IDENTITYSERVICE']._serialized_end=1060
 # @@protoc_insertion_point(module_scope)

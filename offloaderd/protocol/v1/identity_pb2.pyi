@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from offloaderd.protocol.v1 import admin_pb2 as _admin_pb2
+from offloaderd.protocol.v1 import states_pb2 as _states_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -136,10 +137,12 @@ class AcceptedIdentity(_message.Message):
     EVIDENCE_FIELD_NUMBER: _builtins.int
     BY_FIELD_NUMBER: _builtins.int
     AT_MS_FIELD_NUMBER: _builtins.int
+    KIND_CODE_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     evidence: _builtins.str
     by: _builtins.str
     at_ms: _builtins.int
+    kind_code: _states_pb2.RefusalKind.ValueType
     def __init__(
         self,
         *,
@@ -147,10 +150,11 @@ class AcceptedIdentity(_message.Message):
         evidence: _builtins.str = ...,
         by: _builtins.str = ...,
         at_ms: _builtins.int = ...,
+        kind_code: _states_pb2.RefusalKind.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "by", b"by", "evidence", b"evidence", "kind", b"kind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "by", b"by", "evidence", b"evidence", "kind", b"kind", "kind_code", b"kind_code"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

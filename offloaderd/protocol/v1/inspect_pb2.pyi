@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from offloaderd.protocol.v1 import common_pb2 as _common_pb2
+from offloaderd.protocol.v1 import states_pb2 as _states_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -205,6 +206,7 @@ class ExplainResponse(_message.Message):
     LEDGER_DELETED_MS_FIELD_NUMBER: _builtins.int
     GRANT_FIELD_NUMBER: _builtins.int
     GRANT_WAITS_FIELD_NUMBER: _builtins.int
+    STATE_CODE_FIELD_NUMBER: _builtins.int
     state: _builtins.str
     """offloaded, not-offloaded, deleted, lost, maybe-lost, no-entry, beyond-the-end, ..."""
     text: _builtins.str
@@ -225,6 +227,7 @@ class ExplainResponse(_message.Message):
     """when it was marked deleted; 0: it is not"""
     grant_waits: _builtins.str
     """which copy in the mirror the grant waits for, by the policy; empty: for none"""
+    state_code: _states_pb2.EntryState.ValueType
     @_builtins.property
     def place(self) -> Global___ExplainResponse.Place:
         """if it is in the bucket"""
@@ -251,10 +254,11 @@ class ExplainResponse(_message.Message):
         ledger_deleted_ms: _builtins.int = ...,
         grant: Global___ExplainResponse.Grant | None = ...,
         grant_waits: _builtins.str = ...,
+        state_code: _states_pb2.EntryState.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_in_source", b"_in_source", "_ledger_entries", b"_ledger_entries", "grant", b"grant", "in_source", b"in_source", "ledger_entries", b"ledger_entries", "place", b"place"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_in_source", b"_in_source", "_ledger_entries", b"_ledger_entries", "epoch", b"epoch", "grant", b"grant", "grant_waits", b"grant_waits", "in_buffer", b"in_buffer", "in_objects", b"in_objects", "in_source", b"in_source", "ledger_deleted_ms", b"ledger_deleted_ms", "ledger_entries", b"ledger_entries", "owner", b"owner", "owner_address", b"owner_address", "place", b"place", "source_trouble", b"source_trouble", "state", b"state", "text", b"text", "what_to_do", b"what_to_do"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_in_source", b"_in_source", "_ledger_entries", b"_ledger_entries", "epoch", b"epoch", "grant", b"grant", "grant_waits", b"grant_waits", "in_buffer", b"in_buffer", "in_objects", b"in_objects", "in_source", b"in_source", "ledger_deleted_ms", b"ledger_deleted_ms", "ledger_entries", b"ledger_entries", "owner", b"owner", "owner_address", b"owner_address", "place", b"place", "source_trouble", b"source_trouble", "state", b"state", "state_code", b"state_code", "text", b"text", "what_to_do", b"what_to_do"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__in_source: _TypeAlias = _typing.Literal["in_source"]  # noqa: Y015
     _WhichOneofArgType__in_source: _TypeAlias = _typing.Literal["_in_source", b"_in_source"]  # noqa: Y015

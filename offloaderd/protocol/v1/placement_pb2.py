@@ -22,27 +22,28 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from offloaderd.protocol.v1 import states_pb2 as offloaderd_dot_v1_dot_states__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1doffloaderd/v1/placement.proto\x12\roffloaderd.v1\"#\n\x12ListDaemonsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"\\\n\x13ListDaemonsResponse\x12&\n\x07\x64\x61\x65mons\x18\x01 \x03(\x0b\x32\x15.offloaderd.v1.Daemon\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x94\x01\n\x06\x44\x61\x65mon\x12\x11\n\tdaemon_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x12\n\nstarted_ms\x18\x04 \x01(\x04\x12\x10\n\x08standing\x18\x05 \x01(\t\x12\x10\n\x08impaired\x18\x06 \x01(\t\x12\x0e\n\x06topics\x18\x07 \x01(\x04\x12\r\n\x05\x61sked\x18\x08 \x01(\x08\"-\n\x0c\x44rainRequest\x12\x0c\n\x04undo\x18\x01 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\"O\n\rDrainProgress\x12\x0c\n\x04left\x18\x01 \x01(\x04\x12\x0c\n\x04\x64one\x18\x02 \x01(\x08\x12\"\n\x05moves\x18\x03 \x03(\x0b\x32\x13.offloaderd.v1.Move\"!\n\x04Move\x12\r\n\x05topic\x18\x01 \x01(\t\x12\n\n\x02to\x18\x02 \x01(\t2\xae\x01\n\x10PlacementService\x12T\n\x0bListDaemons\x12!.offloaderd.v1.ListDaemonsRequest\x1a\".offloaderd.v1.ListDaemonsResponse\x12\x44\n\x05\x44rain\x12\x1b.offloaderd.v1.DrainRequest\x1a\x1c.offloaderd.v1.DrainProgress0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1doffloaderd/v1/placement.proto\x12\roffloaderd.v1\x1a\x1aoffloaderd/v1/states.proto\"J\n\x12ListDaemonsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x32 \x01(\r\x12\x12\n\npage_token\x18\x33 \x01(\t\"u\n\x13ListDaemonsResponse\x12&\n\x07\x64\x61\x65mons\x18\x01 \x03(\x0b\x32\x15.offloaderd.v1.Daemon\x12\r\n\x05owner\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x17\n\x0fnext_page_token\x18\x32 \x01(\t\"\xca\x01\n\x06\x44\x61\x65mon\x12\x11\n\tdaemon_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x12\n\nstarted_ms\x18\x04 \x01(\x04\x12\x10\n\x08standing\x18\x05 \x01(\t\x12\x10\n\x08impaired\x18\x06 \x01(\t\x12\x0e\n\x06topics\x18\x07 \x01(\x04\x12\r\n\x05\x61sked\x18\x08 \x01(\x08\x12\x34\n\rstanding_code\x18\t \x01(\x0e\x32\x1d.offloaderd.v1.DaemonStanding\"-\n\x0c\x44rainRequest\x12\x0c\n\x04undo\x18\x01 \x01(\x08\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\"O\n\rDrainProgress\x12\x0c\n\x04left\x18\x01 \x01(\x04\x12\x0c\n\x04\x64one\x18\x02 \x01(\x08\x12\"\n\x05moves\x18\x03 \x03(\x0b\x32\x13.offloaderd.v1.Move\"!\n\x04Move\x12\r\n\x05topic\x18\x01 \x01(\t\x12\n\n\x02to\x18\x02 \x01(\t2\xae\x01\n\x10PlacementService\x12T\n\x0bListDaemons\x12!.offloaderd.v1.ListDaemonsRequest\x1a\".offloaderd.v1.ListDaemonsResponse\x12\x44\n\x05\x44rain\x12\x1b.offloaderd.v1.DrainRequest\x1a\x1c.offloaderd.v1.DrainProgress0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'offloaderd.protocol.v1.placement_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LISTDAEMONSREQUEST']._serialized_start=48
-  _globals['_LISTDAEMONSREQUEST']._serialized_end=83
-  _globals['_LISTDAEMONSRESPONSE']._serialized_start=85
-  _globals['_LISTDAEMONSRESPONSE']._serialized_end=177
-  _globals['_DAEMON']._serialized_start=180
-  _globals['_DAEMON']._serialized_end=328
-  _globals['_DRAINREQUEST']._serialized_start=330
-  _globals['_DRAINREQUEST']._serialized_end=375
-  _globals['_DRAINPROGRESS']._serialized_start=377
-  _globals['_DRAINPROGRESS']._serialized_end=456
-  _globals['_MOVE']._serialized_start=458
-  _globals['_MOVE']._serialized_end=491
-  _globals['_PLACEMENTSERVICE']._serialized_start=494
-  _globals['_PLACEMENTSERVICE']._serialized_end=668
+  _globals['_LISTDAEMONSREQUEST']._serialized_start=76
+  _globals['_LISTDAEMONSREQUEST']._serialized_end=150
+  _globals['_LISTDAEMONSRESPONSE']._serialized_start=152
+  _globals['_LISTDAEMONSRESPONSE']._serialized_end=269
+  _globals['_DAEMON']._serialized_start=272
+  _globals['_DAEMON']._serialized_end=474
+  _globals['_DRAINREQUEST']._serialized_start=476
+  _globals['_DRAINREQUEST']._serialized_end=521
+  _globals['_DRAINPROGRESS']._serialized_start=523
+  _globals['_DRAINPROGRESS']._serialized_end=602
+  _globals['_MOVE']._serialized_start=604
+  _globals['_MOVE']._serialized_end=637
+  _globals['_PLACEMENTSERVICE']._serialized_start=640
+  _globals['_PLACEMENTSERVICE']._serialized_end=814
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from offloaderd.protocol.v1 import states_pb2 as _states_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -23,16 +24,24 @@ class ListDaemonsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """empty: the daemons by name"""
+    page_size: _builtins.int
+    """most of them in the answer; 0: all"""
+    page_token: _builtins.str
+    """`next_page_token` of the answer before; empty: from the first one"""
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -45,10 +54,13 @@ class ListDaemonsResponse(_message.Message):
     DAEMONS_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     owner: _builtins.str
     """owner of the topic in the request; empty: nobody"""
     reason: _builtins.str
     """Why another daemon owns the topic than the one that ranks first, as far as the called daemon knows."""
+    next_page_token: _builtins.str
+    """where the next page begins; empty: this was the last one"""
     @_builtins.property
     def daemons(self) -> _containers.RepeatedCompositeFieldContainer[Global___Daemon]: ...
     def __init__(
@@ -57,10 +69,11 @@ class ListDaemonsResponse(_message.Message):
         daemons: _abc.Iterable[Global___Daemon] | None = ...,
         owner: _builtins.str = ...,
         reason: _builtins.str = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["daemons", b"daemons", "owner", b"owner", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["daemons", b"daemons", "next_page_token", b"next_page_token", "owner", b"owner", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -78,6 +91,7 @@ class Daemon(_message.Message):
     IMPAIRED_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
     ASKED_FIELD_NUMBER: _builtins.int
+    STANDING_CODE_FIELD_NUMBER: _builtins.int
     daemon_id: _builtins.str
     address: _builtins.str
     """host:port of its gRPC server"""
@@ -91,6 +105,7 @@ class Daemon(_message.Message):
     """enabled topics for which it ranks first"""
     asked: _builtins.bool
     """this is the daemon that answers"""
+    standing_code: _states_pb2.DaemonStanding.ValueType
     def __init__(
         self,
         *,
@@ -102,10 +117,11 @@ class Daemon(_message.Message):
         impaired: _builtins.str = ...,
         topics: _builtins.int = ...,
         asked: _builtins.bool = ...,
+        standing_code: _states_pb2.DaemonStanding.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "asked", b"asked", "daemon_id", b"daemon_id", "impaired", b"impaired", "standing", b"standing", "started_ms", b"started_ms", "topics", b"topics", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "asked", b"asked", "daemon_id", b"daemon_id", "impaired", b"impaired", "standing", b"standing", "standing_code", b"standing_code", "started_ms", b"started_ms", "topics", b"topics", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

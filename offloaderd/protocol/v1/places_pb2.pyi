@@ -23,16 +23,24 @@ class ListPlacesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """empty: the places alone"""
+    page_size: _builtins.int
+    """most of them in the answer; 0: all"""
+    page_token: _builtins.str
+    """`next_page_token` of the answer before; empty: from the first one"""
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -109,6 +117,7 @@ class ListPlacesResponse(_message.Message):
     OPEN_PLACE_FIELD_NUMBER: _builtins.int
     UNCOPIED_SINCE_MS_FIELD_NUMBER: _builtins.int
     NOW_MS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     uncopied_segments: _builtins.int
     """of the topic, that lack their copy in the mirror of its policy"""
     uncopied_bytes: _builtins.int
@@ -121,6 +130,8 @@ class ListPlacesResponse(_message.Message):
     """when the oldest of the uncopied segments was offloaded; 0: there are none"""
     now_ms: _builtins.int
     """the daemon's time"""
+    next_page_token: _builtins.str
+    """where the next page begins; empty: this was the last one"""
     @_builtins.property
     def places(self) -> _containers.RepeatedCompositeFieldContainer[Global___ListPlacesResponse.Place]:
         """the daemon's own first"""
@@ -134,10 +145,11 @@ class ListPlacesResponse(_message.Message):
         open_place: _builtins.str = ...,
         uncopied_since_ms: _builtins.int = ...,
         now_ms: _builtins.int = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["now_ms", b"now_ms", "open_place", b"open_place", "places", b"places", "uncopied_bytes", b"uncopied_bytes", "uncopied_segments", b"uncopied_segments", "uncopied_since_ms", b"uncopied_since_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "now_ms", b"now_ms", "open_place", b"open_place", "places", b"places", "uncopied_bytes", b"uncopied_bytes", "uncopied_segments", b"uncopied_segments", "uncopied_since_ms", b"uncopied_since_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,33 +22,34 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from offloaderd.protocol.v1 import states_pb2 as offloaderd_dot_v1_dot_states__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoffloaderd/v1/policy.proto\x12\roffloaderd.v1\"N\n\x0bPolicyLevel\x12\x10\n\x06\x62roker\x18\x01 \x01(\x08H\x00\x12\x13\n\tnamespace\x18\x02 \x01(\tH\x00\x12\x0f\n\x05topic\x18\x03 \x01(\tH\x00\x42\x07\n\x05level\"\xc1\x06\n\x0fOffloadPolicies\x12\x13\n\x06method\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x1e\n\x11segment_bytes_max\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x1e\n\x11segment_age_max_s\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x1e\n\x11segment_age_min_s\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1c\n\x0fthreshold_bytes\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x18\n\x0bthreshold_s\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1b\n\x0e\x64\x65letion_lag_s\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1a\n\rread_priority\x18\x08 \x01(\tH\x07\x88\x01\x01\x12\x13\n\x06\x62ucket\x18\t \x01(\tH\x08\x88\x01\x01\x12\x13\n\x06prefix\x18\n \x01(\tH\t\x88\x01\x01\x12\x1a\n\rhistory_order\x18\x0b \x01(\tH\n\x88\x01\x01\x12\x13\n\x06outage\x18\x0c \x01(\tH\x0b\x88\x01\x01\x12\x16\n\tretention\x18\r \x01(\tH\x0c\x88\x01\x01\x12\x1c\n\x0fretention_age_s\x18\x0e \x01(\x01H\r\x88\x01\x01\x12\x1c\n\x0fretention_bytes\x18\x0f \x01(\x03H\x0e\x88\x01\x01\x12\x1a\n\rstorage_class\x18\x10 \x01(\tH\x0f\x88\x01\x01\x12\x11\n\x04tags\x18\x11 \x01(\tH\x10\x88\x01\x01\x12\x13\n\x06mirror\x18\x12 \x01(\tH\x11\x88\x01\x01\x12\x1c\n\x0fmirror_required\x18\x13 \x01(\tH\x12\x88\x01\x01\x42\t\n\x07_methodB\x14\n\x12_segment_bytes_maxB\x14\n\x12_segment_age_max_sB\x14\n\x12_segment_age_min_sB\x12\n\x10_threshold_bytesB\x0e\n\x0c_threshold_sB\x11\n\x0f_deletion_lag_sB\x10\n\x0e_read_priorityB\t\n\x07_bucketB\t\n\x07_prefixB\x10\n\x0e_history_orderB\t\n\x07_outageB\x0c\n\n_retentionB\x12\n\x10_retention_age_sB\x12\n\x10_retention_bytesB\x10\n\x0e_storage_classB\x07\n\x05_tagsB\t\n\x07_mirrorB\x12\n\x10_mirror_required\"?\n\x12GetPoliciesRequest\x12)\n\x05level\x18\x01 \x01(\x0b\x32\x1a.offloaderd.v1.PolicyLevel\"\x95\x02\n\x13GetPoliciesResponse\x12)\n\x05level\x18\x01 \x01(\x0b\x32\x1a.offloaderd.v1.PolicyLevel\x12+\n\x03own\x18\x02 \x01(\x0b\x32\x1e.offloaderd.v1.OffloadPolicies\x12\x31\n\teffective\x18\x03 \x01(\x0b\x32\x1e.offloaderd.v1.OffloadPolicies\x12,\n\x07origins\x18\x04 \x03(\x0b\x32\x1b.offloaderd.v1.PolicyOrigin\x12\x13\n\x0bselected_by\x18\x05 \x01(\t\x12\x14\n\x07\x65nabled\x18\x06 \x01(\x08H\x00\x88\x01\x01\x12\x0e\n\x06\x64\x61mage\x18\x07 \x01(\tB\n\n\x08_enabled\";\n\x0cPolicyOrigin\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0e\n\x06origin\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\x82\x01\n\x12SetPoliciesRequest\x12)\n\x05level\x18\x01 \x01(\x0b\x32\x1a.offloaderd.v1.PolicyLevel\x12\x30\n\x08policies\x18\x02 \x01(\x0b\x32\x1e.offloaderd.v1.OffloadPolicies\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"S\n\x15RemovePoliciesRequest\x12)\n\x05level\x18\x01 \x01(\x0b\x32\x1a.offloaderd.v1.PolicyLevel\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\"T\n\x16\x43hangePoliciesResponse\x12+\n\x06topics\x18\x01 \x03(\x0b\x32\x1b.offloaderd.v1.PolicyEffect\x12\r\n\x05notes\x18\x02 \x03(\t\"S\n\x0cPolicyEffect\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07outcome\x18\x02 \x01(\t\x12\x13\n\x0b\x64ifferences\x18\x03 \x03(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t2\x9d\x02\n\rPolicyService\x12T\n\x0bGetPolicies\x12!.offloaderd.v1.GetPoliciesRequest\x1a\".offloaderd.v1.GetPoliciesResponse\x12W\n\x0bSetPolicies\x12!.offloaderd.v1.SetPoliciesRequest\x1a%.offloaderd.v1.ChangePoliciesResponse\x12]\n\x0eRemovePolicies\x12$.offloaderd.v1.RemovePoliciesRequest\x1a%.offloaderd.v1.ChangePoliciesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoffloaderd/v1/policy.proto\x12\roffloaderd.v1\x1a\x1aoffloaderd/v1/states.proto\"N\n\x0bPolicyLevel\x12\x10\n\x06\x62roker\x18\x01 \x01(\x08H\x00\x12\x13\n\tnamespace\x18\x02 \x01(\tH\x00\x12\x0f\n\x05topic\x18\x03 \x01(\tH\x00\x42\x07\n\x05level\"\xc1\x06\n\x0fOffloadPolicies\x12\x13\n\x06method\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x1e\n\x11segment_bytes_max\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x1e\n\x11segment_age_max_s\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x1e\n\x11segment_age_min_s\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1c\n\x0fthreshold_bytes\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x18\n\x0bthreshold_s\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1b\n\x0e\x64\x65letion_lag_s\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1a\n\rread_priority\x18\x08 \x01(\tH\x07\x88\x01\x01\x12\x13\n\x06\x62ucket\x18\t \x01(\tH\x08\x88\x01\x01\x12\x13\n\x06prefix\x18\n \x01(\tH\t\x88\x01\x01\x12\x1a\n\rhistory_order\x18\x0b \x01(\tH\n\x88\x01\x01\x12\x13\n\x06outage\x18\x0c \x01(\tH\x0b\x88\x01\x01\x12\x16\n\tretention\x18\r \x01(\tH\x0c\x88\x01\x01\x12\x1c\n\x0fretention_age_s\x18\x0e \x01(\x01H\r\x88\x01\x01\x12\x1c\n\x0fretention_bytes\x18\x0f \x01(\x03H\x0e\x88\x01\x01\x12\x1a\n\rstorage_class\x18\x10 \x01(\tH\x0f\x88\x01\x01\x12\x11\n\x04tags\x18\x11 \x01(\tH\x10\x88\x01\x01\x12\x13\n\x06mirror\x18\x12 \x01(\tH\x11\x88\x01\x01\x12\x1c\n\x0fmirror_required\x18\x13 \x01(\tH\x12\x88\x01\x01\x42\t\n\x07_methodB\x14\n\x12_segment_bytes_maxB\x14\n\x12_segment_age_max_sB\x14\n\x12_segment_age_min_sB\x12\n\x10_threshold_bytesB\x0e\n\x0c_threshold_sB\x11\n\x0f_deletion_lag_sB\x10\n\x0e_read_priorityB\t\n\x07_bucketB\t\n\x07_prefixB\x10\n\x0e_history_orderB\t\n\x07_outageB\x0c\n\n_retentionB\x12\n\x10_retention_age_sB\x12\n\x10_retention_bytesB\x10\n\x0e_storage_classB\x07\n\x05_tagsB\t\n\x07_mirrorB\x12\n\x10_mirror_required\"?\n\x12GetPoliciesRequest\x12)\n\x05level\x18\x01 \x01(\x0b\x32\x1a.offloaderd.v1.PolicyLevel\"\x95\x02\n\x13GetPoliciesResponse\x12)\n\x05level\x18\x01 \x01(\x0b\x32\x1a.offloaderd.v1.PolicyLevel\x12+\n\x03own\x18\x02 \x01(\x0b\x32\x1e.offloaderd.v1.OffloadPolicies\x12\x31\n\teffective\x18\x03 \x01(\x0b\x32\x1e.offloaderd.v1.OffloadPolicies\x12,\n\x07origins\x18\x04 \x03(\x0b\x32\x1b.offloaderd.v1.PolicyOrigin\x12\x13\n\x0bselected_by\x18\x05 \x01(\t\x12\x14\n\x07\x65nabled\x18\x06 \x01(\x08H\x00\x88\x01\x01\x12\x0e\n\x06\x64\x61mage\x18\x07 \x01(\tB\n\n\x08_enabled\";\n\x0cPolicyOrigin\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0e\n\x06origin\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\x82\x01\n\x12SetPoliciesRequest\x12)\n\x05level\x18\x01 \x01(\x0b\x32\x1a.offloaderd.v1.PolicyLevel\x12\x30\n\x08policies\x18\x02 \x01(\x0b\x32\x1e.offloaderd.v1.OffloadPolicies\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"S\n\x15RemovePoliciesRequest\x12)\n\x05level\x18\x01 \x01(\x0b\x32\x1a.offloaderd.v1.PolicyLevel\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\"T\n\x16\x43hangePoliciesResponse\x12+\n\x06topics\x18\x01 \x03(\x0b\x32\x1b.offloaderd.v1.PolicyEffect\x12\r\n\x05notes\x18\x02 \x03(\t\"\x87\x01\n\x0cPolicyEffect\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07outcome\x18\x02 \x01(\t\x12\x13\n\x0b\x64ifferences\x18\x03 \x03(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x32\n\x0coutcome_code\x18\x05 \x01(\x0e\x32\x1c.offloaderd.v1.ChangeOutcome2\x9d\x02\n\rPolicyService\x12T\n\x0bGetPolicies\x12!.offloaderd.v1.GetPoliciesRequest\x1a\".offloaderd.v1.GetPoliciesResponse\x12W\n\x0bSetPolicies\x12!.offloaderd.v1.SetPoliciesRequest\x1a%.offloaderd.v1.ChangePoliciesResponse\x12]\n\x0eRemovePolicies\x12$.offloaderd.v1.RemovePoliciesRequest\x1a%.offloaderd.v1.ChangePoliciesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'offloaderd.protocol.v1.policy_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_POLICYLEVEL']._serialized_start=45
-  _globals['_POLICYLEVEL']._serialized_end=123
-  _globals['_OFFLOADPOLICIES']._serialized_start=126
-  _globals['_OFFLOADPOLICIES']._serialized_end=959
-  _globals['_GETPOLICIESREQUEST']._serialized_start=961
-  _globals['_GETPOLICIESREQUEST']._serialized_end=1024
-  _globals['_GETPOLICIESRESPONSE']._serialized_start=1027
-  _globals['_GETPOLICIESRESPONSE']._serialized_end=1304
-  _globals['_POLICYORIGIN']._serialized_start=1306
-  _globals['_POLICYORIGIN']._serialized_end=1365
-  _globals['_SETPOLICIESREQUEST']._serialized_start=1368
-  _globals['_SETPOLICIESREQUEST']._serialized_end=1498
-  _globals['_REMOVEPOLICIESREQUEST']._serialized_start=1500
-  _globals['_REMOVEPOLICIESREQUEST']._serialized_end=1583
-  _globals['_CHANGEPOLICIESRESPONSE']._serialized_start=1585
-  _globals['_CHANGEPOLICIESRESPONSE']._serialized_end=1669
-  _globals['_POLICYEFFECT']._serialized_start=1671
-  _globals['_POLICYEFFECT']._serialized_end=1754
-  _globals['_POLICYSERVICE']._serialized_start=1757
-  _globals['_POLICYSERVICE']._serialized_end=2042
+  _globals['_POLICYLEVEL']._serialized_start=73
+  _globals['_POLICYLEVEL']._serialized_end=151
+  _globals['_OFFLOADPOLICIES']._serialized_start=154
+  _globals['_OFFLOADPOLICIES']._serialized_end=987
+  _globals['_GETPOLICIESREQUEST']._serialized_start=989
+  _globals['_GETPOLICIESREQUEST']._serialized_end=1052
+  _globals['_GETPOLICIESRESPONSE']._serialized_start=1055
+  _globals['_GETPOLICIESRESPONSE']._serialized_end=1332
+  _globals['_POLICYORIGIN']._serialized_start=1334
+  _globals['_POLICYORIGIN']._serialized_end=1393
+  _globals['_SETPOLICIESREQUEST']._serialized_start=1396
+  _globals['_SETPOLICIESREQUEST']._serialized_end=1526
+  _globals['_REMOVEPOLICIESREQUEST']._serialized_start=1528
+  _globals['_REMOVEPOLICIESREQUEST']._serialized_end=1611
+  _globals['_CHANGEPOLICIESRESPONSE']._serialized_start=1613
+  _globals['_CHANGEPOLICIESRESPONSE']._serialized_end=1697
+  _globals['_POLICYEFFECT']._serialized_start=1700
+  _globals['_POLICYEFFECT']._serialized_end=1835
+  _globals['_POLICYSERVICE']._serialized_start=1838
+  _globals['_POLICYSERVICE']._serialized_end=2123
 # @@protoc_insertion_point(module_scope)

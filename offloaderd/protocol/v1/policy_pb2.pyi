@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from offloaderd.protocol.v1 import states_pb2 as _states_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -402,10 +403,12 @@ class PolicyEffect(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     DIFFERENCES_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    OUTCOME_CODE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     outcome: _builtins.str
     """enabled, disabled, changed, unchanged or left-alone"""
     reason: _builtins.str
+    outcome_code: _states_pb2.ChangeOutcome.ValueType
     @_builtins.property
     def differences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """`value: before -> after`"""
@@ -417,10 +420,11 @@ class PolicyEffect(_message.Message):
         outcome: _builtins.str = ...,
         differences: _abc.Iterable[_builtins.str] | None = ...,
         reason: _builtins.str = ...,
+        outcome_code: _states_pb2.ChangeOutcome.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["differences", b"differences", "outcome", b"outcome", "reason", b"reason", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["differences", b"differences", "outcome", b"outcome", "outcome_code", b"outcome_code", "reason", b"reason", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -23,37 +23,38 @@ _sym_db = _symbol_database.Default()
 
 
 from offloaderd.protocol.v1 import common_pb2 as offloaderd_dot_v1_dot_common__pb2
+from offloaderd.protocol.v1 import states_pb2 as offloaderd_dot_v1_dot_states__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1doffloaderd/v1/retention.proto\x12\roffloaderd.v1\x1a\x1aoffloaderd/v1/common.proto\"#\n\x12ListLedgersRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"\xc4\x01\n\x13ListLedgersResponse\x12&\n\x07ledgers\x18\x01 \x03(\x0b\x32\x15.offloaderd.v1.Ledger\x12&\n\x05\x66loor\x18\x02 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x18\n\x10\x64\x65leted_segments\x18\x03 \x01(\x04\x12\x15\n\rdeleted_bytes\x18\x04 \x01(\x04\x12\x14\n\x0csource_error\x18\x05 \x01(\t\x12\x16\n\x0emetadata_error\x18\x06 \x01(\t\"\xef\x01\n\x06Ledger\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\r\n\x05state\x18\x02 \x01(\t\x12\x14\n\x07\x65ntries\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x19\n\x11offloaded_entries\x18\x04 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x05 \x01(\x04\x12\x10\n\x08segments\x18\x06 \x01(\r\x12\x16\n\tat_source\x18\x07 \x01(\x08H\x01\x88\x01\x01\x12\x12\n\ndeleted_ms\x18\x08 \x01(\x04\x12#\n\x05grant\x18\t \x01(\x0b\x32\x14.offloaderd.v1.GrantB\n\n\x08_entriesB\x0c\n\n_at_source\"\xbf\x01\n\x05Grant\x12\x13\n\x0bverified_ms\x18\x01 \x01(\x04\x12\x10\n\x08readback\x18\x02 \x01(\x08\x12\x11\n\tdaemon_id\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x15\n\rnot_before_ms\x18\x05 \x01(\x04\x12\x12\n\nrevoked_ms\x18\x06 \x01(\x04\x12\x16\n\x0erevoked_reason\x18\x07 \x01(\t\x12\x19\n\x11source_deleted_ms\x18\x08 \x01(\x04\x12\x0f\n\x07\x64\x61maged\x18\t \x01(\x08\"J\n\x14\x44\x65leteLedgersRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x12\n\nledger_ids\x18\x02 \x03(\x03\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"k\n\x15\x44\x65leteLedgersResponse\x12\x0e\n\x06marked\x18\x01 \x03(\x03\x12/\n\x08segments\x18\x02 \x03(\x0b\x32\x1d.offloaderd.v1.DeletedSegment\x12\x11\n\twaits_for\x18\x03 \x03(\x03\"\x88\x01\n\x0e\x44\x65letedSegment\x12\x12\n\nsegment_id\x18\x01 \x01(\t\x12&\n\x05\x62\x65gin\x18\x02 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12$\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x14\n\x0cobject_bytes\x18\x04 \x01(\x04\"F\n\x12RevokeGrantRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x0e\n\x06reason\x18\x03 \x01(\t\":\n\x13RevokeGrantResponse\x12#\n\x05grant\x18\x01 \x01(\x0b\x32\x14.offloaderd.v1.Grant\"5\n\x11\x41llowGrantRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\"\x14\n\x12\x41llowGrantResponse2\xed\x02\n\x10RetentionService\x12T\n\x0bListLedgers\x12!.offloaderd.v1.ListLedgersRequest\x1a\".offloaderd.v1.ListLedgersResponse\x12Z\n\rDeleteLedgers\x12#.offloaderd.v1.DeleteLedgersRequest\x1a$.offloaderd.v1.DeleteLedgersResponse\x12T\n\x0bRevokeGrant\x12!.offloaderd.v1.RevokeGrantRequest\x1a\".offloaderd.v1.RevokeGrantResponse\x12Q\n\nAllowGrant\x12 .offloaderd.v1.AllowGrantRequest\x1a!.offloaderd.v1.AllowGrantResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1doffloaderd/v1/retention.proto\x12\roffloaderd.v1\x1a\x1aoffloaderd/v1/common.proto\x1a\x1aoffloaderd/v1/states.proto\"J\n\x12ListLedgersRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x32 \x01(\r\x12\x12\n\npage_token\x18\x33 \x01(\t\"\xdd\x01\n\x13ListLedgersResponse\x12&\n\x07ledgers\x18\x01 \x03(\x0b\x32\x15.offloaderd.v1.Ledger\x12&\n\x05\x66loor\x18\x02 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x18\n\x10\x64\x65leted_segments\x18\x03 \x01(\x04\x12\x15\n\rdeleted_bytes\x18\x04 \x01(\x04\x12\x14\n\x0csource_error\x18\x05 \x01(\t\x12\x16\n\x0emetadata_error\x18\x06 \x01(\t\x12\x17\n\x0fnext_page_token\x18\x32 \x01(\t\"\x9f\x02\n\x06Ledger\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\r\n\x05state\x18\x02 \x01(\t\x12\x14\n\x07\x65ntries\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x19\n\x11offloaded_entries\x18\x04 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x05 \x01(\x04\x12\x10\n\x08segments\x18\x06 \x01(\r\x12\x16\n\tat_source\x18\x07 \x01(\x08H\x01\x88\x01\x01\x12\x12\n\ndeleted_ms\x18\x08 \x01(\x04\x12#\n\x05grant\x18\t \x01(\x0b\x32\x14.offloaderd.v1.Grant\x12.\n\nstate_code\x18\n \x01(\x0e\x32\x1a.offloaderd.v1.LedgerStateB\n\n\x08_entriesB\x0c\n\n_at_source\"\xbf\x01\n\x05Grant\x12\x13\n\x0bverified_ms\x18\x01 \x01(\x04\x12\x10\n\x08readback\x18\x02 \x01(\x08\x12\x11\n\tdaemon_id\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x15\n\rnot_before_ms\x18\x05 \x01(\x04\x12\x12\n\nrevoked_ms\x18\x06 \x01(\x04\x12\x16\n\x0erevoked_reason\x18\x07 \x01(\t\x12\x19\n\x11source_deleted_ms\x18\x08 \x01(\x04\x12\x0f\n\x07\x64\x61maged\x18\t \x01(\x08\"J\n\x14\x44\x65leteLedgersRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x12\n\nledger_ids\x18\x02 \x03(\x03\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"k\n\x15\x44\x65leteLedgersResponse\x12\x0e\n\x06marked\x18\x01 \x03(\x03\x12/\n\x08segments\x18\x02 \x03(\x0b\x32\x1d.offloaderd.v1.DeletedSegment\x12\x11\n\twaits_for\x18\x03 \x03(\x03\"\x88\x01\n\x0e\x44\x65letedSegment\x12\x12\n\nsegment_id\x18\x01 \x01(\t\x12&\n\x05\x62\x65gin\x18\x02 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12$\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x14\n\x0cobject_bytes\x18\x04 \x01(\x04\"F\n\x12RevokeGrantRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x0e\n\x06reason\x18\x03 \x01(\t\":\n\x13RevokeGrantResponse\x12#\n\x05grant\x18\x01 \x01(\x0b\x32\x14.offloaderd.v1.Grant\"5\n\x11\x41llowGrantRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\"\x14\n\x12\x41llowGrantResponse2\xed\x02\n\x10RetentionService\x12T\n\x0bListLedgers\x12!.offloaderd.v1.ListLedgersRequest\x1a\".offloaderd.v1.ListLedgersResponse\x12Z\n\rDeleteLedgers\x12#.offloaderd.v1.DeleteLedgersRequest\x1a$.offloaderd.v1.DeleteLedgersResponse\x12T\n\x0bRevokeGrant\x12!.offloaderd.v1.RevokeGrantRequest\x1a\".offloaderd.v1.RevokeGrantResponse\x12Q\n\nAllowGrant\x12 .offloaderd.v1.AllowGrantRequest\x1a!.offloaderd.v1.AllowGrantResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'offloaderd.protocol.v1.retention_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LISTLEDGERSREQUEST']._serialized_start=76
-  _globals['_LISTLEDGERSREQUEST']._serialized_end=111
-  _globals['_LISTLEDGERSRESPONSE']._serialized_start=114
-  _globals['_LISTLEDGERSRESPONSE']._serialized_end=310
-  _globals['_LEDGER']._serialized_start=313
-  _globals['_LEDGER']._serialized_end=552
-  _globals['_GRANT']._serialized_start=555
-  _globals['_GRANT']._serialized_end=746
-  _globals['_DELETELEDGERSREQUEST']._serialized_start=748
-  _globals['_DELETELEDGERSREQUEST']._serialized_end=822
-  _globals['_DELETELEDGERSRESPONSE']._serialized_start=824
-  _globals['_DELETELEDGERSRESPONSE']._serialized_end=931
-  _globals['_DELETEDSEGMENT']._serialized_start=934
-  _globals['_DELETEDSEGMENT']._serialized_end=1070
-  _globals['_REVOKEGRANTREQUEST']._serialized_start=1072
-  _globals['_REVOKEGRANTREQUEST']._serialized_end=1142
-  _globals['_REVOKEGRANTRESPONSE']._serialized_start=1144
-  _globals['_REVOKEGRANTRESPONSE']._serialized_end=1202
-  _globals['_ALLOWGRANTREQUEST']._serialized_start=1204
-  _globals['_ALLOWGRANTREQUEST']._serialized_end=1257
-  _globals['_ALLOWGRANTRESPONSE']._serialized_start=1259
-  _globals['_ALLOWGRANTRESPONSE']._serialized_end=1279
-  _globals['_RETENTIONSERVICE']._serialized_start=1282
-  _globals['_RETENTIONSERVICE']._serialized_end=1647
+  _globals['_LISTLEDGERSREQUEST']._serialized_start=104
+  _globals['_LISTLEDGERSREQUEST']._serialized_end=178
+  _globals['_LISTLEDGERSRESPONSE']._serialized_start=181
+  _globals['_LISTLEDGERSRESPONSE']._serialized_end=402
+  _globals['_LEDGER']._serialized_start=405
+  _globals['_LEDGER']._serialized_end=692
+  _globals['_GRANT']._serialized_start=695
+  _globals['_GRANT']._serialized_end=886
+  _globals['_DELETELEDGERSREQUEST']._serialized_start=888
+  _globals['_DELETELEDGERSREQUEST']._serialized_end=962
+  _globals['_DELETELEDGERSRESPONSE']._serialized_start=964
+  _globals['_DELETELEDGERSRESPONSE']._serialized_end=1071
+  _globals['_DELETEDSEGMENT']._serialized_start=1074
+  _globals['_DELETEDSEGMENT']._serialized_end=1210
+  _globals['_REVOKEGRANTREQUEST']._serialized_start=1212
+  _globals['_REVOKEGRANTREQUEST']._serialized_end=1282
+  _globals['_REVOKEGRANTRESPONSE']._serialized_start=1284
+  _globals['_REVOKEGRANTRESPONSE']._serialized_end=1342
+  _globals['_ALLOWGRANTREQUEST']._serialized_start=1344
+  _globals['_ALLOWGRANTREQUEST']._serialized_end=1397
+  _globals['_ALLOWGRANTRESPONSE']._serialized_start=1399
+  _globals['_ALLOWGRANTRESPONSE']._serialized_end=1419
+  _globals['_RETENTIONSERVICE']._serialized_start=1422
+  _globals['_RETENTIONSERVICE']._serialized_end=1787
 # @@protoc_insertion_point(module_scope)

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from offloaderd.protocol.v1 import common_pb2 as _common_pb2
+from offloaderd.protocol.v1 import states_pb2 as _states_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -24,15 +25,23 @@ class ListLedgersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
+    page_size: _builtins.int
+    """most of them in the answer; 0: all"""
+    page_token: _builtins.str
+    """`next_page_token` of the answer before; empty: from the first one"""
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -48,6 +57,7 @@ class ListLedgersResponse(_message.Message):
     DELETED_BYTES_FIELD_NUMBER: _builtins.int
     SOURCE_ERROR_FIELD_NUMBER: _builtins.int
     METADATA_ERROR_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     deleted_segments: _builtins.int
     """in all"""
     deleted_bytes: _builtins.int
@@ -56,6 +66,8 @@ class ListLedgersResponse(_message.Message):
     """why the state at the source is unknown; empty: it is known, or there is no source"""
     metadata_error: _builtins.str
     """Why grants are unknown and the rest is only what this daemon has in memory; empty: all is known."""
+    next_page_token: _builtins.str
+    """where the next page begins; empty: this was the last one"""
     @_builtins.property
     def ledgers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Ledger]: ...
     @_builtins.property
@@ -71,10 +83,11 @@ class ListLedgersResponse(_message.Message):
         deleted_bytes: _builtins.int = ...,
         source_error: _builtins.str = ...,
         metadata_error: _builtins.str = ...,
+        next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["floor", b"floor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_bytes", b"deleted_bytes", "deleted_segments", b"deleted_segments", "floor", b"floor", "ledgers", b"ledgers", "metadata_error", b"metadata_error", "source_error", b"source_error"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_bytes", b"deleted_bytes", "deleted_segments", b"deleted_segments", "floor", b"floor", "ledgers", b"ledgers", "metadata_error", b"metadata_error", "next_page_token", b"next_page_token", "source_error", b"source_error"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -93,6 +106,7 @@ class Ledger(_message.Message):
     AT_SOURCE_FIELD_NUMBER: _builtins.int
     DELETED_MS_FIELD_NUMBER: _builtins.int
     GRANT_FIELD_NUMBER: _builtins.int
+    STATE_CODE_FIELD_NUMBER: _builtins.int
     ledger_id: _builtins.int
     state: _builtins.str
     """open, closed (not all offloaded), offloaded, granted, revoked, or deleted (marked, waits for older ones)"""
@@ -107,6 +121,7 @@ class Ledger(_message.Message):
     """not set: unknown"""
     deleted_ms: _builtins.int
     """when it was marked deleted; 0: it was not"""
+    state_code: _states_pb2.LedgerState.ValueType
     @_builtins.property
     def grant(self) -> Global___Grant: ...
     def __init__(
@@ -121,10 +136,11 @@ class Ledger(_message.Message):
         at_source: _builtins.bool | None = ...,
         deleted_ms: _builtins.int = ...,
         grant: Global___Grant | None = ...,
+        state_code: _states_pb2.LedgerState.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_at_source", b"_at_source", "_entries", b"_entries", "at_source", b"at_source", "entries", b"entries", "grant", b"grant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_at_source", b"_at_source", "_entries", b"_entries", "at_source", b"at_source", "deleted_ms", b"deleted_ms", "entries", b"entries", "grant", b"grant", "ledger_id", b"ledger_id", "offloaded_entries", b"offloaded_entries", "payload_bytes", b"payload_bytes", "segments", b"segments", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_at_source", b"_at_source", "_entries", b"_entries", "at_source", b"at_source", "deleted_ms", b"deleted_ms", "entries", b"entries", "grant", b"grant", "ledger_id", b"ledger_id", "offloaded_entries", b"offloaded_entries", "payload_bytes", b"payload_bytes", "segments", b"segments", "state", b"state", "state_code", b"state_code"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__at_source: _TypeAlias = _typing.Literal["at_source"]  # noqa: Y015
     _WhichOneofArgType__at_source: _TypeAlias = _typing.Literal["_at_source", b"_at_source"]  # noqa: Y015

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from offloaderd.protocol.v1 import states_pb2 as _states_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -90,6 +91,7 @@ class GcFind(_message.Message):
     AGE_S_FIELD_NUMBER: _builtins.int
     UPLOAD_ID_FIELD_NUMBER: _builtins.int
     TOPIC_FIELD_NUMBER: _builtins.int
+    VERDICT_CODE_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     kind: _builtins.str
     """leftover, superseded, named, upload, trash, young, foreign, changed, or an alarm"""
@@ -104,6 +106,7 @@ class GcFind(_message.Message):
     """empty for objects"""
     topic: _builtins.str
     """empty when it is not known"""
+    verdict_code: _states_pb2.GcVerdict.ValueType
     def __init__(
         self,
         *,
@@ -115,10 +118,11 @@ class GcFind(_message.Message):
         age_s: _builtins.float = ...,
         upload_id: _builtins.str = ...,
         topic: _builtins.str = ...,
+        verdict_code: _states_pb2.GcVerdict.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "key", b"key", "kind", b"kind", "reason", b"reason", "size_bytes", b"size_bytes", "topic", b"topic", "upload_id", b"upload_id", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "key", b"key", "kind", b"kind", "reason", b"reason", "size_bytes", b"size_bytes", "topic", b"topic", "upload_id", b"upload_id", "verdict", b"verdict", "verdict_code", b"verdict_code"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 from grpc import aio
 from structlog.testing import capture_logs
 
@@ -151,6 +152,29 @@ async def test_errors_survive_the_way(error: OffloaderError, code: grpc.StatusCo
     assert sample(metrics, "grpc_server_handling_seconds_count", labels) == 1
     event = next(log for log in logs if log["event"] == "rpc.handled")
     assert (event["code"], event["reason"], event["error"]) == (code_name(code), reason, error.message)
+
+
+@pytest.mark.parametrize(("error", "retry"), [(Throttled("slow down", hint="wait"), True), (NotFound("none"), False)])
+async def test_statuses_have_the_details_of_the_ecosystem(error: OffloaderError, retry: bool) -> None:
+    """A client in any language gets the reason, what to do, and whether another try is worth it (AIP-193)."""
+    service = Failing()
+    service.error = error
+    async with serving(Metrics(), service.register) as channel:
+        with pytest.raises(aio.AioRpcError) as caught:
+            await read_pb2_grpc.ReadServiceStub(channel).LastPositions(read_pb2.LastPositionsRequest())
+    trailing = dict(caught.value.trailing_metadata() or ())
+    status = status_pb2.Status.FromString(trailing["grpc-status-details-bin"])
+    assert (status.code, status.message) == (caught.value.code().value[0], error.message)
+    info, delay, links = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo(), error_details_pb2.Help()
+    assert status.details[0].Unpack(info)
+    assert (info.reason, info.domain) == (reason_of(type(error)), "offloaderd")
+    if retry:
+        assert status.details[1].Unpack(delay)
+        assert delay.retry_delay.ToSeconds() == 1
+        assert status.details[2].Unpack(links)
+        assert [(one.description, one.url) for one in links.links] == [("wait", "docs/api.md#errors")]
+    else:
+        assert len(status.details) == 1
 
 
 async def test_what_only_reads_and_succeeds_is_worth_no_line_at_the_normal_level() -> None:

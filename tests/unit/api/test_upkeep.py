@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from offloaderd.api.daemon import UpkeepService
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
-from offloaderd.protocol.v1 import upkeep_pb2, upkeep_pb2_grpc
+from offloaderd.protocol.v1 import states_pb2, upkeep_pb2, upkeep_pb2_grpc
 from offloaderd.upkeep.gc.findings import Finding, Kind, Summary, Verdict
 from tests.unit.api.serve import serving
 
@@ -72,6 +72,7 @@ async def test_finds_and_sum_are_streamed() -> None:
             key="k",
             kind="uncovered",
             verdict="alarm",
+            verdict_code=states_pb2.GC_VERDICT_ALARM,
             reason="why",
             size_bytes=7,
             age_s=1.5,
