@@ -32,7 +32,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-quick prove record check fmt bench release invariants protos docs site manifests lock clean clean-data fuzz simulate soak squeeze test-page dashboard-picture audit notebook broker-driver test-broker test-driver test-brokers test-cluster stores test-stores
+.PHONY: help setup run standalone test test-quick prove record check fmt bench release invariants protos docs site manifests lock clean clean-data fuzz simulate soak squeeze test-page dashboard-picture audit notebook broker-driver test-broker test-driver test-brokers test-cluster stores test-stores readers lint-api
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -117,6 +117,33 @@ test-brokers: $(DEPENDENCIES)dev ## Test the driver on each version of Pulsar th
 	  mvn -q -B -ntp -f deploy/pulsar-offloader -pl driver test -Dpulsar.version=$$version && \
 	  PULSAR_VERSION=$$version $(BIN)/python -m pytest -n 0 tests/integration/broker/test_stock_broker.py || exit 1; \
 	done
+
+PROTO_NAMES = $(patsubst protos/%,%,$(wildcard protos/offloaderd/v1/*.proto))
+
+build/readers/go: $(DEPENDENCIES)dev $(wildcard protos/offloaderd/v1/*.proto) $(wildcard examples/readers/go/*)
+	@command -v go >/dev/null || { echo "the reader in Go needs Go (1.25 or newer, https://go.dev/dl)" >&2; exit 1; }
+	GOBIN=$(abspath build/readers) go install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.11
+	GOBIN=$(abspath build/readers) go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.0
+	PATH="$(abspath build/readers):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iprotos \
+	  $(foreach kind,go go-grpc,--$(kind)_out=examples/readers/go --$(kind)_opt=module=offloaderd/reader \
+	    $(foreach name,$(PROTO_NAMES),--$(kind)_opt=M$(name)=offloaderd/reader/offloaderdv1)) $(PROTO_NAMES)
+	cd examples/readers/go && go build -o $(abspath $@) .
+
+build/readers/java.jar: $(wildcard protos/offloaderd/v1/*.proto) $(shell find deploy/pulsar-offloader/reader -name "*.java" -o -name pom.xml)
+	@command -v mvn >/dev/null && command -v javac >/dev/null || \
+	  { echo "the reader in Java needs Maven and a JDK (17 or newer)" >&2; exit 1; }
+	mvn -q -B -ntp -f deploy/pulsar-offloader -pl reader package
+	mkdir -p build/readers && cp deploy/pulsar-offloader/reader/target/reader.jar $@
+
+build/buf/node_modules/.bin/buf:
+	@command -v npm >/dev/null || { echo "buf is installed by npm: it needs Node (https://nodejs.org)" >&2; exit 1; }
+	npm install --silent --no-audit --no-fund --prefix build/buf @bufbuild/buf@1.59.0
+
+lint-api: build/buf/node_modules/.bin/buf ## Lint the API by buf, and compare it with the last release (needs Node)
+	$< lint
+	$< breaking --against tests/golden/release.binpb
+
+readers: build/readers/go build/readers/java.jar ## Build small readers in Go and Java from protos/ (needs Go, Maven and a JDK)
 
 test-cluster: $(DEPENDENCIES)dev ## Submit jobs with a packed environment to a standalone cluster of Spark, on real bookies
 	WITH_CLUSTER=1 $(BIN)/python -m pytest -n 0 -o faulthandler_timeout=1800 tests/integration/spark/test_spark_cluster.py
