@@ -73,14 +73,14 @@ def test_what_comes_and_goes_moves_no_other() -> None:
 
 
 @pytest.mark.parametrize("token", ["?", "Y", "gICA", "é"])
-def test_a_token_of_somebody_else_is_refused(token: str) -> None:
+def test_a_token_of_another_list_is_refused(token: str) -> None:
     """With what to give instead."""
     with pytest.raises(InvalidInput, match=r"no page_token of this daemon|any more") as caught:
         page(Request(page_token=token), ["c", "a"], str)
     assert caught.value.hint
 
 
-async def test_the_client_asks_for_all_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_client_requests_all_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one answer, whose other fields are those of each page."""
     async with served() as (client, engine):
         await enabled(engine)
