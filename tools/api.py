@@ -38,8 +38,8 @@ def api_page() -> str:
         "Generated from `protos/offloaderd/v1` by `make docs`. gRPC, package `offloaderd.v1`; reflection and "
         "`grpc.health.v1` are served as well. What holds for all calls: topics are written "
         "`persistent://tenant/namespace/topic` (short forms are accepted), times are milliseconds since 1970 where the "
-        "name ends in `_ms`, and every list has pages: with a `page_size`, its answer has a `next_page_token` until "
-        "the last one. "
+        "name ends in `_ms`, and a list in one answer has pages: with a `page_size` it has no more elements than that, "
+        "and a `next_page_token` until the last page, which goes with the same request. "
         "Roles are explained in [security.md](security.md); programs in Python use [client.md](client.md).",
     ]
     lines += errors()
@@ -76,6 +76,7 @@ def errors() -> list[str]:
         "|---|---|---|",
     ]
     kinds = sorted(REASONS, key=reason_of)
+    lines += ["| `INTERNAL`, `OFFLOADER_ERROR` | `INTERNAL` | Any other error of the daemon; its log says more. |"]
     return [*lines, *(f"| `{reason_of(one)}` | `{code_of_kind(one).name}` | {meaning(one)} |" for one in kinds)]
 
 

@@ -7,10 +7,12 @@ and a role of theirs that the call could need, because a few bytes can make many
 """
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias, TypeVar
+from urllib.parse import quote, unquote
 
 import grpc
 import structlog
@@ -24,7 +26,14 @@ from offloaderd.api.gate import CALLER, Caller, Gate, NotAllowed, Withdrawn
 from offloaderd.api.roles_needed import PACED_READS, READS
 from offloaderd.api.status_details import trailing_metadata
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import InvalidInput, OffloaderError, Throttled, Transient, Unauthenticated
+from offloaderd.core.errors import (
+    InvalidInput,
+    OffloaderError,
+    OutcomeUnknown,
+    Throttled,
+    Transient,
+    Unauthenticated,
+)
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.protocol.codes import coded
 from offloaderd.protocol.errors import CallTooLong, code_of, detail_of
@@ -123,8 +132,9 @@ REFUSED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 STATUS_S = 5.0
 """How long a caller may take to receive its status; one that takes no answers takes no status either."""
 
-MESSAGE_CHARS_MAX = 2500
-"""Clients accept 8 KiB of a status with all its parts, and it has the message twice."""
+MESSAGE_BYTES_MAX = 2500
+HINT_BYTES_MAX = 500
+"""Clients accept 8 KiB of a status with all its parts, and it has the message and the hint twice."""
 
 INTERNAL_DETAIL = common_pb2.ErrorDetail(reason="INTERNAL", hint="the daemon's log says more")
 
@@ -265,11 +275,14 @@ class _Call:
             answer = await self._admitted(work, context, stream=stream)
         except OffloaderError as error:
             detail = detail_of(error)
+            detail.hint = shortened(detail.hint, HINT_BYTES_MAX)
             if isinstance(error, TooSlow):
                 self.metrics.grpc_refused.labels(reason="slow").inc()
             message = shortened(error.message)
             self._finish(code_of(error), peer, detail.reason, message)
-            await self._abort(context, code_of(error), message, detail, retry=isinstance(error, Transient))
+            # after an unknown outcome a client reads back: the same call could do the same twice
+            retry = isinstance(error, Transient) and not isinstance(error, OutcomeUnknown)
+            await self._abort(context, code_of(error), message, detail, retry=retry)
         except asyncio.CancelledError:
             self._finish(grpc.StatusCode.CANCELLED, peer)
             raise
@@ -323,9 +336,19 @@ class _Call:
             audit.info("audit.call", schema=SCHEMA, **fields, role=role, **extra)
 
 
-def shortened(message: str) -> str:
-    """Return an error's message as it is sent and logged: a name that the caller gave may be as long as a message."""
-    return message if len(message) <= MESSAGE_CHARS_MAX else f"{message[:MESSAGE_CHARS_MAX]}..."
+_PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+_PARTIAL = re.compile("%[0-9A-F]?$")
+
+
+def shortened(text: str, bytes_max: int = MESSAGE_BYTES_MAX) -> str:
+    """Return an error's message or hint as it is sent and logged: a name in it may be as long as a request.
+
+    `bytes_max` is the length in a header, where gRPC writes each byte that is not printable ASCII as three.
+    """
+    header = quote(text[: bytes_max + 1], safe=_PLAIN, errors="replace")
+    if len(header) <= bytes_max:
+        return unquote(header)
+    return unquote(_PARTIAL.sub("", header[:bytes_max]), errors="ignore") + "..."
 
 
 def _unless_bytes(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:

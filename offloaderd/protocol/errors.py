@@ -2,8 +2,7 @@
 
 Every error status carries an ErrorDetail in the trailing metadata `offloaderd-error-bin`: `reason` is the error's class
 in upper snake case and never changes, `hint` is what to do. The details of google.rpc beside it say the same to clients
-that know those. Any other exception is logged with its traceback and
-becomes INTERNAL, without its text for the client.
+that know those. Any other exception is logged with its traceback and becomes INTERNAL, without its text for the client.
 """
 
 import re

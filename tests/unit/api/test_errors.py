@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
+from string import punctuation
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import grpc
 import pytest
@@ -154,7 +157,14 @@ async def test_errors_survive_the_way(error: OffloaderError, code: grpc.StatusCo
     assert (event["code"], event["reason"], event["error"]) == (code_name(code), reason, error.message)
 
 
-@pytest.mark.parametrize(("error", "retry"), [(Throttled("slow down", hint="wait"), True), (NotFound("none"), False)])
+@pytest.mark.parametrize(
+    ("error", "retry"),
+    [
+        (Throttled("slow down", hint="wait"), True),
+        (NotFound("none"), False),
+        (OutcomeUnknown("it may be done"), False),
+    ],
+)
 async def test_statuses_have_the_details_of_the_ecosystem(error: OffloaderError, retry: bool) -> None:
     """A client in any language gets the reason, what to do, and whether another try is worth it (AIP-193)."""
     service = Failing()
@@ -175,6 +185,27 @@ async def test_statuses_have_the_details_of_the_ecosystem(error: OffloaderError,
         assert [(one.description, one.url) for one in links.links] == [("wait", "docs/api.md#errors")]
     else:
         assert len(status.details) == 1
+
+
+@pytest.mark.parametrize("letter", ["a", "%", "\n", "é", "漢", "\U0001f600"])
+async def test_long_texts_leave_room_for_the_status(letter: str) -> None:
+    """Clients refuse headers of more than 8 KiB, and would know neither code nor reason."""
+    service = Failing()
+    service.error = Conflict("m" + letter * 10_000, hint="h" + letter * 10_000)
+    async with serving(Metrics(), service.register) as channel:
+        with pytest.raises(aio.AioRpcError) as caught:
+            await read_pb2_grpc.ReadServiceStub(channel).LastPositions(read_pb2.LastPositionsRequest())
+    trailing = dict(caught.value.trailing_metadata() or ())
+    found = from_rpc_error(caught.value)
+    assert type(found) is Conflict
+    for text in (found.message, found.hint):
+        assert text.strip("mh" + letter) == "..."
+        assert len(text) > 40
+    status = status_pb2.Status.FromString(trailing["grpc-status-details-bin"])
+    assert status.message == found.message
+    details = sum(len(b64encode(value)) for value in trailing.values() if isinstance(value, bytes))
+    others = 8 * 32  # what HTTP/2 counts beside the value of each header
+    assert len(quote(found.message, safe=punctuation.replace("%", "") + " ")) + details + others < 8192
 
 
 async def test_what_only_reads_and_succeeds_is_worth_no_line_at_the_normal_level() -> None:

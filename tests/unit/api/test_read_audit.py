@@ -69,6 +69,7 @@ def test_what_is_no_name_of_a_topic_is_in_no_log() -> None:
         assert caller.read is None
     assert len(shortened(long)) < 1 << 12
     assert shortened("no such topic") == "no such topic"
+    assert shortened("a name that is no UTF-8: \udcff") == "a name that is no UTF-8: ?"
 
 
 def test_what_is_asked_for_is_told_of_each_kind_of_read() -> None:
