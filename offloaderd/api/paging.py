@@ -1,23 +1,32 @@
 """Pages of lists: `page_size` and `page_token` of a request, `next_page_token` of its answer (AIP-158).
 
 A token names the last element of its page, so what comes and goes meanwhile moves no other element into another page.
+It begins with a checksum of what its list was asked for, and so is of no use for another list or another topic.
 """
 
 import base64
 import binascii
+import zlib
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from offloaderd.core.errors import InvalidInput
 
 T = TypeVar("T")
 
 
+MARK_BYTES = 4
+
+
 class Paged(Protocol):
     """The request of a list."""
 
+    DESCRIPTOR: Any
     page_size: int
     page_token: str
+
+    def ListFields(self) -> Any:  # noqa: ANN401 - as protobuf names and types it
+        """Return the fields that are set, with their values."""
 
 
 def page(request: Paged, items: Sequence[T], name: Callable[[T], str]) -> tuple[Sequence[T], str]:
@@ -26,15 +35,15 @@ def page(request: Paged, items: Sequence[T], name: Callable[[T], str]) -> tuple[
     The list is in any order that stays the same between two calls. Raises InvalidInput for a token of another list, and
     for one whose element has gone from a list that is not in the order of its names.
     """
-    begin = _after(request.page_token, [name(one) for one in items]) if request.page_token else 0
+    mark = _mark(request)
+    begin = _after(_name(request.page_token, mark), [name(one) for one in items]) if request.page_token else 0
     end = min(begin + request.page_size, len(items)) if request.page_size else len(items)
-    following = _token(name(items[end - 1])) if begin < end < len(items) else ""
+    following = _token(name(items[end - 1]), mark) if begin < end < len(items) else ""
     return items[begin:end], following
 
 
-def _after(token: str, names: Sequence[str]) -> int:
-    """Return the index behind the element that a token names."""
-    last = _name(token)
+def _after(last: str, names: Sequence[str]) -> int:
+    """Return the index behind the last element of the page before."""
     if last in names:
         return names.index(last) + 1
     if list(names) == sorted(names):
@@ -42,14 +51,23 @@ def _after(token: str, names: Sequence[str]) -> int:
     raise InvalidInput(f"the list has no {last!r} any more", hint="begin again without page_token")
 
 
-def _token(name: str) -> str:
-    return base64.urlsafe_b64encode(name.encode()).decode().rstrip("=")
+def _mark(request: Paged) -> bytes:
+    """Return a checksum of the kind of list, and of what else the request says."""
+    said = [(one.name, value) for one, value in request.ListFields() if not one.name.startswith("page_")]
+    return zlib.crc32(f"{request.DESCRIPTOR.name} {said}".encode()).to_bytes(MARK_BYTES)
 
 
-def _name(token: str) -> str:
+def _token(name: str, mark: bytes) -> str:
+    return base64.urlsafe_b64encode(mark + name.encode()).decode().rstrip("=")
+
+
+def _name(token: str, mark: bytes) -> str:
     try:
-        return base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True).decode()
+        data = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+        if data.startswith(mark):
+            return data[MARK_BYTES:].decode()
     except (binascii.Error, ValueError):
-        raise InvalidInput(
-            f"{token!r} is no page_token of this daemon", hint="give `next_page_token` of the answer before, or none"
-        ) from None
+        pass
+    raise InvalidInput(
+        f"{token!r} is no page_token of this list", hint="give `next_page_token` of the answer before, or none"
+    )

@@ -49,8 +49,8 @@ from offloaderd.protocol.v1 import (
 Answer = TypeVar("Answer", bound="Message")
 Service = TypeVar("Service")
 
-PAGE_SIZE = 1000
-"""Elements of a list in one answer, which so stays far below the largest message."""
+PAGE_SIZE = 10_000
+"""Elements of a list in one answer, which so stays below the largest message; each page costs a look at all names."""
 
 
 class Said(TypedDict, total=False):
@@ -112,7 +112,10 @@ class Calls(Connection):
                 yield answer
 
     async def _list(self, method: Callable[..., Awaitable[Answer]], request: Any) -> Answer:  # noqa: ANN401 - of any list
-        """Return all of a list as one answer, whose pages are requested one after the other."""
+        """Return all of a list as one answer, whose pages are requested one after the other.
+
+        Its other fields are those of the last page that has them, so an error of any page is there.
+        """
         request.page_size, found = PAGE_SIZE, None
         while found is None or request.page_token:
             one: Any = await self._ask(method, request)
@@ -120,8 +123,11 @@ class Calls(Connection):
             one.ClearField("next_page_token")
             if found is None:
                 found = one
-            else:
-                found.MergeFrom(one)
+                continue
+            for field, _ in one.ListFields():
+                if field.message_type is not None and not field.is_repeated:
+                    found.ClearField(field.name)  # a merge would leave fields of the other value in it
+            found.MergeFrom(one)
         return cast("Answer", found)
 
     async def topics(self, prefix: str = "") -> Sequence[admin_pb2.TopicSummary]:

@@ -262,7 +262,7 @@ def picked(of: object, *names: str, kept: Collection[str] = (), nullable: Collec
         if isinstance(value, common_pb2.Position):
             return position_text(value)
         if isinstance(value, Message):
-            return {name: of_field(value, name) for name in value.DESCRIPTOR.fields_by_name}
+            return {one.name: of_field(value, one.name) for one in value.DESCRIPTOR.fields if not is_code(one)}
         if isinstance(value, Position):
             return str(value)
         if isinstance(value, float):
