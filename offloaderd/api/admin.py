@@ -24,7 +24,7 @@ from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.policy.policies import NAMES, Effective, OffloadPolicies
 from offloaderd.policy.records import Selection, TopicPolicy
 from offloaderd.policy.rules import ANYWHERE, Surroundings, by_itself, checked, sound
-from offloaderd.policy.store import selections, topic_policies
+from offloaderd.policy.store import read, selections, topic_policies, topics_with_nodes
 from offloaderd.protocol.conversion import to_position
 from offloaderd.protocol.v1 import admin_pb2 as pb
 from offloaderd.protocol.v1 import policy_pb2
@@ -78,12 +78,14 @@ class AdminService(ManualCalls):
             ]
             shown, token = page(request, sorted(rows, key=lambda one: one.topic), lambda one: one.topic)
             return pb.ListTopicsResponse(topics=shown, metadata_error=failure, next_page_token=token)
-        policies = await topic_policies(self.metadata)
         known: set[TopicName] = set()
         if self.source is not None:
             known.update(await self.source.topics(tenant=tenant, namespace=namespace))
-        within = [one for one in policies.keys() | known if (one.tenant, one.namespace)[: len(prefix)] == prefix]
-        topics, token = page(request, sorted(within, key=str), str)
+        names = known.union(await topics_with_nodes(self.metadata))
+        within = [one for one in names if (one.tenant, one.namespace)[: len(prefix)] == prefix]
+        wanted, token = page(request, sorted(within, key=str), str)
+        policies = await read(self.metadata, wanted)
+        topics = [one for one in wanted if one in policies or one in known]
 
         async def summary(topic: TopicName) -> pb.TopicSummary:
             found = policies.get(topic)

@@ -73,15 +73,20 @@ async def read(store: MetadataStore, topics: Sequence[TopicName]) -> dict[TopicN
     return {topic: one for topic, one in zip(topics, found, strict=True) if one is not None}
 
 
-async def topic_policies(store: MetadataStore) -> dict[TopicName, TopicPolicy | CorruptData]:
-    """Return every topic with a policy, enabled or not; one that cannot be read is its error."""
+async def topics_with_nodes(store: MetadataStore) -> list[TopicName]:
+    """Return every topic that has nodes; most have a policy."""
     topics = []
     for folder in await nodes.topic_folders(store):
         try:
             topics.append(paths.parse_topic(folder))
         except InvalidInput:
             log.warning("metadata.foreign_node", path=folder, hint="no topic has this name; delete the node")
-    return await read(store, topics)
+    return topics
+
+
+async def topic_policies(store: MetadataStore) -> dict[TopicName, TopicPolicy | CorruptData]:
+    """Return every topic with a policy, enabled or not; one that cannot be read is its error."""
+    return await read(store, await topics_with_nodes(store))
 
 
 async def enabled_topics(store: MetadataStore) -> list[TopicName]:

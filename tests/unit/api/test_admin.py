@@ -396,6 +396,30 @@ async def test_a_long_list_is_not_counted(room: Room, monkeypatch: pytest.Monkey
     assert [(one.ledgers, one.entries) for one in rows] == [(2, 110)]
 
 
+async def test_a_page_reads_the_policies_of_its_own_topics(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a hundred pages all would be read a hundred times; a topic with other nodes alone is not listed."""
+    topics = [TopicName.parse(f"acme/web/{number}") for number in range(6)]
+    for topic in topics[:5]:
+        await enable(room.store, topic)
+    await room.store.create(paths.attempt(topics[5]), b"")
+    reads: list[str] = []
+    get = room.store.get
+
+    async def noted(path: str) -> Any:  # noqa: ANN401 - as the store's
+        reads.append(path)
+        return await get(path)
+
+    monkeypatch.setattr(room.store, "get", noted)
+    found: list[str] = []
+    request = admin_pb2.ListTopicsRequest(prefix="acme/web", page_size=2)
+    while not found or request.page_token:
+        answer = await room.service.ListTopics(request, CONTEXT)
+        found += [one.topic for one in answer.topics]
+        request.page_token = answer.next_page_token
+    assert found == [str(one) for one in topics[:5]]
+    assert sorted(reads) == sorted(paths.policy(one) for one in topics)
+
+
 async def test_a_partitioned_topic_says_to_name_a_partition(room: Room) -> None:
     """What is asked of entries under a name that has none is answered with which names have."""
     value = encode_policy(TopicPolicy(partitioned=True))
