@@ -34,9 +34,10 @@ func read(ctx context.Context, connection grpc.ClientConnInterface, topic string
 		if err != nil {
 			return err
 		}
-		for number, payload := range answer.Batch.Payloads {
-			entry := answer.Batch.FirstEntryId + int64(number)
-			fmt.Printf("%d:%d %d %08x\n", answer.Batch.LedgerId, entry, len(payload), crc32.Checksum(payload, table))
+		batch := answer.GetBatch()
+		for number, payload := range batch.GetPayloads() {
+			entry := batch.GetFirstEntryId() + int64(number)
+			fmt.Printf("%d:%d %d %08x\n", batch.GetLedgerId(), entry, len(payload), crc32.Checksum(payload, table))
 		}
 	}
 }
