@@ -45,7 +45,7 @@ def numbers(enum: EnumDescriptor) -> dict[str, int]:
 
 def _fill(message: Any, plan: _Plan) -> None:  # noqa: ANN401 - a message of any type
     for name, values in plan.numbers.items():
-        if number := values.get(getattr(message, name).lower(), 0):
+        if number := values.get(getattr(message, name), 0):
             setattr(message, name + CODE, number)
     for name, repeated in plan.within:
         if repeated:

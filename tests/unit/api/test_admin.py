@@ -379,6 +379,10 @@ async def test_selections_are_listed_with_what_they_enabled(room: Room) -> None:
     assert [(one.pattern, one.topics, one.created_ms) for one in found] == [("acme/*", 1, 9), ("public/*", 0, 0)]
     assert (found[0].segment_bytes_max, found[0].HasField("segment_age_max_s"), found[0].damage) == (7, False, "")
     assert "corrupt data in /selections/public%2F*" in found[1].damage
+    first = await room.service.ListSelections(admin_pb2.ListSelectionsRequest(page_size=1), CONTEXT)
+    rest = admin_pb2.ListSelectionsRequest(page_token=first.next_page_token)
+    assert [*first.selections, *(await room.service.ListSelections(rest, CONTEXT)).selections] == [*found]
+    assert len(first.selections) == 1
     rows = (await room.service.ListTopics(admin_pb2.ListTopicsRequest(prefix="acme"), CONTEXT)).topics
     assert [(one.topic, one.selected_by) for one in rows] == [
         (str(OTHER), "acme/*"),

@@ -87,6 +87,10 @@ async def test_levels_are_raised_and_fall() -> None:
         ("", "info", False, 0),
         ("read", "debug", True, 5),
     ]
+    first = await control.ListLogLevels(control_pb2.ListLogLevelsRequest(page_size=1), CALLER)
+    rest = control_pb2.ListLogLevelsRequest(page_token=first.next_page_token)
+    assert [*first.levels, *(await control.ListLogLevels(rest, CALLER)).levels] == [*levels]
+    assert len(first.levels) == 1
     found = await control.SetLogLevel(control_pb2.SetLogLevelRequest(module="read"), CALLER)
     assert [one.module for one in found.levels] == [""]
     assert await control.ListLogLevels(control_pb2.ListLogLevelsRequest(), CALLER) == found

@@ -122,6 +122,10 @@ async def test_daemons_are_told_with_their_standing_and_share() -> None:
     found = await service.ListDaemons(placement_pb2.ListDaemonsRequest(), CONTEXT)
     assert sum(one.topics for one in found.daemons) == 20
     assert all(one.topics for one in found.daemons)
+    first = await service.ListDaemons(placement_pb2.ListDaemonsRequest(page_size=2), CONTEXT)
+    rest = placement_pb2.ListDaemonsRequest(page_token=first.next_page_token)
+    assert [*first.daemons, *(await service.ListDaemons(rest, CONTEXT)).daemons] == [*found.daemons]
+    assert len(first.daemons) == 2
 
 
 async def test_a_topic_that_was_never_enabled_is_not_found() -> None:

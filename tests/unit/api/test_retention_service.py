@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from offloaderd.api.retention import RetentionService
+from offloaderd.client import calls
 from offloaderd.core.errors import Conflict, InvalidInput, NotFound, OffloaderError, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import LedgerEnd, LedgerInfo
@@ -83,7 +84,7 @@ async def _served(owned: Owned, source: object = None) -> AsyncIterator[tuple[Cl
         duty.cancel()
 
 
-async def test_ledgers_are_listed_with_what_became_of_them() -> None:
+async def test_ledgers_are_listed_with_what_became_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Granted ones with who verified them and when, the open one, and how much was deleted in all."""
     rig = await offloaded_topic(10, 10, 5)
     owned = await Owned.claim(rig)
@@ -103,6 +104,7 @@ async def test_ledgers_are_listed_with_what_became_of_them() -> None:
         assert not found.HasField("floor")
         await owned.ledgers.delete(TOPIC, 0)
         await client.delete_ledgers(TOPIC, [0])
+        monkeypatch.setattr(calls, "PAGE_SIZE", 1)
         found = await client.ledgers(TOPIC)
         assert [one.ledger_id for one in found.ledgers] == [1, 2]
         assert (found.floor.ledger_id, found.floor.entry_id, found.deleted_segments) == (0, 9, 1)

@@ -13,6 +13,7 @@ import pytest
 from grpc import aio
 
 from offloaderd.client import DaemonClient, TimedOut, Unreachable, checked_address
+from offloaderd.client.calls import PAGE_SIZE
 from offloaderd.core.errors import CorruptData, InvalidInput, NoSpace, NotFound, OffloaderError
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.patterns import TopicPattern
@@ -169,9 +170,11 @@ async def test_every_call_reaches_the_daemon() -> None:
     """Each method sends its request with the full topic name."""
     async with serving() as (server, address), DaemonClient(address) as client:
         assert [topic.topic for topic in await client.topics("public")] == ["t"]
+        assert server.requests[-1].page_size == PAGE_SIZE
         await client.enable(TOPIC, segment_age_max_s=1.5, read_priority=ReadPriority.BOOKKEEPER_FIRST)
         await client.disable(TOPIC)
         assert [one.pattern for one in await client.selections()] == ["a/*"]
+        assert server.requests[-1].page_size == PAGE_SIZE
         assert (await client.enable(TopicPattern.parse("a/*"), dry_run=True)).pattern == "a/*"
         assert [segment.segment_id for segment in await client.segments(TOPIC)] == ["a", "b"]
         assert [progress.done async for progress in client.offload(TOPIC, wait=True)] == [True]

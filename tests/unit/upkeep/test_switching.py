@@ -71,9 +71,12 @@ class Running:
         return last
 
     async def listed(self) -> dict[str, pb.ListPlacesResponse.Place]:
-        """Return the places with what lies in each."""
-        found = await self.service.ListPlaces(pb.ListPlacesRequest(topic=str(TOPIC)), CALLER)
-        return {f"{one.bucket}/{one.prefix}": one for one in found.places}
+        """Return the places with what lies in each, from two pages."""
+        first = await self.service.ListPlaces(pb.ListPlacesRequest(topic=str(TOPIC), page_size=1), CALLER)
+        assert first.next_page_token
+        request = pb.ListPlacesRequest(topic=str(TOPIC), page_token=first.next_page_token)
+        rest = await self.service.ListPlaces(request, CALLER)
+        return {f"{one.bucket}/{one.prefix}": one for one in (*first.places, *rest.places)}
 
     async def policy(self) -> tuple[str | None, str | None, str | None]:
         """Return the places that the topic's own policy names."""
