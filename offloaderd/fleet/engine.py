@@ -378,8 +378,6 @@ async def mark_places(context: OffloadContext, daemon_id: str) -> None:
     """Put a marker in every place without one, and log the places of other deployments."""
     clock, gauge = context.upload_context.clock, context.upload_context.metrics.identity_places_refused
     gauge.set(0)
-    places = tuple(context.places) if context.deployment_id else ()
-    context.doubtful.update((one.bucket, one.prefix) for one in places)
 
     async def mark(place: Place) -> None:
         ours = PlaceMarker(
@@ -400,9 +398,8 @@ async def mark_places(context: OffloadContext, daemon_id: str) -> None:
         if whose:
             gauge.inc()
             log.error("place.foreign", place=str(place), found=whose, hint=marker.HINT)
-        else:
-            context.doubtful.discard((place.bucket, place.prefix))
+            context.shared.add(place.bucket)
 
     async with Group() as group:  # a place that does not answer holds up no other
-        for place in places:
+        for place in context.places if context.deployment_id else ():
             group.create_task(mark(place), name=f"marker of {place}")

@@ -52,8 +52,8 @@ class OffloadContext:
     """How long the objects of a replaced segment stay, for readers that were sent to them."""
     deployment_id: str = ""
     """Id of the deployment in labels and heads; empty while there is none."""
-    doubtful: set[tuple[str, str]] = field(default_factory=set)
-    """Places, as bucket and prefix, that another deployment may work in: their marker is not known to be ours."""
+    shared: set[str] = field(default_factory=set)
+    """Buckets with a place that the marker of another deployment is in."""
 
     def labels(self, where: SegmentKeys, topic: TopicName) -> Callable[[ObjectKind], dict[str, str]]:
         """Return the function that makes the user metadata of each of a segment's objects."""

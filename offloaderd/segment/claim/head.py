@@ -95,14 +95,14 @@ class HeadKeeper:
 
         With `storing`, the bucket of that segment, a bucket that the topic does not use may not answer: its heads are
         left out, and nothing of the topic is deleted or granted before they too were compared. They are not where
-        another deployment may work in the bucket: only a head says whether the topic is the other's. `in_background`:
+        another deployment has marked the place: only a head says whether the topic is the other's. `in_background`:
         nothing waits for this check, so such a bucket does not count as a failure of the topic. Raises IdentityRefused,
         Fenced.
         """
         if self._checked:
             return
         used, missing = self._buckets_of(topic_map, storing), False
-        every = storing is None or storing in {bucket for bucket, _ in self._context.doubtful}
+        every = storing is None or storing in self._context.shared
         for place in self._context.places:
             needed = place.bucket in used
             patient, counts = needed or every, needed or not in_background

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from offloaderd.client.calls import PAGE_SIZE
 from offloaderd.protocol.v1 import quota_pb2, quota_pb2_grpc
 from tests.unit.cli.conftest import Ctl
 from tests.unit.cli.fake_daemon import serving
@@ -62,7 +63,7 @@ def test_quotas_are_shown(quotas: tuple[Quotas, Ctl]) -> None:
     """A line for each quota that limits or is used, with the level that set it."""
     service, ctl = quotas
     found = ctl("quotas", "show", "acme")
-    assert service.requests == [quota_pb2.ListQuotasRequest(prefix="acme")]
+    assert service.requests == [quota_pb2.ListQuotasRequest(prefix="acme", page_size=PAGE_SIZE)]
     assert found.out.splitlines() == [
         "LEVEL    QUOTA          USED  LIMIT  SET",
         "*        readers           -      5  here",

@@ -99,7 +99,7 @@ async def test_where_another_deployment_works_nothing_is_stored_before_all_heads
         await topic.request_roll()
         await rig.clock.sleep(60)
         assert not topic.map.segments
-        assert engine.context.doubtful == {(bucket, prefix) for bucket, prefix in PLACES}
+        assert engine.context.shared == {bucket for bucket, _ in PLACES}
         away.set()
         await until(lambda: [one.kind for one in engine.statuses()[0].refusals] == [RefusalKind.OTHER_DEPLOYMENT])
     assert not await segments_of(rig)
