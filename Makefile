@@ -132,7 +132,7 @@ build/readers/go: $(DEPENDENCIES)dev $(wildcard protos/offloaderd/v1/*.proto) $(
 build/readers/java.jar: $(wildcard protos/offloaderd/v1/*.proto) $(shell find deploy/pulsar-offloader/reader -name "*.java" -o -name pom.xml)
 	@command -v mvn >/dev/null && command -v javac >/dev/null || \
 	  { echo "the reader in Java needs Maven and a JDK (17 or newer)" >&2; exit 1; }
-	mvn -q -B -ntp -f deploy/pulsar-offloader -pl reader package
+	mvn -q -B -ntp -f deploy/pulsar-offloader -P reader -pl reader package
 	mkdir -p build/readers && cp deploy/pulsar-offloader/reader/target/reader.jar $@
 
 build/buf/node_modules/.bin/buf:

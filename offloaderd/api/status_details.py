@@ -1,7 +1,5 @@
 """The details of an error status: ErrorInfo, RetryInfo and Help of google.rpc (AIP-193), beside our own ErrorDetail."""
 
-from datetime import timedelta
-
 import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
@@ -13,7 +11,7 @@ STATUS_KEY = "grpc-status-details-bin"
 DOMAIN = "offloaderd"
 """Of `reason`: reasons of one domain are unique."""
 PAGE = "docs/api.md#errors"
-RETRY = timedelta(seconds=1)
+RETRY = Duration(seconds=1)
 """The shortest pause before the call is worth another try; clients wait longer after each failure."""
 
 
@@ -24,9 +22,7 @@ def trailing_metadata(
     status = status_pb2.Status(code=code.value[0], message=message)
     status.details.add().Pack(error_details_pb2.ErrorInfo(reason=detail.reason, domain=DOMAIN))
     if retry:
-        delay = Duration()
-        delay.FromTimedelta(RETRY)
-        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=RETRY))
     if detail.hint:
         link = error_details_pb2.Help.Link(description=detail.hint, url=PAGE)
         status.details.add().Pack(error_details_pb2.Help(links=[link]))

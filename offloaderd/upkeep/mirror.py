@@ -95,13 +95,7 @@ class Waiting(OffloaderError):
 class Mirror:
     """Copies the segments of this daemon's topics."""
 
-    def __init__(
-        self,
-        context: OffloadContext,
-        options: MirrorSettings,
-        *,
-        again_s: float = AGAIN_S,
-    ) -> None:
+    def __init__(self, context: OffloadContext, options: MirrorSettings, *, again_s: float = AGAIN_S) -> None:
         up = context.upload_context
         self.context = context
         self.again_s = again_s

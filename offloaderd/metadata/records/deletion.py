@@ -1,6 +1,6 @@
 """`floor`, `trash/<segment id>`: end of a topic's deleted oldest segments; a segment whose objects are to be deleted.
 
-`trash/<segment id>.<place>` is the same for one copy of a segment that stays in the map.
+`trash/<segment id>.<place>` is the same for one copy: its segment stays in the map without it, or nobody finishes it.
 
 The floor keeps the offloaded position from falling. It only rises, in the transaction that removes a segment from the
 map. It keeps the end of its ledger, because the ledger's context is deleted with the ledger's last segment. A trash
@@ -72,7 +72,7 @@ class Trash:
     `ledger_id` is that of a whole-ledger object, None for a streaming segment. `bucket` and `prefix` locate the
     objects; None, as in records of the first version, is the reading daemon's own place. `mirror_bucket` and
     `mirror_prefix` locate its copy, None without one. `readable`: it was part of the map, so readers may hold its keys;
-    None if unknown. `of_copy`: only what lies in this place goes, and the segment stays in the map.
+    None if unknown. `of_copy`: only what lies in this place goes, whether or not the map has the segment elsewhere.
     """
 
     segment_id: UUID
