@@ -196,7 +196,9 @@ class AdminService(ManualCalls):
         dependencies = [
             replace(one, up=False, message=failure) if one in overruled else one for one in now.dependencies
         ]
-        return filled(pb.StatusResponse, now, dependencies=dependencies, topics=topics, alarms=self.engine.alarms())
+        return filled(
+            pb.StatusResponse, now, dependencies=dependencies, topics=topics, alarms=self.engine.alarms(), bucket=None
+        )
 
     async def topic_status(self, topic: TopicName, failure: str = "") -> pb.TopicStatus:
         """Return the status of any topic of the cluster. Raises NotFound for an unknown one, Transient."""
@@ -217,7 +219,7 @@ class AdminService(ManualCalls):
             placement="" if owner is None else self.engine.placed(topic, owner.daemon_id),
             offloaded=to_position(stored.offloaded),
             segments_committed=len(stored.segments),
-            losses=map(_lost_range, stored.losses),
+            losses=map(lost_range, stored.losses),
             damaged_ledgers=(await grant_records.damaged(self.metadata, topic))[:DAMAGED_MAX],
         )
 
@@ -238,7 +240,7 @@ class AdminService(ManualCalls):
         stored = await catalog.load(self.metadata, status.topic)  # the engine would wake the topic
         message.segments_committed = len(stored.segments)
         message.damaged_ledgers[:] = (await grant_records.damaged(self.metadata, status.topic))[:DAMAGED_MAX]
-        message.losses.extend(map(_lost_range, stored.losses))
+        message.losses.extend(map(lost_range, stored.losses))
         if (offloaded := to_position(stored.offloaded)) is not None:
             message.offloaded.CopyFrom(offloaded)
         message.placement = self.engine.placed(status.topic, "" if owner is None else owner.daemon_id)
@@ -317,12 +319,14 @@ def topic_status(status: TopicStatus) -> pb.TopicStatus:
         placement=None,
         lag_unknown=status.lag_entries is None,
         lag_age_unknown=status.lag_seconds is None,
-        losses=map(_lost_range, status.losses),
+        losses=map(lost_range, status.losses),
         damaged_ledgers=status.damaged_ledgers[:DAMAGED_MAX],
+        gaps=(),
     )
 
 
-def _lost_range(loss: Loss) -> pb.LostRange:
+def lost_range(loss: Loss) -> pb.LostRange:
+    """Return a loss as a message."""
     return filled(pb.LostRange, loss, after=loss.after if loss.after.ledger_id >= 0 else None)
 
 

@@ -41,10 +41,11 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     """Answers for the daemon `daemon_id`.
 
     `reload` takes the caller and whether it is a dry run, and returns the changes (`daemon.reload.Change`). The others
-    are methods of `LogLevels`; `pass_level_on` has the other processes of the host do the same.
+    are methods of `LogLevels`; `pass_level_on` has the other processes of the host do the same. Without `metadata` no
+    topic can be paused.
     """
 
-    metadata: MetadataStore
+    metadata: MetadataStore | None
     clock: Clock
     _: KW_ONLY
     daemon_id: str
@@ -79,6 +80,8 @@ class ControlService(control_pb2_grpc.ControlServiceServicer):
     ) -> control_pb2.PauseTopicResponse:
         """Pause a topic, or resume it. Raises NotFound when it is not enabled."""
         topic = TopicName.parse(request.topic)
+        if self.metadata is None:
+            raise Conflict("this daemon has no topics to pause", hint="call a daemon that offloads")
         paused = None if request.undo else Paused(self.clock.wall_ms(), context.peer())
         found = await updates.set_paused(self.metadata, self.clock, topic, paused, dry_run=request.dry_run)
         return control_pb2.PauseTopicResponse(

@@ -208,6 +208,25 @@ class Loss(NamedTuple):
         return f"after {self.after} and before {self.before}" if self.after.ledger_id >= 0 else f"before {self.before}"
 
 
+class Gap(NamedTuple):
+    """Entries that no readable segment holds: after a position, and before another (None: how many is unknown).
+
+    Only a map that is made of a bucket alone has any (`upkeep/bucket_map.py`): what is committed has none.
+    """
+
+    after: Position
+    before: Position | None
+    why: str
+
+    def holds(self, position: Position) -> bool:
+        """Whether a position is inside the gap."""
+        return self.after < position and (self.before is None or position < self.before)
+
+    def __str__(self) -> str:
+        end = f"before {self.before}" if self.before is not None else "up to the end"
+        return f"after {self.after} and {end}" if self.after.ledger_id >= 0 else end
+
+
 def lost_up_to(losses: Iterable[Loss], after: Position, limit: Position) -> Position | None:
     """Return the end of the recorded losses that directly follow `after`, at most `limit`; None if there is none.
 

@@ -94,7 +94,7 @@ class Components:
         self.gc = _collector(settings, context, ledgers)
         around, session_s = surroundings(settings), settings.metadata.session_timeout_s
         self.registration = registration_of(settings.daemon.id, engine, metadata, clock, session_timeout_s=session_s)
-        self.reads = reads = _reads(settings, reader, metrics)
+        self.reads = reads = read_service(settings, reader, metrics)
         self.upkeep = UpkeepService(self.gc, grace_s=settings.gc.grace_s)
         self.broker = BrokerService(engine, reader, reads, retention, ledgers.register, keeper.keep)
         _bound_tenants(engine, self.broker, settings)
@@ -138,6 +138,10 @@ class Components:
     def disk(self) -> DiskCache | None:
         """The disk cache of the reader, if it is set; the daemon opens it."""
         return self.reader.segments.fetcher.disk
+
+    def reading_bytes(self) -> int:
+        """Return the memory of reads: cached and unpacked bytes."""
+        return self.reader.segments.used_bytes + self.reads.unpacking.used_bytes
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
         """Return a function that applies settings to all parts. Raises InvalidConfig; then nothing has changed."""
@@ -244,7 +248,8 @@ def _collector(settings: Settings, context: TopicContext, ledgers: Ledgers) -> C
     )
 
 
-def _reads(settings: Settings, reader: TopicReader, metrics: Metrics) -> ReadService:
+def read_service(settings: Settings, reader: TopicReader, metrics: Metrics) -> ReadService:
+    """Return the service of reads."""
     return ReadService(
         reader,
         settings.read.readers_max,
@@ -276,9 +281,23 @@ def disk_cache(settings: Settings, clock: Clock, metrics: Metrics) -> DiskCache 
     return DiskCache(options, clock=clock, metrics=metrics)
 
 
-def _reader(settings: Settings, engine: Engine, ledgers: Ledgers, clock: Clock, keeper: GrantRevoker) -> TopicReader:
-    maps, cache_bytes = ReadableMaps(engine), settings.memory.cache_bytes
+def reader_options(settings: Settings) -> ReadOptions:
+    """Return the options of reading."""
+    cache_bytes = settings.memory.cache_bytes
     tables_bytes = cache_bytes // 8  # of segments
+    return ReadOptions(
+        batch_bytes=settings.read.batch_bytes,
+        segments=SegmentOptions(
+            cache_bytes=cache_bytes - tables_bytes,
+            tables_bytes=tables_bytes,
+            read_ahead_bytes=settings.read.read_ahead_bytes,
+            gets_max=settings.objects.connections_max,
+        ),
+    )
+
+
+def _reader(settings: Settings, engine: Engine, ledgers: Ledgers, clock: Clock, keeper: GrantRevoker) -> TopicReader:
+    maps = ReadableMaps(engine)
     reader = TopicReader(
         maps=maps,
         policies=ReadablePolicies(engine),
@@ -287,15 +306,7 @@ def _reader(settings: Settings, engine: Engine, ledgers: Ledgers, clock: Clock, 
         hot=HotBuffers(engine),
         clock=clock,
         metrics=engine.context.upload_context.metrics,
-        options=ReadOptions(
-            batch_bytes=settings.read.batch_bytes,
-            segments=SegmentOptions(
-                cache_bytes=cache_bytes - tables_bytes,
-                tables_bytes=tables_bytes,
-                read_ahead_bytes=settings.read.read_ahead_bytes,
-                gets_max=settings.objects.connections_max,
-            ),
-        ),
+        options=reader_options(settings),
     )
     reader.source_refused = maps.source_refused
     reader.accounts = engine.context.accounts

@@ -43,10 +43,11 @@ from offloaderd.daemon.topic_context import opened_context, topic_context
 from offloaderd.fleet.engine import Engine
 from offloaderd.fleet.registration import Registration
 from offloaderd.metadata.port import MetadataStore, SessionState
+from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.buckets import BucketStore
 from offloaderd.objects.opening import bucket_store, check_places
 from offloaderd.objects.port import SegmentStore
-from offloaderd.read.disk.sweep import keep_swept
+from offloaderd.read.disk.sweep import keep_swept, known_topics
 from offloaderd.segment.upload import UploadContext
 from offloaderd.topic.buffer import BufferPool
 
@@ -75,14 +76,15 @@ async def run(
     reread: Callable[[], Settings] | None = None,
     environ: Mapping[str, str] = MappingProxyType({}),
     process: Process | None = None,
+    kind: "type[Daemon] | None" = None,
 ) -> int:
     """Run a daemon until a signal stops it; returns the exit code (0 after a complete drain, else 1).
 
     Raises InvalidConfig for settings that can never work. `on_ready` is called when the daemon accepts calls, `reread`
     to read the settings again; it raises InvalidConfig. `environ` may name the socket of systemd. `process` is which of
-    several processes of the host this one is.
+    several processes of the host this one is, `kind` the class of a daemon of another kind.
     """
-    daemon = Daemon(settings, on_ready, reread=reread, environ=environ, process=process)
+    daemon = (kind or Daemon)(settings, on_ready, reread=reread, environ=environ, process=process)
     with stop_signals(daemon):
         try:
             await daemon.run()
@@ -159,7 +161,8 @@ class Daemon:
         self.exit_code = 0
         self._why_stopping = ""
         self._site: StatusSite | None = None
-        self._components: Components | None = None
+        self.reading_bytes: Callable[[], int] = lambda: 0
+        """Returns the memory of reads: cached and unpacked bytes."""
 
     @property
     def _settings(self) -> Settings:
@@ -170,11 +173,6 @@ class Daemon:
         self._why_stopping = why
         self.stopping.set()
 
-    def _reading_bytes(self) -> int:
-        """Return the memory of reads: cached and unpacked bytes."""
-        parts = self._components
-        return parts.reader.segments.used_bytes + parts.reads.unpacking.used_bytes if parts else 0
-
     def snapshot(self) -> DaemonSnapshot:
         """Describe the daemon for `offloadctl status`."""
         view = self.health.view
@@ -184,7 +182,7 @@ class Daemon:
             state=view.state.value,
             started_ms=self._started_ms,
             dependencies=view.dependencies,
-            memory_used_bytes=self._pool.used_bytes + self._uploads.used + self._reading_bytes(),
+            memory_used_bytes=self._pool.used_bytes + self._uploads.used + self.reading_bytes(),
             memory_budget_bytes=self._settings.memory.budget_bytes,
         )
 
@@ -192,7 +190,7 @@ class Daemon:
         """Open, serve, drain, close. Raises InvalidConfig, or what crashed."""
         settings = self._settings
         self.metrics.set_build(__version__, "")
-        self.metrics.metadata_world_writable.set(is_metadata_open(settings))
+        self.metrics.metadata_world_writable.set(not settings.daemon.read_only and is_metadata_open(settings))
         self.metrics.buffer_limit_bytes.set(settings.memory.buffer_bytes)
         self.metrics.memory_budget_bytes.set(self.snapshot().memory_budget_bytes)
         self.health.listen(self.metrics.show_health)
@@ -201,13 +199,16 @@ class Daemon:
             self._site = guard.site(self.health, self.process)
             http = await stack.enter_async_context(self._http(guard))
             await stack.enter_async_context(attended(self.health, self._clock, self._environ))
-            metadata = await self._open_metadata(stack)
-            objects = await self._open_objects(stack)
-            ledgers = await self._open_ledgers(stack)
-            if metadata is None or objects is None or ledgers is None:
-                return
-            await self._serve(stack, http, guard, metadata, objects, ledgers)
+            await self.open_and_serve(stack, http, guard)
         log.info("daemon.stopped", exit_code=self.exit_code)
+
+    async def open_and_serve(self, stack: AsyncExitStack, http: HttpServer, guard: Guard) -> None:
+        """Open the stores, serve, drain. Raises InvalidConfig, or what crashed."""
+        metadata = await self._open_metadata(stack)
+        objects = await self._open_objects(stack)
+        ledgers = await self._open_ledgers(stack)
+        if metadata is not None and objects is not None and ledgers is not None:
+            await self._serve(stack, http, guard, metadata, objects, ledgers)
 
     def _http(self, guard: Guard) -> HttpServer:
         """Return the HTTP server; one of several processes has its own on a socket of its parent."""
@@ -299,9 +300,10 @@ class Daemon:
             settings, metadata, objects, ledgers, pool, uploads, clock=self._clock, metrics=self.metrics
         )
         context = await stack.enter_async_context(opened_context(settings, context, ledgers))
-        self._components = components = Components(
+        components = Components(
             settings, context, ledgers, guard, self._levels, self.reloader, snapshot=self.snapshot, clock=self._clock
         )
+        self.reading_bytes = components.reading_bytes
         if components.disk is not None:
             await stack.enter_async_context(components.disk)
         await stack.enter_async_context(components.reader)
@@ -337,7 +339,8 @@ class Daemon:
                 group.create_task(collecting, name="garbage collection"),
             ]
             if components.disk is not None:
-                sweeping = keep_swept(components.disk, metadata, self._clock)
+                topics, load = partial(known_topics, metadata), partial(catalog.load, metadata)
+                sweeping = keep_swept(components.disk, self._clock, topics, load)
                 loops.append(group.create_task(sweeping, name="disk cache sweep"))
             if self._site is not None:
                 loops.append(group.create_task(self._site.fill(components.board), name="status page"))

@@ -176,16 +176,15 @@ class Prober:
 
     async def run(
         self,
-        metadata: MetadataStore,
+        metadata: MetadataStore | None,
         objects: SegmentStore,
         ledgers: Ledgers,
         services: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Probe until cancelled; `services` are the further ones of `objects`, each with one of its buckets."""
-        probes: dict[str, Callable[[], Awaitable[object]]] = {
-            "metadata": lambda: metadata.children("/"),
-            "objects": lambda: reach(objects),
-        }
+        probes: dict[str, Callable[[], Awaitable[object]]] = {"objects": lambda: reach(objects)}
+        if metadata is not None:
+            probes["metadata"] = lambda: metadata.children("/")
         if ledgers.probe is not None:
             probes["ledgers"] = ledgers.probe
         for section, bucket in services.items():

@@ -46,11 +46,12 @@ async def run_processes(
     reread: Callable[[], Settings],
     environ: Mapping[str, str],
     program: Sequence[str] = PROGRAM,
+    options: Sequence[str] = (),
 ) -> int:
     """Run all processes until a signal stops them; returns the exit code (0 after a complete drain, else 1).
 
     Raises InvalidConfig for settings that can never work. `reread` reads the settings again; `program` is the command
-    line before `serve`.
+    line before `serve`, `options` what is to follow it beside the file and the number of processes.
     """
     clock, count = SystemClock(), settings.daemon.processes
     unused = Metrics()  # those of all processes are on the page
@@ -61,7 +62,8 @@ async def run_processes(
     with ExitStack() as held:
         directory = held.enter_context(directory_of_sockets())
         port = held.enter_context(reserved(settings))
-        arguments = ["serve", *(["--config", str(config)] if config is not None else []), "--processes", str(count)]
+        file = ["--config", str(config)] if config is not None else []
+        arguments = ["serve", *file, "--processes", str(count), *options]
         parent = Parent(
             count,
             lambda number: _child(

@@ -41,7 +41,9 @@ class Rates(dict[str, Rate]):
 def daemon_json(found: admin_pb2.StatusResponse) -> dict[str, object]:
     """Return the daemon as JSON."""
     names = ("id=daemon_id", "version", "state", "started_ms", "memory_used_bytes", "memory_budget_bytes")
-    return picked(found, *names, "dependencies", "alarms", kept=("daemon_id", "version", "state", "started_ms"))
+    return picked(
+        found, *names, "dependencies", "alarms", "bucket", kept=("daemon_id", "version", "state", "started_ms")
+    )
 
 
 def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
@@ -77,6 +79,7 @@ def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
         "looked_age_s": one.looked_age_s,
         **picked(one, "method", "taken_entries", "taken_bytes"),
         "losses": [as_json(loss, kept=("noticed_ms",), nullable=("entries",)) for loss in one.losses],
+        **picked(one, "gaps"),
     }
 
 
@@ -108,6 +111,9 @@ def rated_json(one: admin_pb2.TopicStatus, rate: Rate | None) -> dict[str, objec
     }
 
 
+READ_ONLY = "read-only"
+"""State of the topics of a daemon that only reads."""
+
 POSITIONS = ("first", "confirmed", "offloaded", "buffered_first", "buffered_last")
 
 
@@ -119,7 +125,15 @@ def daemon_facts(found: admin_pb2.StatusResponse) -> list[tuple[str, str]]:
         ("memory", f"{used} of {budget}"),
     ]
     lines += [(one.name, "up" if one.up else _down_text(one)) for one in found.dependencies]
+    if found.HasField("bucket"):
+        lines.append(("bucket", _bucket_text(found.bucket)))
     return [*lines, *(("ALARM", text) for text in found.alarms)]
+
+
+def _bucket_text(one: admin_pb2.BucketListing) -> str:
+    text = f"{words.plural(one.topics, 'topic', 'topics')}, {words.plural(one.segments, 'segment', 'segments')}, "
+    text += f"{words.plural(one.gaps, 'gap', 'gaps')}, listed {words.moment(one.listed_ms)} UTC"
+    return f"{text}; the last listing FAILED: {one.failure}" if one.failure else text
 
 
 def _down_text(one: admin_pb2.StatusResponse.Dependency) -> str:
@@ -129,6 +143,8 @@ def _down_text(one: admin_pb2.StatusResponse.Dependency) -> str:
 
 def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsResponse | None) -> list[tuple[str, str]]:
     """Return the lines about one topic."""
+    if one.state == READ_ONLY:
+        return [*_read_only_facts(one), *_position_facts(positions)]
     damage = f"the copies of ledgers {', '.join(map(str, one.damaged_ledgers))}; their grants are revoked"
     segment = "none"
     if one.open_segment_id:
@@ -161,10 +177,31 @@ def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsRes
     if one.edge:
         lines.append(("live edge", _edge_text(one)))
     lines += [("LOST" if loss.entries else "POSSIBLY LOST", _loss_text(loss)) for loss in one.losses]
-    if positions is not None:
-        labels = ("oldest", "confirmed", "offloaded", "buffered from", "buffered to")
-        lines += [(label, position_of(positions, field) or "-") for label, field in zip(labels, POSITIONS, strict=True)]
-    return lines
+    return [*lines, *_position_facts(positions)]
+
+
+def _position_facts(positions: read_pb2.LastPositionsResponse | None) -> list[tuple[str, str]]:
+    labels = ("oldest", "confirmed", "offloaded", "buffered from", "buffered to")
+    if positions is None:
+        return []
+    return [(label, position_of(positions, field) or "-") for label, field in zip(labels, POSITIONS, strict=True)]
+
+
+def _read_only_facts(one: admin_pb2.TopicStatus) -> list[tuple[str, str]]:
+    """Return the lines about a topic of a daemon that only reads."""
+    return [
+        ("topic", one.topic),
+        ("state", one.state),
+        ("segments", words.number(one.segments_committed)),
+        *[("LOST" if loss.entries else "POSSIBLY LOST", _loss_text(loss)) for loss in one.losses],
+        *[("GAP", _gap_text(gap)) for gap in one.gaps],
+    ]
+
+
+def _gap_text(gap: admin_pb2.EntryGap) -> str:
+    after, before = position_of(gap, "after"), position_of(gap, "before")
+    where = [*([f"after {after}"] if after else []), f"before {before}" if before else "up to the end"]
+    return f"{' and '.join(where)}: {gap.reason}"
 
 
 def _lag_text(one: admin_pb2.TopicStatus) -> str:

@@ -28,7 +28,7 @@ from offloaderd.core.errors import (
     InvalidInput,
     OutOfRange,
 )
-from offloaderd.core.model import ENTRY_ID_MAX, LedgerEnd, Loss, Position
+from offloaderd.core.model import ENTRY_ID_MAX, Gap, LedgerEnd, Loss, Position
 from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 
@@ -71,6 +71,7 @@ class TopicView:
     ends: Mapping[tuple[UUID, int], int | None] = field(default_factory=dict)
     complete: Mapping[int, LedgerEnd] = field(default_factory=dict)
     losses: Sequence[Loss] = ()
+    gaps: Sequence[Gap] = ()
     floor: Position | None = None
     unfinished: tuple[Position, Position] | None = None
     source_away: bool = False
@@ -215,6 +216,7 @@ def next_step(
             return run if run is runs[0] else replace(run, instead_of=runs[0].holder)
     if not runs:
         _not_deleted(view, cursor)
+        _not_in_gap(view, cursor)
     if runs or _has_later(view, cursor):
         raise EntriesMissing(f"entry {cursor} is in no tier", hint="`offloadctl segments` shows what is stored")
     return _leave(view, cursor)
@@ -226,6 +228,14 @@ def _not_deleted(view: TopicView, position: Position) -> None:
         oldest = view.oldest()
         hint = f"the oldest is {oldest}" if oldest else "nothing is left of the topic; follow it to read what comes"
         raise EntriesDeleted(f"position {position} was deleted by retention, like all up to {view.floor}", hint=hint)
+
+
+def _not_in_gap(view: TopicView, position: Position) -> None:
+    """Raise EntriesMissing for a position that no readable segment holds."""
+    for gap in view.gaps:
+        if gap.holds(position):
+            hint = f"read on from {gap.before}, or repair the bucket" if gap.before is not None else "repair the bucket"
+            raise EntriesMissing(f"entries {gap} cannot be read: {gap.why}", hint=hint)
 
 
 def _runs(view: TopicView, cursor: Position, last: Position | None, priority: ReadPriority) -> list[Run]:

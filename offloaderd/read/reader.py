@@ -232,6 +232,7 @@ class TopicReader:
             hot=hot,
             complete=topic_map.ends,
             losses=topic_map.losses,
+            gaps=topic_map.gaps,
             floor=topic_map.floor,
             unfinished=(topic_map.history_end or START, plan.live_begin) if plan is not None else None,
             source_away=failure is not None,

@@ -18,8 +18,8 @@ from uuid import UUID
 
 import structlog
 
-from offloaderd.core.errors import InvalidInput, Transient
-from offloaderd.core.model import Position, SegmentRange, TopicName
+from offloaderd.core.errors import EntriesMissing, InvalidInput, Transient
+from offloaderd.core.model import Gap, Position, SegmentRange, TopicName
 from offloaderd.core.read_options import Goal, SeekKind, Tier
 from offloaderd.format.pulsar.entry_time import time_of
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
@@ -132,6 +132,9 @@ class _Log:
             for piece in pieces:
                 if (hit := await piece.find(goal)) is not None:
                     break
+        if (gap := self._gap_before(hit)) is not None:
+            hint = f"read from {gap.before}" if gap.before is not None else "repair the bucket"
+            raise EntriesMissing(f"the entry may be among those {gap}, which cannot be read: {gap.why}", hint=hint)
         away = self._view.source_away or self._view.refused is not None
         if away and (hit is None or not await self._begins_with(pieces[0])):
             raise self._view.refused or Transient(
@@ -147,6 +150,11 @@ class _Log:
                 "producers have times; seek by sequence",
             )
         return hit
+
+    def _gap_before(self, hit: Hit | None) -> Gap | None:
+        """Return the gap that directly precedes the entry, or the end of the topic if nothing was found."""
+        at = hit.position if hit is not None else None
+        return next((gap for gap in self._view.gaps if gap.before == at), None)
 
     async def _blank(self, goal: Goal, pieces: Sequence[SegmentSeek | EntrySeek]) -> Position | None:
         """Return a position round which entries have no time or index, so that the goal may be among them.

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.read_options import ReadPriority
-from offloaderd.core.section import Bytes, OptionalText, Section
+from offloaderd.core.section import Bytes, OptionalText, Seconds, Section
 
 KiB, MiB, GiB = 1024, 1024**2, 1024**3
 
@@ -34,6 +34,14 @@ class ReadSettings(Section):
 
     read_ahead_bytes: Bytes = Field(default=16 * MiB, ge=0)
     """Most that a sequential read fetches in advance; it begins with one block, and grows while the reader uses it."""
+
+    listing_s: Seconds = Field(default=300.0, ge=10, le=86_400)
+    """Of a daemon that only reads (daemon.read_only): pause between two listings of the bucket. New topics, and
+    deletions, are known after the next one. A listing costs one request for each 1,000 objects."""
+
+    head_s: Seconds = Field(default=2.0, ge=0.5, le=3600)
+    """Of a daemon that only reads: how old the newest segment of a topic that is read may be. It costs one small GET
+    for each topic that is read."""
 
     readers_max: int = Field(default=256, ge=1, le=100_000)
     """Reads open at the same time; the next is refused and may come again."""

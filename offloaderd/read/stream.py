@@ -64,6 +64,26 @@ class HotTier(Protocol):
         ...
 
 
+class NoBuffers:
+    """The hot tier of a daemon that owns no topic."""
+
+    def read(self, topic: TopicName, first: Position, last: Position | None, max_bytes: int) -> EntryBatch | None:
+        """Return None: nothing is held."""
+        return None
+
+    def range(self, topic: TopicName) -> tuple[Position, Position] | None:
+        """Return None: nothing is held."""
+        return None
+
+    def next_after(self, topic: TopicName, position: Position) -> Position | None:
+        """Return None: nothing is held."""
+        return None
+
+    def changed(self, topic: TopicName) -> Awaitable[object]:
+        """Return an awaitable that never ends."""
+        return asyncio.Event().wait()
+
+
 class ChangeSignal:
     """Counts possible changes of one topic."""
 

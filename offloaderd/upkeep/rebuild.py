@@ -13,6 +13,8 @@ deleted ledgers, grants, and ends of ledgers or losses that were found after a t
 and do not come back.
 """
 
+import hashlib
+import struct
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -61,6 +63,7 @@ from offloaderd.upkeep.stored import Counts, Site, StoredSegment
 log = structlog.get_logger(__name__)
 
 TRIES = 5
+_BLOCK = struct.Struct(">qqqqI")
 OF_ONE_PLACE = frozenset({Kind.UNREADABLE, Kind.INCOMPLETE, Kind.ORPHAN})
 """Problems that do not matter for a segment that is sound in another place."""
 INCOMPLETE = frozenset({Kind.GAP, Kind.DOUBT, Kind.FRONT})
@@ -110,7 +113,7 @@ async def read_buckets(objects: ObjectReader, sites: Sequence[Site], progress: C
         async for batch in stored.batches(objects, site, found.counts):
             found.problems += [_orphan(one) for one in batch if ObjectKind.MANIFEST not in one.objects]
             described = [one for one in batch if ObjectKind.MANIFEST in one.objects]
-            for one in await each(described, lambda one: _read(objects, site, one)):  # noqa: B023 - awaited here
+            for one in await each(described, lambda one: _sound(objects, site, one)):  # noqa: B023 - awaited here
                 if isinstance(one, Known):
                     found.known.append(one)
                 else:
@@ -128,24 +131,31 @@ async def _read_marker(objects: ObjectReader, site: Site, found: Found) -> None:
         found.marked |= {marked.marker.deployment_id} if marked is not None else set()
 
 
+async def read_head(objects: ObjectReader, site: Site, topic: TopicName) -> TopicHead | None:
+    """Return a topic's head in a place; None without one, or if it is damaged. Raises Archived, Transient, Denied."""
+    key = keys.head(site.prefix, site.cluster, topic.managed_ledger)
+    try:
+        found = head.decode_head(await objects.at(site.bucket).get(key), key=key)
+    except BucketMissing:
+        raise
+    except (NotFound, CorruptData):
+        return None  # of a version without heads, or damaged: the manifests have to do
+    return found if found.managed_ledger == topic.managed_ledger else None  # else a long name with the same digest
+
+
 async def _read_heads(objects: ObjectReader, site: Site, found: Found) -> None:
     """Read the epoch of each topic's last commit: the next owner's has to be above it."""
     topics = sorted({one.topic for one in found.known})
 
     async def read(topic: TopicName) -> TopicHead | None:
-        key = keys.head(site.prefix, site.cluster, topic.managed_ledger)
         try:
-            return head.decode_head(await objects.at(site.bucket).get(key), key=key)
-        except BucketMissing:
-            raise
-        except (NotFound, CorruptData):
-            return None  # of a version without heads, or damaged: the manifests have to do
+            return await read_head(objects, site, topic)
         except Archived as error:
             found.problems.append(_archived(f"the head of {topic}", error, topic))
             return None
 
     for topic, one in zip(topics, await each(topics, read), strict=True):
-        if one is not None and one.managed_ledger == topic.managed_ledger:
+        if one is not None:
             found.epochs[topic] = max(found.epochs.get(topic, 0), one.epoch)
             found.deployments |= {one.deployment_id} - {""}
             named = {segment.segment_id for segment in (one.newest, one.history) if segment is not None}
@@ -157,10 +167,10 @@ async def read_brokers(objects: ObjectReader, sites: Sequence[Site], found: Foun
     plans = make_plan(found).topics
     incomplete = {one.topic for one in plans if any(problem.kind in INCOMPLETE for problem in one.problems)}
     for site in {site.bucket: replace(site, prefix="") for site in sites}.values() if incomplete else ():
-        found.brokers += await _broker_ledgers(objects, site, incomplete, found.problems)
+        found.brokers += await broker_ledgers(objects, site, incomplete, found.problems)
 
 
-async def _broker_ledgers(
+async def broker_ledgers(
     objects: ObjectReader, site: Site, topics: Collection[TopicName], problems: list[Problem]
 ) -> list[Known]:
     """Return the ledgers of these topics that brokers have offloaded; unsound ones are logged and left out.
@@ -221,8 +231,13 @@ async def _known_ledger(
     return Known(topic=topic, segment=segment, epoch=0, closed={one.keys.ledger_id: ledger.lastEntryId + 1})
 
 
-async def _read(objects: ObjectReader, site: Site, one: StoredSegment) -> Known | Problem:
-    """Read one manifest and compare it with the listing."""
+async def _sound(objects: ObjectReader, site: Site, one: StoredSegment) -> Known | Problem:
+    found = await read_manifest(objects, site, one)
+    return complete(found, one) if isinstance(found, Known) else found
+
+
+async def read_manifest(objects: ObjectReader, site: Site, one: StoredSegment) -> Known | Problem:
+    """Read the manifest of a segment; a problem if it is damaged, gone, archived or of another cluster."""
     key, store = one.objects[ObjectKind.MANIFEST].key, objects.at(site.bucket)
     stored = one.objects.get(ObjectKind.DATA)
     data = b""
@@ -249,19 +264,25 @@ async def _read(objects: ObjectReader, site: Site, one: StoredSegment) -> Known 
     if described.cluster != site.cluster:
         text = f"segment {one.segment_id} is of cluster {described.cluster!r}"
         return Problem(kind=Kind.FOREIGN, text=text, segments=(one.segment_id,))
-    wanted = {ObjectKind.DATA: described.data_bytes, ObjectKind.INDEX: described.index_bytes}
+    return known_of(described, topic, bucket=site.bucket, prefix=site.prefix)
+
+
+def complete(known: Known, one: StoredSegment) -> Known | Problem:
+    """Return a segment whose objects have the sizes that its manifest says; a problem for any other."""
+    segment = known.segment
+    wanted = {ObjectKind.DATA: segment.object_bytes, ObjectKind.INDEX: known.index_bytes}
     for kind, size_bytes in wanted.items():
         info = one.objects.get(kind)
         if info is None or info.size_bytes != size_bytes:
             lack = "missing" if info is None else f"{info.size_bytes} bytes long, not {size_bytes}"
             return Problem(
                 kind=Kind.INCOMPLETE,
-                text=f"segment {one.segment_id} ({described.range}): its {kind.value} object is {lack}",
-                topic=topic,
+                text=f"segment {one.segment_id} ({segment.range}): its {kind.value} object is {lack}",
+                topic=known.topic,
                 segments=(one.segment_id,),
                 what_to_do="restore the object, or leave the segment out with --without",
             )
-    return known_of(described, topic, bucket=site.bucket, prefix=site.prefix)
+    return known
 
 
 def known_of(described: SegmentManifest, topic: TopicName, *, bucket: str, prefix: str) -> Known:
@@ -274,7 +295,17 @@ def known_of(described: SegmentManifest, topic: TopicName, *, bucket: str, prefi
         ends=described.ends,
         closed={part.ledger_id: part.ledger_entries for part in described.ledgers if part.closed},
         replaces=frozenset(described.replaces),
+        index_bytes=described.index_bytes,
+        content=_content(described),
     )
+
+
+def _content(described: SegmentManifest) -> bytes:
+    """Return the digest of the blocks: their entries, lengths and checksums."""
+    digest = hashlib.blake2b(digest_size=16)
+    for block in described.blocks:
+        digest.update(_BLOCK.pack(block.ledger_id, block.first_entry_id, block.entry_count, block.length, block.crc32c))
+    return digest.digest()
 
 
 def make_plan(

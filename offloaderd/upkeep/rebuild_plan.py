@@ -49,7 +49,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """A manifest without its blocks. `closed`: number of entries of each closed ledger; `replaces`: its sources."""
+    """A manifest without its blocks. `closed`: number of entries of each closed ledger; `replaces`: its sources.
+
+    `content` is a digest of the places and checksums of its blocks: equal for the same entries, cut alike.
+    """
 
     topic: TopicName
     segment: CommittedSegment
@@ -58,6 +61,8 @@ class Known:
     ends: tuple[tuple[int, LedgerEnd], ...] = ()
     closed: Mapping[int, int] = field(default_factory=dict)
     replaces: frozenset[UUID] = frozenset()
+    index_bytes: int = 0
+    content: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +107,9 @@ def plan_topic(
     kept, sources = merged(kept, prefer, problems)
     replaced += sources
     chosen = _disjoint(kept, prefer, problems)
-    losses = _losses([*replaced, *chosen])
-    chosen = _filled(chosen, brokers, _ends([*replaced, *chosen], []), losses)
-    ends = _ends([*replaced, *chosen], problems)
+    losses = losses_of([*replaced, *chosen])
+    chosen = filled(chosen, brokers, ends_of([*replaced, *chosen], []), losses)
+    ends = ends_of([*replaced, *chosen], problems)
     if chosen and (boundary is None or chosen[0].segment.begin < boundary):
         problems += _front(chosen[0])
     for before, after in pairwise(chosen):
@@ -112,7 +117,7 @@ def plan_topic(
             continue
         if before.segment.end in lost:
             losses = _widest([*losses, _accepted(before.segment, after.segment, ends, losses)])
-        problems += _between(before.segment, after.segment, ends, losses)
+        problems += between(before.segment, after.segment, ends, losses)
     topic_map = TopicMap(topic)
     try:
         topic_map = TopicMap.build(topic, _contexts(topic, [one.segment for one in chosen], ends), losses)
@@ -160,9 +165,9 @@ def _disjoint(known: Sequence[Known], prefer: Collection[UUID], problems: list[P
     chosen: list[Known] = []
     for one in known:
         segment = one.segment
-        if segment not in preferred and any(_overlap(segment, other) for other in preferred):
+        if segment not in preferred and any(overlap(segment, other) for other in preferred):
             continue
-        if chosen and _overlap(chosen[-1].segment, segment):
+        if chosen and overlap(chosen[-1].segment, segment):
             problems.append(_overlapping(chosen[-1].segment, segment))
             if segment.end > chosen[-1].segment.end:
                 chosen[-1] = one
@@ -171,7 +176,7 @@ def _disjoint(known: Sequence[Known], prefer: Collection[UUID], problems: list[P
     return chosen
 
 
-def _filled(
+def filled(
     chosen: Sequence[Known], brokers: Iterable[Known], ends: Mapping[int, LedgerEnd], losses: Sequence[Loss]
 ) -> list[Known]:
     """Return the segments with brokers' ledgers where entries are, or may be, missing between or before them.
@@ -186,14 +191,14 @@ def _filled(
         filled += [one for one in sole if one.segment.begin.ledger_id < chosen[0].segment.begin.ledger_id]
     filled += chosen[:1]
     for before, after in pairwise(chosen):
-        if any(True for _ in _between(before.segment, after.segment, ends, losses)):
+        if any(True for _ in between(before.segment, after.segment, ends, losses)):
             low, high = before.segment.end.ledger_id, after.segment.begin.ledger_id
             filled += [one for one in sole if low < one.segment.begin.ledger_id < high]
         filled.append(after)
     return filled
 
 
-def _overlap(one: CommittedSegment, other: CommittedSegment) -> bool:
+def overlap(one: CommittedSegment, other: CommittedSegment) -> bool:
     return one.begin <= other.end and other.begin <= one.end
 
 
@@ -208,7 +213,7 @@ def _overlapping(one: CommittedSegment, other: CommittedSegment) -> Problem:
     )
 
 
-def _ends(chosen: Sequence[Known], problems: list[Problem]) -> dict[int, LedgerEnd]:
+def ends_of(chosen: Sequence[Known], problems: list[Problem]) -> dict[int, LedgerEnd]:
     """Return the ends of ledgers by the latest manifest; manifests that disagree are a problem."""
     ends: dict[int, LedgerEnd] = {}
     for one in chosen:
@@ -247,7 +252,7 @@ def _contradiction(text: str, segment: CommittedSegment) -> Problem:
     )
 
 
-def _losses(chosen: Sequence[Known]) -> tuple[Loss, ...]:
+def losses_of(chosen: Sequence[Known]) -> tuple[Loss, ...]:
     """Return the recorded losses, each once; a range within a wider one is part of it."""
     return _widest(loss for one in chosen for loss in one.losses)
 
@@ -259,6 +264,11 @@ def _widest(losses: Iterable[Loss]) -> tuple[Loss, ...]:
         for loss in found
         if not any(other != loss and other.after <= loss.after and loss.before <= other.before for other in found)
     )
+
+
+def has_front(found: Collection[Known]) -> bool:
+    """Whether something of the topic is known to have been offloaded before the first segment."""
+    return bool(found) and any(True for _ in _front(min(found, key=place_of)))
 
 
 def _front(first: Known) -> Iterator[Problem]:
@@ -274,7 +284,7 @@ def _front(first: Known) -> Iterator[Problem]:
         )
 
 
-def _between(
+def between(
     before: CommittedSegment, after: CommittedSegment, ends: Mapping[int, LedgerEnd], losses: Sequence[Loss]
 ) -> Iterator[Problem]:
     """Yield what is missing between two segments."""

@@ -28,8 +28,21 @@ if TYPE_CHECKING:
     type=click.IntRange(1, 256),
     help="Run so many daemons under one parent, for so many cores; over daemon.processes of the settings.",
 )
+@click.option(
+    "--read-only",
+    is_flag=True,
+    help="Serve what the bucket holds, without ZooKeeper, brokers and bookies; over daemon.read_only of the settings.",
+)
+@click.option("--bucket", metavar="NAME", help="The bucket; over objects.bucket of the settings.")
 @click.option("--as-process", type=(int, int, click.Path(path_type=Path)), hidden=True)
-def serve(config: Path | None, processes: int | None, as_process: tuple[int, int, Path] | None) -> int:
+def serve(
+    *,
+    config: Path | None,
+    processes: int | None,
+    read_only: bool,
+    bucket: str | None,
+    as_process: tuple[int, int, Path] | None,
+) -> int:
     """Run the daemon until SIGTERM or SIGINT, which drain it; a second one cuts the drain short.
 
     SIGHUP makes it read its settings again, as `offloadctl reload` does. Every setting can also be given in the
@@ -37,25 +50,38 @@ def serve(config: Path | None, processes: int | None, as_process: tuple[int, int
     them and reports it on /readyz. With several processes signals reach all of them, one that ends is replaced, and
     budgets of memory and disk are divided among them.
 
+    With --read-only it needs the bucket alone, and read rights on it: it serves reads, seeks, and a broker's offloaded
+    ledgers, and writes nothing. docs/read-only.md says what it knows, and how soon.
+
     \b
     Examples:
       offloaderd serve --config /etc/offloaderd/offloaderd.toml
       offloaderd serve --config /etc/offloaderd/offloaderd.toml --processes 8
       OFFLOADERD__OBJECTS__BUCKET=offload offloaderd serve
+      OFFLOADERD__DAEMON__CLUSTER=prod offloaderd serve --read-only --bucket offload
     """
     limit_arenas()
     relax_gc()
     from offloaderd.daemon import log  # noqa: PLC0415 - the daemon's libraries take long to load; --help need not wait
-    from offloaderd.daemon.daemon import run  # noqa: PLC0415
+    from offloaderd.daemon.daemon import Daemon, run  # noqa: PLC0415
     from offloaderd.daemon.log import parsed_levels  # noqa: PLC0415
     from offloaderd.daemon.settings import load  # noqa: PLC0415
     from offloaderd.daemon.settings.share import Process, share_of  # noqa: PLC0415
 
-    options = {} if processes is None else {"daemon.processes": str(processes)}
+    options = {
+        **({} if processes is None else {"daemon.processes": str(processes)}),
+        **({"daemon.read_only": "true"} if read_only else {}),
+        **({} if bucket is None else {"objects.bucket": bucket}),
+    }
     host = partial(load, config, os.environ, options)
     settings = host()
     number = as_process[0] if as_process is not None else None
     log.configure(settings.log.level, settings.log.format, modules=parsed_levels(settings.log.levels), process=number)
+    kind = Daemon
+    if settings.daemon.read_only:
+        from offloaderd.daemon.reader_daemon import ReaderDaemon  # noqa: PLC0415
+
+        kind = ReaderDaemon
     if as_process is not None:
         one, port, directory = as_process
         process = Process(number=one, count=settings.daemon.processes, port=port, directory=directory)
@@ -64,13 +90,14 @@ def serve(config: Path | None, processes: int | None, as_process: tuple[int, int
             return share_of(host(), one)
 
         return asyncio.run(
-            run(share(), on_ready=lambda _: freeze_heap(), reread=share, environ=os.environ, process=process)
+            run(share(), on_ready=lambda _: freeze_heap(), reread=share, environ=os.environ, process=process, kind=kind)
         )
     if settings.daemon.processes > 1:
         from offloaderd.processes.serving import run_processes  # noqa: PLC0415
 
-        return asyncio.run(run_processes(settings, config, reread=host, environ=os.environ))
-    return asyncio.run(run(settings, on_ready=lambda _: freeze_heap(), reread=host, environ=os.environ))
+        passed_on = [*(["--read-only"] if read_only else []), *([] if bucket is None else ["--bucket", bucket])]
+        return asyncio.run(run_processes(settings, config, reread=host, environ=os.environ, options=passed_on))
+    return asyncio.run(run(settings, on_ready=lambda _: freeze_heap(), reread=host, environ=os.environ, kind=kind))
 
 
 ANSWER_S = 3.0

@@ -141,6 +141,17 @@ class UpkeepMetrics(Families):
         "Ledgers that are still to be rewritten by the topic's order; 0 without one."
     )
 
+    bucket_listed_timestamp_seconds = gauge(
+        "When the last complete listing of the bucket began, in a daemon that only reads; 0 in any other. Look when it "
+        "is older than some read.listing_s: new topics and deletions are not seen, and the log says why."
+    )
+    bucket_listing_seconds = gauge("Duration of the last complete listing of the bucket, in a daemon that only reads.")
+    bucket_topics = gauge("Topics with segments in the bucket, in a daemon that only reads.")
+    bucket_segments = gauge("Segments of these topics that can be read.")
+    bucket_gaps = gauge(
+        "Ranges of these topics that no readable segment holds. Look when it is not 0: offloadctl status names them."
+    )
+
     def show_collection(
         self, outcome: str, actions: Mapping[str, int], finds: Mapping[str, int], rubbish_bytes: int
     ) -> None:

@@ -82,6 +82,10 @@ class DaemonSettings(Section):
     id ID.NUMBER under a parent, which has the HTTP server; [memory], cache.disk_bytes and spill.bytes_max are divided
     among them. `offloaderd serve --processes` sets it as well."""
 
+    read_only: bool = False
+    """Serve what the bucket holds, and nothing else: no ZooKeeper, no brokers, no bookies, and read rights on the
+    bucket alone. Any number of such daemons may read one bucket. `offloaderd serve --read-only` sets it as well."""
+
     @field_validator("id")
     @classmethod
     def _named(cls, value: str) -> str:

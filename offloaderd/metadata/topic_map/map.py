@@ -12,7 +12,7 @@ from typing import Self, TypeAlias
 from uuid import UUID
 
 from offloaderd.core.errors import Conflict, Transient
-from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod, Position, TopicName
+from offloaderd.core.model import Gap, LedgerEnd, Loss, OffloadMethod, Position, TopicName
 from offloaderd.metadata import nodes, paths, pieces
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.pieces import StoredContext
@@ -58,6 +58,8 @@ class TopicMap:
     history_version: int = 0
     loss_names: Mapping[Loss, str] = field(default_factory=dict)
     """Names of the losses that are not recorded under their usual names."""
+    gaps: tuple[Gap, ...] = ()
+    """Ascending; only a map that is made of a bucket alone has any."""
 
     @classmethod
     def build(

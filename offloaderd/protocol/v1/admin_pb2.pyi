@@ -827,6 +827,7 @@ class StatusResponse(_message.Message):
     MEMORY_BUDGET_BYTES_FIELD_NUMBER: _builtins.int
     ALARMS_FIELD_NUMBER: _builtins.int
     STATE_CODE_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
     daemon_id: _builtins.str
     version: _builtins.str
     state: _builtins.str
@@ -843,6 +844,10 @@ class StatusResponse(_message.Message):
     def alarms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """what is wrong and concerns no single topic, such as a pattern that is not applied"""
 
+    @_builtins.property
+    def bucket(self) -> Global___BucketListing:
+        """set by a daemon that only reads (serve --read-only)"""
+
     def __init__(
         self,
         *,
@@ -856,14 +861,52 @@ class StatusResponse(_message.Message):
         memory_budget_bytes: _builtins.int = ...,
         alarms: _abc.Iterable[_builtins.str] | None = ...,
         state_code: _states_pb2.DaemonState.ValueType = ...,
+        bucket: Global___BucketListing | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms", "daemon_id", b"daemon_id", "dependencies", b"dependencies", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "started_ms", b"started_ms", "state", b"state", "state_code", b"state_code", "topics", b"topics", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms", "bucket", b"bucket", "daemon_id", b"daemon_id", "dependencies", b"dependencies", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "started_ms", b"started_ms", "state", b"state", "state_code", b"state_code", "topics", b"topics", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusResponse: _TypeAlias = StatusResponse  # noqa: Y015
+
+@_typing.final
+class BucketListing(_message.Message):
+    """What a daemon that only reads knows of its bucket."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LISTED_MS_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    SEGMENTS_FIELD_NUMBER: _builtins.int
+    GAPS_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    listed_ms: _builtins.int
+    """when the last complete listing began: new topics and deletions are known up to then"""
+    topics: _builtins.int
+    segments: _builtins.int
+    """that can be read"""
+    gaps: _builtins.int
+    """ranges that no readable segment holds; the status of a topic names them"""
+    failure: _builtins.str
+    """why the last listing failed; empty: it did not"""
+    def __init__(
+        self,
+        *,
+        listed_ms: _builtins.int = ...,
+        topics: _builtins.int = ...,
+        segments: _builtins.int = ...,
+        gaps: _builtins.int = ...,
+        failure: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "gaps", b"gaps", "listed_ms", b"listed_ms", "segments", b"segments", "topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BucketListing: _TypeAlias = BucketListing  # noqa: Y015
 
 @_typing.final
 class TopicStatus(_message.Message):
@@ -913,9 +956,10 @@ class TopicStatus(_message.Message):
     MIRROR_FIELD_NUMBER: _builtins.int
     STATE_CODE_FIELD_NUMBER: _builtins.int
     METHOD_CODE_FIELD_NUMBER: _builtins.int
+    GAPS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     state: _builtins.str
-    """claiming, offloading, paused, stalled, stopped, not-owner"""
+    """claiming, offloading, paused, stalled, stopped, not-owner, read-only"""
     owner: _builtins.str
     epoch: _builtins.int
     lag_entries: _builtins.int
@@ -994,6 +1038,10 @@ class TopicStatus(_message.Message):
     def mirror(self) -> Global___MirrorSummary:
         """not set: its policy names no mirror, or only its owner knows"""
 
+    @_builtins.property
+    def gaps(self) -> _containers.RepeatedCompositeFieldContainer[Global___EntryGap]:
+        """of a daemon that only reads; at most 100"""
+
     def __init__(
         self,
         *,
@@ -1041,14 +1089,48 @@ class TopicStatus(_message.Message):
         mirror: Global___MirrorSummary | None = ...,
         state_code: _states_pb2.TopicState.ValueType = ...,
         method_code: _states_pb2.OffloadMethod.ValueType = ...,
+        gaps: _abc.Iterable[Global___EntryGap] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "history", b"history", "mirror", b"mirror", "offloaded", b"offloaded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "damaged_ledgers", b"damaged_ledgers", "edge", b"edge", "epoch", b"epoch", "hidden_entries", b"hidden_entries", "history", b"history", "lag_age_unknown", b"lag_age_unknown", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "lag_unknown", b"lag_unknown", "looked_age_s", b"looked_age_s", "losses", b"losses", "method", b"method", "method_code", b"method_code", "mirror", b"mirror", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_continued", b"open_segment_continued", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "outage", b"outage", "owner", b"owner", "paused_by", b"paused_by", "paused_ms", b"paused_ms", "placement", b"placement", "refusals", b"refusals", "segments_committed", b"segments_committed", "spilled_bytes", b"spilled_bytes", "spilled_entries", b"spilled_entries", "stalled_class", b"stalled_class", "stalled_reason", b"stalled_reason", "stalled_since_ms", b"stalled_since_ms", "state", b"state", "state_code", b"state_code", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "topic", b"topic", "unprotected_bytes", b"unprotected_bytes", "unprotected_entries", b"unprotected_entries", "unprotected_since_ms", b"unprotected_since_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "damaged_ledgers", b"damaged_ledgers", "edge", b"edge", "epoch", b"epoch", "gaps", b"gaps", "hidden_entries", b"hidden_entries", "history", b"history", "lag_age_unknown", b"lag_age_unknown", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "lag_unknown", b"lag_unknown", "looked_age_s", b"looked_age_s", "losses", b"losses", "method", b"method", "method_code", b"method_code", "mirror", b"mirror", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_continued", b"open_segment_continued", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "outage", b"outage", "owner", b"owner", "paused_by", b"paused_by", "paused_ms", b"paused_ms", "placement", b"placement", "refusals", b"refusals", "segments_committed", b"segments_committed", "spilled_bytes", b"spilled_bytes", "spilled_entries", b"spilled_entries", "stalled_class", b"stalled_class", "stalled_reason", b"stalled_reason", "stalled_since_ms", b"stalled_since_ms", "state", b"state", "state_code", b"state_code", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "topic", b"topic", "unprotected_bytes", b"unprotected_bytes", "unprotected_entries", b"unprotected_entries", "unprotected_since_ms", b"unprotected_since_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TopicStatus: _TypeAlias = TopicStatus  # noqa: Y015
+
+@_typing.final
+class EntryGap(_message.Message):
+    """Entries that no readable segment of the bucket holds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AFTER_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    @_builtins.property
+    def after(self) -> _common_pb2.Position:
+        """not set: from the begin of the topic on"""
+
+    @_builtins.property
+    def before(self) -> _common_pb2.Position:
+        """not set: up to its end"""
+
+    def __init__(
+        self,
+        *,
+        after: _common_pb2.Position | None = ...,
+        before: _common_pb2.Position | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EntryGap: _TypeAlias = EntryGap  # noqa: Y015
 
 @_typing.final
 class MirrorSummary(_message.Message):

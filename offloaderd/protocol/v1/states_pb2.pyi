@@ -69,6 +69,8 @@ class _TopicStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TopicState
     TOPIC_STATE_STALLED: _TopicState.ValueType  # 4
     TOPIC_STATE_STOPPED: _TopicState.ValueType  # 5
     TOPIC_STATE_NOT_OWNER: _TopicState.ValueType  # 6
+    TOPIC_STATE_READ_ONLY: _TopicState.ValueType  # 7
+    """of a daemon that only reads"""
 
 class TopicState(_TopicState, metaclass=_TopicStateEnumTypeWrapper): ...
 
@@ -79,6 +81,8 @@ TOPIC_STATE_PAUSED: TopicState.ValueType  # 3
 TOPIC_STATE_STALLED: TopicState.ValueType  # 4
 TOPIC_STATE_STOPPED: TopicState.ValueType  # 5
 TOPIC_STATE_NOT_OWNER: TopicState.ValueType  # 6
+TOPIC_STATE_READ_ONLY: TopicState.ValueType  # 7
+"""of a daemon that only reads"""
 Global___TopicState: _TypeAlias = TopicState  # noqa: Y015
 
 class _SegmentState:

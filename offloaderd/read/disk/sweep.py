@@ -7,6 +7,7 @@ cannot be read says nothing.
 """
 
 from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
@@ -15,7 +16,7 @@ from offloaderd.core.errors import InvalidInput, OffloaderError
 from offloaderd.core.model import TopicName
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.port import MetadataStore
-from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.read.disk.cache import DiskCache, Dropped
 from offloaderd.read.disk.files import DIGEST_BYTES, OWNER_BYTES, Owner, owner_of, topic_digest
 
@@ -23,22 +24,26 @@ log = structlog.get_logger(__name__)
 
 FIRST_S = 60.0
 """When the first sweep begins after the start: a daemon that was down has missed deletions."""
+Topics = Callable[[], Awaitable[Sequence[TopicName]]]
+"""Returns all topics, enabled or not."""
+Load = Callable[[TopicName], Awaitable[TopicMap]]
+"""Returns the map of a topic. Raises OffloaderError."""
 PAUSE_S = 3600.0
 """Between two sweeps: about the longest time for which the disk has what was deleted."""
 
 
-async def keep_swept(disk: DiskCache, metadata: MetadataStore, clock: Clock) -> None:
+async def keep_swept(disk: DiskCache, clock: Clock, topics: Topics, load: Load) -> None:
     """Sweep again and again, until cancelled; a metadata store that does not answer is asked the next time."""
     await clock.sleep(FIRST_S)
     while True:
         try:
-            await sweep(disk, metadata)
+            await sweep(disk, topics, load)
         except OffloaderError as error:
             log.warning("disk_cache.not_swept", error=str(error))
         await clock.sleep(PAUSE_S)
 
 
-async def sweep(disk: DiskCache, metadata: MetadataStore) -> Dropped:
+async def sweep(disk: DiskCache, topics: Topics, load: Load) -> Dropped:
     """Drop the ranges of segments that no map has, and of topics that are not there. Raises Transient, Denied."""
     held: defaultdict[bytes, set[Owner]] = defaultdict(set)
     for owner in await disk.owners():
@@ -46,12 +51,12 @@ async def sweep(disk: DiskCache, metadata: MetadataStore) -> Dropped:
     if not held:
         return Dropped(0, 0)
     gone = {owner for owners in held.values() for owner in owners}
-    for topic in await _topics(metadata):
+    for topic in await topics():
         digest = topic_digest(topic.managed_ledger)
         if digest not in held:
             continue
         try:
-            found = await catalog.load(metadata, topic)
+            found = await load(topic)
         except OffloaderError as error:
             log.warning("disk_cache.topic_not_swept", topic=str(topic), error=str(error))
             gone -= held[digest]
@@ -64,7 +69,7 @@ async def sweep(disk: DiskCache, metadata: MetadataStore) -> Dropped:
     return dropped
 
 
-async def _topics(metadata: MetadataStore) -> list[TopicName]:
+async def known_topics(metadata: MetadataStore) -> list[TopicName]:
     """Return all topics that have nodes, enabled or not."""
     found = []
     for folder in await nodes.topic_folders(metadata):

@@ -39,9 +39,10 @@ def segments_of(topic_map: TopicMap, ledger_id: int) -> list[CommittedSegment]:
 def holding_all(topic_map: TopicMap, ledger_id: int, first_entry_id: int = 0) -> list[CommittedSegment]:
     """Return the segments that hold a ledger from an entry on; neighbours do not count. Raises Unsound."""
     end = topic_map.ends.get(ledger_id)
-    if end is None or ledger_id not in topic_map.contexts or ledger_id in topic_map.deleted:
-        raise Unsound("not_offloaded", f"ledger {ledger_id} is not offloaded to its end, or is marked deleted")
     holding = [*holders_of(topic_map, ledger_id)]
+    known = bool(holding) or ledger_id in topic_map.contexts  # a map that is made of a bucket alone has no contexts
+    if end is None or not known or ledger_id in topic_map.deleted:
+        raise Unsound("not_offloaded", f"ledger {ledger_id} is not offloaded to its end, or is marked deleted")
     expected = first_entry_id
     for segment in holding:
         part = next(part for part in segment.slices if part.ledger_id == ledger_id)

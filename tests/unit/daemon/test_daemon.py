@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -40,7 +39,6 @@ async def test_an_open_zookeeper_elsewhere_is_shown(servers: str, shown: int, tm
 def test_memory_in_use_is_that_of_all_budgets(tmp_path: Path) -> None:
     """The budget beside it in `status` counts the cache and what reads unpack, so what is used does as well."""
     daemon = Daemon(Settings.model_validate({"objects": {"kind": "filesystem", "directory": str(tmp_path)}}))
-    reading = SimpleNamespace(segments=SimpleNamespace(used_bytes=30)), SimpleNamespace(used_bytes=4)
     before = daemon.snapshot().memory_used_bytes
-    daemon._components = SimpleNamespace(reader=reading[0], reads=SimpleNamespace(unpacking=reading[1]))  # type: ignore[assignment]
+    daemon.reading_bytes = lambda: 34
     assert daemon.snapshot().memory_used_bytes == before + 34

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,7 @@ from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map import removal
 from offloaderd.read.disk.cache import DiskCache, DiskOptions, Dropped
 from offloaderd.read.disk.files import file_bytes, owner_of, place_of
-from offloaderd.read.disk.sweep import FIRST_S, PAUSE_S, keep_swept, purge, sweep
+from offloaderd.read.disk.sweep import FIRST_S, PAUSE_S, keep_swept, known_topics, purge, sweep
 from tests.unit.read.build import sample, turns
 from tests.unit.upkeep.site import BUCKET, TOPIC, Ground, data_key, runs, segment_id
 from tests.virtual import LoopClock
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from offloaderd.core.model import TopicName
+    from offloaderd.metadata.port import MetadataStore
     from offloaderd.metadata.topic_map.map import TopicMap
 
 OTHER = replace(TOPIC, local="other")
@@ -82,12 +84,17 @@ async def delete_topic(ground: Ground, folder: str) -> None:
     await ground.metadata.delete(folder)
 
 
+async def swept(disk: DiskCache, metadata: MetadataStore) -> Dropped:
+    """Sweep by the maps in a metadata store."""
+    return await sweep(disk, partial(known_topics, metadata), lambda topic: catalog.load(metadata, topic))
+
+
 async def test_what_no_map_has_goes(ground: Ground, disk: DiskCache) -> None:
     """A segment that another daemon deleted, and a topic that is gone; what the maps have stays."""
-    assert await sweep(disk, ground.metadata) == Dropped(0, 0)
+    assert await swept(disk, ground.metadata) == Dropped(0, 0)
     await delete_oldest(ground)
     await delete_topic(ground, paths.topic(OTHER))
-    assert await sweep(disk, ground.metadata) == Dropped(2 * RANGES, 2 * RANGES * FILE_BYTES)
+    assert await swept(disk, ground.metadata) == Dropped(2 * RANGES, 2 * RANGES * FILE_BYTES)
     assert [held(disk, TOPIC, 1), held(disk, TOPIC, 2), held(disk, OTHER, 3)] == [0, RANGES, 0]
     labels = {"cache": "disk", "cause": "gone"}
     assert sample(disk._metrics, "offloaderd_cache_evictions_total", labels) == 2 * RANGES
@@ -108,7 +115,7 @@ async def test_a_map_that_cannot_be_read_says_nothing(
         return await load(store, topic)  # type: ignore[arg-type]
 
     monkeypatch.setattr(catalog, "load", failing)
-    assert (await sweep(disk, ground.metadata)).ranges == RANGES
+    assert (await swept(disk, ground.metadata)).ranges == RANGES
     assert [held(disk, TOPIC, 1), held(disk, TOPIC, 2), held(disk, OTHER, 3)] == [RANGES, RANGES, 0]
 
 
@@ -127,7 +134,8 @@ async def test_a_sweep_comes_after_the_start_and_every_hour(
         return list(await children(path))
 
     monkeypatch.setattr(ground.metadata, "children", answer)
-    loop: asyncio.Task[None] = disk._tasks.start(keep_swept(disk, ground.metadata, clock), name="sweep")
+    topics, load = partial(known_topics, ground.metadata), partial(catalog.load, ground.metadata)
+    loop: asyncio.Task[None] = disk._tasks.start(keep_swept(disk, clock, topics, load), name="sweep")
     await clock.sleep(FIRST_S + 1)
     assert held(disk, TOPIC, 1) == RANGES
     failing = False

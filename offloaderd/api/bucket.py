@@ -1,0 +1,173 @@
+"""Services of a daemon that has the bucket alone (`offloaderd serve --read-only`): its state, topics and segments, and
+a broker's reads of offloaded ledgers. Reads of entries are those of `ReadService`.
+
+The bucket has no record of deletions, so a ledger that it lacks is never reported to a broker as deleted: only as
+unknown, after which the broker tries again.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from offloaderd.api.admin import DaemonSnapshot, checked_prefix, lost_range
+from offloaderd.api.broker import named
+from offloaderd.api.calls import Context
+from offloaderd.api.paging import page
+from offloaderd.api.read import BATCH_BYTES_MAX, ReadService
+from offloaderd.core.errors import BucketMissing, EntriesMissing, InvalidInput, MapUnknown, NotFound, TopicNotFound
+from offloaderd.core.model import START, Gap, Position, TopicName
+from offloaderd.core.read_options import ReadPriority
+from offloaderd.format.parsing import filled
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.protocol.conversion import encoded_read_response, to_position
+from offloaderd.protocol.status import READ_ONLY
+from offloaderd.protocol.v1 import admin_pb2, broker_pb2
+from offloaderd.read.reader import TopicReader
+from offloaderd.segment.states import SegmentState
+from offloaderd.upkeep.bucket_topics import BucketTopics
+from offloaderd.upkeep.grants.broker_request import is_held, length_of
+
+GAPS_MAX = 100
+"""Gaps of one topic in a status."""
+UNKNOWN_HINT = (
+    "is daemon.cluster the name of the cluster that offloaded it? `offloadctl topics list` shows what there is"
+)
+
+
+@dataclass(eq=False)
+class BucketAdminService:
+    """Topics and segments of the bucket, and the state of the daemon."""
+
+    topics: BucketTopics
+    snapshot: Callable[[], DaemonSnapshot]
+
+    async def ListTopics(self, request: admin_pb2.ListTopicsRequest, context: Context) -> admin_pb2.ListTopicsResponse:
+        """Return the topics with a readable segment or a gap, in name order."""
+        prefix = checked_prefix(request.prefix)
+        within = [one for one in self.topics.topics if (one.tenant, one.namespace)[: len(prefix)] == prefix]
+        wanted, token = page(request, sorted(within, key=str), str)
+        rows = [self._summary(self._known(topic)) for topic in wanted]
+        return admin_pb2.ListTopicsResponse(topics=rows, next_page_token=token)
+
+    @staticmethod
+    def _summary(found: TopicMap) -> admin_pb2.TopicSummary:
+        ledgers = {part.ledger_id for segment in found.segments for part in segment.slices}
+        entries = sum(segment.entries for segment in found.segments)
+        return admin_pb2.TopicSummary(topic=str(found.topic), ledgers=len(ledgers), entries=entries)
+
+    async def ListSegments(
+        self, request: admin_pb2.ListSegmentsRequest, context: Context
+    ) -> AsyncIterator[admin_pb2.Segment]:
+        """Yield the readable segments in order. Raises TopicNotFound, Transient before the first listing."""
+        topic = TopicName.parse(request.topic)
+        found = await self.topics.topic_map(topic)
+        self._known(topic)
+        for segment in found.segments:
+            yield filled(
+                admin_pb2.Segment,
+                segment,
+                status="Offloaded",
+                data_key=segment.keys.data,
+                writer=segment.driver,
+                state=SegmentState.COMMITTED,
+            )
+
+    async def Status(self, request: admin_pb2.StatusRequest, context: Context) -> admin_pb2.StatusResponse:
+        """Return the daemon's state, with one topic if it is named. Raises TopicNotFound, Transient."""
+        rows = []
+        if request.topic:
+            topic = TopicName.parse(request.topic)
+            found = await self.topics.topic_map(topic)
+            self._known(topic)
+            rows.append(_status(found))
+        return filled(
+            admin_pb2.StatusResponse,
+            self.snapshot(),
+            dependencies=self.snapshot().dependencies,
+            topics=rows,
+            alarms=[problem.text for problem in self.topics.problems],
+            bucket=filled(
+                admin_pb2.BucketListing,
+                self.topics.counts,
+                listed_ms=self.topics.listed_ms,
+                failure=str(self.topics.failure) if self.topics.failure is not None else "",
+            ),
+        )
+
+    def _known(self, topic: TopicName) -> TopicMap:
+        found = self.topics.known(topic)
+        if found is None:
+            hint = "`offloadctl topics list` shows what there is; a topic that is new shows after the next listing"
+            raise TopicNotFound(f"no segment of {topic} in the bucket", hint=hint)
+        return found
+
+
+def _status(found: TopicMap) -> admin_pb2.TopicStatus:
+    return admin_pb2.TopicStatus(
+        topic=str(found.topic),
+        state=READ_ONLY,
+        offloaded=to_position(found.offloaded),
+        segments_committed=len(found.segments),
+        lag_unknown=True,
+        lag_age_unknown=True,
+        losses=map(lost_range, found.losses),
+        gaps=map(_gap, found.gaps[:GAPS_MAX]),
+    )
+
+
+def _gap(gap: Gap) -> admin_pb2.EntryGap:
+    after = gap.after if gap.after != START else None
+    return admin_pb2.EntryGap(after=to_position(after), before=to_position(gap.before), reason=gap.why)
+
+
+@dataclass(eq=False)
+class BucketBrokerService:
+    """Reads for a broker's LedgerOffloader. Nothing is offloaded or deleted."""
+
+    topics: BucketTopics
+    reader: TopicReader
+    reads: ReadService
+
+    async def OpenLedger(
+        self, request: broker_pb2.OpenLedgerRequest, context: Context
+    ) -> broker_pb2.OpenLedgerResponse:
+        """Return the last entry and the length of a ledger. Raises InvalidInput, MapUnknown, Transient."""
+        topic, ledger_id, _ = named(request.ledger)
+        found = await self._holding(topic, ledger_id)
+        return broker_pb2.OpenLedgerResponse(
+            last_entry_id=found.ends[ledger_id].entries - 1, length_bytes=length_of(found, ledger_id)
+        )
+
+    async def ReadLedger(self, request: broker_pb2.ReadLedgerRequest, context: Context) -> AsyncIterator[bytes]:
+        """Stream entries of a ledger, serialized already. Raises as OpenLedger, and as reads do."""
+        topic, ledger_id, _ = named(request.ledger)
+        if request.batch_bytes > BATCH_BYTES_MAX:
+            raise InvalidInput(f"batch_bytes of {request.batch_bytes} is too large", hint=f"at most {BATCH_BYTES_MAX}")
+        await self._holding(topic, ledger_id)
+        with self.reads.counted():
+            reading = self.reader.read(
+                topic,
+                first=Position(ledger_id, request.first_entry_id).checked(),
+                last=Position(ledger_id, request.last_entry_id).checked(),
+                priority=ReadPriority.TIERED_STORAGE_FIRST,
+                batch_bytes=request.batch_bytes,
+                framed=request.framed,
+            )
+            try:
+                async with aclosing(reading) as batches:
+                    async for batch, tier in batches:
+                        yield encoded_read_response(batch, tier)
+            except (BucketMissing, EntriesMissing):
+                raise
+            except NotFound as error:
+                raise EntriesMissing(error.message, hint=error.hint) from error
+
+    async def _holding(self, topic: TopicName, ledger_id: int) -> TopicMap:
+        """Return the map of a topic that has all of a ledger. Raises MapUnknown, Transient."""
+        found = await self.topics.topic_map(topic)
+        if not is_held(found, ledger_id):
+            raise MapUnknown(
+                f"the bucket does not have all of ledger {ledger_id} of {topic}, or does not show that it was closed",
+                hint=UNKNOWN_HINT,
+            )
+        return found

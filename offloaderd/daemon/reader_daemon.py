@@ -1,0 +1,171 @@
+"""The daemon that only reads (`offloaderd serve --read-only`): a bucket, and nothing else.
+
+It has no ZooKeeper, source, topics of its own or duties, and writes nothing. It serves what `BucketTopics` knows, once
+the bucket was listed. The life cycle, the settings and the access control are those of the other daemon.
+"""
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+
+import structlog
+
+from offloaderd.api.bucket import BucketAdminService, BucketBrokerService
+from offloaderd.api.cache import CacheService
+from offloaderd.api.daemon import ControlService
+from offloaderd.api.interceptor import ErrorInterceptor
+from offloaderd.api.read import ReadService
+from offloaderd.api.refusing import ReadOnly
+from offloaderd.api.server import RpcServer
+from offloaderd.core.aio import Group, race
+from offloaderd.core.metrics.metrics import watch_loop
+from offloaderd.core.model import TopicName
+from offloaderd.core.quotas import Accounts
+from offloaderd.daemon.components import disk_cache, read_service, reader_options
+from offloaderd.daemon.daemon import Addresses, Daemon
+from offloaderd.daemon.guard import Guard
+from offloaderd.daemon.http import HttpServer
+from offloaderd.daemon.settings import Settings
+from offloaderd.daemon.stores import Ledgers, Prober, sites
+from offloaderd.daemon.topic_context import policy_levels
+from offloaderd.policy.policies import Effective, effective
+from offloaderd.read.disk.sweep import keep_swept
+from offloaderd.read.reader import TopicReader
+from offloaderd.read.stream import NoBuffers
+from offloaderd.upkeep.bucket_topics import BucketTopics
+
+log = structlog.get_logger(__name__)
+
+NONE_OF = (
+    *("offload", "doctor", "upkeep", "placement", "places", "retention", "history", "rollback", "identity"),
+    *("inspect", "quota", "policy", "ledgers"),
+)
+"""Services without a call here."""
+
+
+class SettingsPolicies:
+    """The policy of every topic: that of the settings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._found = effective(policy_levels(settings), known=False)
+
+    async def of(self, topic: TopicName) -> Effective:
+        """Return the policy."""
+        return self._found
+
+
+class ReaderDaemon(Daemon):
+    """The reading daemon of one process."""
+
+    async def open_and_serve(self, stack: AsyncExitStack, http: HttpServer, guard: Guard) -> None:
+        """Open the bucket, list it, serve, drain. Raises InvalidConfig, or what crashed."""
+        objects = await self._open_objects(stack)
+        if objects is None:
+            return
+        settings, clock, metrics = self._settings, self._clock, self.metrics
+        topics = BucketTopics(
+            objects,
+            sites(settings),
+            listing_s=settings.read.listing_s,
+            head_s=settings.read.head_s,
+            clock=clock,
+            metrics=metrics,
+        )
+        reader = TopicReader(
+            maps=topics,
+            policies=SettingsPolicies(settings),
+            objects=objects,
+            source=None,
+            hot=NoBuffers(),
+            clock=clock,
+            metrics=metrics,
+            options=reader_options(settings),
+        )
+        reader.accounts = guard.gate.accounts = Accounts(clock, metrics)
+        reader.segments.fetcher.disk = disk = disk_cache(settings, clock, metrics)
+        if disk is not None:
+            await stack.enter_async_context(disk)
+        await stack.enter_async_context(reader)
+        reads = read_service(settings, reader, metrics)
+        self.reading_bytes = lambda: reader.segments.used_bytes + reads.unpacking.used_bytes
+        errors = ErrorInterceptor(metrics, clock=clock, gate=guard.gate)
+        shared_port = self.process.port if self.process is not None else 0
+        services = self._services(topics, reader, reads)
+        rpc = await stack.enter_async_context(
+            RpcServer(settings.grpc, services, [errors], guard.certificates, shared_port)
+        )
+        self.reloader.connect(partial(self._prepared, guard, reader, reads))
+        self.health.starting("listing the bucket")
+        further = {one.section: one.own_places[0].bucket for one in settings.objects.services.values()}
+        prober = Prober(self.health, clock, probed=self._probed, refused=lambda _: "")
+        async with Group() as group:
+            loops = [
+                group.create_task(watch_loop(clock, metrics), name="event-loop lag"),
+                group.create_task(prober.run(None, objects, Ledgers(), further), name="dependency probe"),
+                group.create_task(topics.run(self._progress), name="listings of the bucket"),
+                group.create_task(guard.keep(), name="certificates"),
+                group.create_task(self._levels.keep(), name="log levels"),
+            ]
+            if disk is not None:
+                sweeping = keep_swept(disk, clock, topics.every_topic, topics.topic_map)
+                loops.append(group.create_task(sweeping, name="disk cache sweep"))
+            await race(topics.ready.wait(), self.stopping.wait())
+            if topics.ready.is_set():
+                address = self._reached_at(rpc.port)
+                self.health.serving()
+                await rpc.show(serving=True)
+                log.info(
+                    "daemon.serving", grpc=address, http=http.address, daemon_id=settings.daemon.id, read_only=True
+                )
+                if self._on_ready is not None:
+                    self._on_ready(Addresses(grpc=address, http=http.address))
+                await self.stopping.wait()
+            self.health.draining(self._why_stopping)
+            await rpc.show(serving=False)
+            await rpc.stop(grace_s=settings.shutdown.drain_s if topics.ready.is_set() else 0)
+            for loop in loops:
+                loop.cancel()
+
+    def _services(self, topics: BucketTopics, reader: TopicReader, reads: ReadService) -> dict[str, object]:
+        settings, levels = self._settings, self._levels
+        control = ControlService(
+            None,
+            self._clock,
+            daemon_id=settings.daemon.id,
+            reload=lambda by, dry_run: self.reloader.reload(by=by, dry_run=dry_run).changes,
+            shown=levels.shown,
+            raised=levels.raised,
+            fallen=levels.fallen,
+            pass_level_on=levels.pass_on,
+        )
+        admin, broker = BucketAdminService(topics, self.snapshot), BucketBrokerService(topics, reader, reads)
+        return {
+            "read": reads,
+            "cache": CacheService(settings.daemon.id, reader, self.metrics),
+            "admin": ReadOnly(admin, ("ListTopics", "ListSegments", "Status")),
+            "broker": ReadOnly(broker, ("OpenLedger", "ReadLedger")),
+            "control": ReadOnly(control, ("Reload", "ListLogLevels", "SetLogLevel")),
+            **{name: ReadOnly() for name in NONE_OF},
+        }
+
+    def _prepared(
+        self, guard: Guard, reader: TopicReader, reads: ReadService, settings: Settings
+    ) -> Callable[[], None]:
+        """Return a function that applies settings. Raises InvalidConfig; then nothing has changed."""
+        steps = [guard.prepare(settings), self._levels.prepare(settings.log)]
+
+        def follow() -> None:
+            for step in steps:
+                step()
+            reads.readers_max = settings.read.readers_max
+            reader.options = replace(reader.options, batch_bytes=settings.read.batch_bytes)
+
+        return follow
+
+    def _progress(self, segments: int) -> None:
+        self.health.starting(f"listing the bucket: {segments} segments read")
+
+    def _probed(self, name: str, error: object) -> None:
+        if name == "objects":
+            self.metrics.bucket_accessible.set(error is None)

@@ -1,0 +1,327 @@
+"""The maps of all topics in the places of a daemon that has the bucket and nothing else; kept fresh while it runs.
+
+All manifests are listed at the start and at an interval, and read once each. Between two listings the head of a topic,
+a small object that every commit puts, shows what was committed since: it is read when the topic is read, at most every
+`head_s`. A newer segment that directly follows the map is added to it; one that does not is a reason to list again at
+once. What cannot be read leaves a gap in its own topic alone (`bucket_map.py`).
+
+A failed listing changes nothing: the maps stay as they were, and `listed_ms` tells how old they are.
+"""
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple
+
+import structlog
+
+from offloaderd.core.aio import each, race
+from offloaderd.core.clock import Clock
+from offloaderd.core.errors import Archived, Denied, NotFound, OffloaderError, Transient
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import TopicName
+from offloaderd.core.retry import USUAL, Backoff, retried
+from offloaderd.format.head import HeadSegment
+from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.objects.keys import ObjectKind, SegmentKeys
+from offloaderd.objects.port import ObjectInfo, ObjectReader
+from offloaderd.upkeep import rebuild, stored
+from offloaderd.upkeep.bucket_map import extended, readable_map
+from offloaderd.upkeep.flaws import Kind
+from offloaderd.upkeep.rebuild_plan import Known, Problem, has_front, with_copies
+from offloaderd.upkeep.stored import Counts, Site, StoredSegment
+
+log = structlog.get_logger(__name__)
+
+LISTING_PAUSE_S = 10.0
+"""Shortest pause between two listings, whatever the heads show."""
+ANSWERS_S = 2.0
+"""How long a head, and the segment that it names, may take before a read goes on with the map as it is."""
+HEADS_MAX = 16
+"""Segments that a topic's heads have named, the newest ones, which are kept to settle overlaps."""
+PROBLEMS_MAX = 100
+"""Problems that are kept for the status."""
+
+
+@dataclass(slots=True, eq=False)
+class _Topic:
+    """What is known of one topic. `looked_s`: when its head was last read.
+
+    `found` are its segments by the last listing, mirrors joined, `appended` those that heads have named since. `heads`
+    are the segments that heads have named by then. `brokers`: None until ledgers of brokers were searched.
+    """
+
+    map: TopicMap
+    found: list[Known] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    appended: list[Known] = field(default_factory=list)
+    heads: deque[HeadSegment] = field(default_factory=lambda: deque(maxlen=HEADS_MAX))
+    brokers: tuple[Known, ...] | None = None
+    looked_s: float = float("-inf")
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def make(self) -> None:
+        """Make the map of all that is known."""
+        self.map = readable_map(
+            self.map.topic,
+            self.found,
+            heads=tuple(self.heads),
+            brokers=self.brokers or (),
+            problems=self.problems,
+        )
+        for one in self.appended:
+            self.map = extended(self.map, one) or self.map
+
+    def append(self, known: Known) -> bool:
+        """Add the segment that directly follows the map; return whether it does."""
+        following = extended(self.map, known)
+        if following is None:
+            return False
+        self.map = following
+        self.appended.append(known)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """One listing of all places: segments and problems by topic, problems of none under None."""
+
+    known: dict[TopicName, list[Known]]
+    problems: dict[TopicName | None, list[Problem]]
+
+
+class Totals(NamedTuple):
+    """Numbers of topics, of their readable segments and of their gaps."""
+
+    topics: int
+    segments: int
+    gaps: int
+
+
+class BucketTopics:
+    """All topics of the places of a cluster. `run` keeps them fresh; maps are there after the first listing.
+
+    `listing_s` is the interval of listings, `head_s` the greatest age of a map that is read, while the store answers.
+    """
+
+    def __init__(
+        self,
+        objects: ObjectReader,
+        sites: Sequence[Site],
+        *,
+        listing_s: float,
+        head_s: float,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._objects = objects
+        self._sites = {(site.bucket, site.prefix): site for site in sites}
+        self._listing_s, self._head_s = listing_s, head_s
+        self._clock = clock
+        self._metrics = metrics
+        self._manifests: dict[tuple[str, str], tuple[ObjectInfo, Known | Problem]] = {}
+        self._topics: dict[TopicName, _Topic] = {}
+        self._due = asyncio.Event()
+        self.ready = asyncio.Event()
+        """Set once the bucket was listed."""
+        self.listed_ms = 0
+        """When the last complete listing began (wall time); 0 before the first."""
+        self.failure: OffloaderError | None = None
+        """Why the last listing failed."""
+        self.problems: tuple[Problem, ...] = ()
+        """What concerns no known topic, the first PROBLEMS_MAX."""
+
+    @property
+    def topics(self) -> list[TopicName]:
+        """All topics with a segment, in order."""
+        return sorted(self._topics)
+
+    async def every_topic(self) -> list[TopicName]:
+        """Return all topics with a segment, in order."""
+        return self.topics
+
+    @property
+    def counts(self) -> Totals:
+        """The totals of all topics."""
+        maps = [one.map for one in self._topics.values()]
+        return Totals(len(maps), sum(len(one.segments) for one in maps), sum(len(one.gaps) for one in maps))
+
+    def known(self, topic: TopicName) -> TopicMap | None:
+        """Return the map as it is, without a request; None for a topic without segments."""
+        found = self._topics.get(topic)
+        return found.map if found is not None else None
+
+    async def topic_map(self, topic: TopicName) -> TopicMap:
+        """Return the map, at most `head_s` old while the store answers. Raises Transient before the first listing."""
+        if not self.listed_ms:
+            raise Transient("the bucket was not listed yet", hint="try again in a moment")
+        found = self._topics.get(topic)
+        if found is None:
+            return TopicMap(topic)
+        if self._clock.monotonic() - found.looked_s >= self._head_s:
+            async with found.lock:
+                if self._clock.monotonic() - found.looked_s >= self._head_s:
+                    await self._look(found)
+        return found.map
+
+    async def run(self, progress: Callable[[int], None] = lambda _: None) -> None:
+        """List again and again until cancelled; `progress` gets the number of segments read by the first listing."""
+        backoff = Backoff(self._clock)
+        while True:
+            self._due.clear()
+            try:
+                await self.refresh(progress)
+            except (Transient, Denied, NotFound) as error:
+                self.failure = error
+                log.warning("bucket.listing_failed", error=str(error), listed_ms=self.listed_ms)
+                await self._clock.sleep(backoff.pause_s(error))
+                continue
+            backoff = Backoff(self._clock)
+            await self._clock.sleep(min(LISTING_PAUSE_S, self._listing_s))
+            await race(self._due.wait(), self._clock.sleep(self._listing_s - LISTING_PAUSE_S))
+
+    async def refresh(self, progress: Callable[[int], None] = lambda _: None) -> None:
+        """List all places, and renew the maps of the topics that have changed. Raises as the store does."""
+        began_ms, began_s = self._clock.wall_ms(), self._clock.monotonic()
+        listing = await self._listed(progress if not self.listed_ms else lambda _: None)
+        changed = []
+        for topic, found in listing.known.items():
+            state = self._topics.get(topic) or _Topic(TopicMap(topic))
+            if (state.found, state.problems) != (found, listing.problems[topic]):
+                changed.append(state)
+        await each(changed, lambda one: self._renew(one, listing))
+        await self._fill(changed)
+        new = {one.map.topic: one for one in changed}
+        self._topics = {topic: new.get(topic) or self._topics[topic] for topic in listing.known}
+        self.problems = tuple(listing.problems[None][:PROBLEMS_MAX])
+        self.failure, self.listed_ms = None, began_ms
+        self.ready.set()
+        self._show(began_ms, self._clock.monotonic() - began_s)
+
+    async def _listed(self, progress: Callable[[int], None]) -> _Listing:
+        counts, known, problems = Counts(), list[Known](), list[Problem]()
+        manifests: dict[tuple[str, str], tuple[ObjectInfo, Known | Problem]] = {}
+        for site in self._sites.values():
+            async for batch in stored.batches(self._objects, site, counts):
+                described = [one for one in batch if ObjectKind.MANIFEST in one.objects]
+                read = await each(described, partial(self._manifest, site))
+                for one, found in zip(described, read, strict=True):
+                    key = site.bucket, one.keys.manifest
+                    manifests[key] = self._manifests[key] = one.objects[ObjectKind.MANIFEST], found
+                    sound = rebuild.complete(found, one) if isinstance(found, Known) else found
+                    if isinstance(sound, Known):
+                        known.append(sound)
+                    else:
+                        problems.append(sound)
+                progress(counts.segments)
+        self._manifests = manifests
+        joined, contradictions = with_copies(known)
+        ids = {found.segment.segment_id for found in joined}
+        listing = _Listing(defaultdict(list), defaultdict(list))
+        for found in joined:
+            listing.known[found.topic].append(found)
+        elsewhere = [problem for problem in problems if problem.blocks and ids.isdisjoint(problem.segments)]
+        for problem in (*elsewhere, *contradictions):
+            listing.problems[problem.topic if problem.topic in listing.known else None].append(problem)
+        return listing
+
+    async def _manifest(self, site: Site, one: StoredSegment) -> Known | Problem:
+        """Return what a manifest says; one that is listed as before is not read again, unless it was unreadable."""
+        info, found = self._manifests.get((site.bucket, one.keys.manifest), (None, None))
+        kept = isinstance(found, Known) or (found is not None and found.kind is Kind.FOREIGN)
+        if found is not None and kept and info == one.objects[ObjectKind.MANIFEST]:
+            return found
+        return await retried(partial(rebuild.read_manifest, self._objects, site, one), clock=self._clock, policy=USUAL)
+
+    async def _renew(self, state: _Topic, listing: _Listing) -> None:
+        """Make the map of a topic that was listed anew, with its head as it is now."""
+        topic = state.map.topic
+        async with state.lock:
+            heads = await self._heads(topic)
+            state.looked_s = self._clock.monotonic()
+            state.found, state.problems = listing.known[topic], listing.problems[topic]
+            ids = {one.segment.segment_id for one in state.found}
+            state.appended = [one for one in state.appended if one.segment.segment_id not in ids]
+            ids |= {one.segment.segment_id for one in state.appended}
+            fetched = [
+                known for one in heads if one.segment_id not in ids and (known := await self._fetched(one, topic))
+            ]
+            later = {one.segment.segment_id for one in (*state.appended, *fetched)}
+            state.heads.extend(one for one in heads if one.segment_id not in later and one not in state.heads)
+            state.make()
+            for one in fetched:  # committed after the listing
+                if not state.append(one):
+                    self._due.set()
+
+    async def _fill(self, changed: Sequence[_Topic]) -> None:
+        """Search ledgers that brokers have offloaded for topics that lack entries, once for each topic."""
+        lacking = {
+            one.map.topic: one for one in changed if one.brokers is None and (one.map.gaps or has_front(one.found))
+        }
+        if not lacking:
+            return
+        found: dict[TopicName, list[Known]] = defaultdict(list)
+        for site in {site.bucket: replace(site, prefix="") for site in self._sites.values()}.values():
+            for one in await rebuild.broker_ledgers(self._objects, site, lacking, []):
+                found[one.topic].append(one)
+        for topic, state in lacking.items():
+            state.brokers = tuple(found[topic])
+            if state.brokers:
+                state.make()
+
+    async def _look(self, state: _Topic) -> None:
+        """Read the head of a topic, and add the segment that it names to the map. An error changes nothing."""
+        topic = state.map.topic
+        try:
+            async with asyncio.timeout(ANSWERS_S):
+                ids = {one.segment_id for one in state.map.segments[-HEADS_MAX:]}
+                ids |= {one.segment_id for one in state.heads}
+                for named in await self._heads(topic):
+                    if named.segment_id not in ids:
+                        known = await self._fetched(named, topic)
+                        if known is None or not state.append(known):
+                            self._due.set()
+        except (OffloaderError, TimeoutError) as error:
+            log.warning("head.unreadable", topic=str(topic), error=str(error) or "no answer")
+        state.looked_s = self._clock.monotonic()
+
+    async def _heads(self, topic: TopicName) -> list[HeadSegment]:
+        """Return the newest segments that the heads of a topic name. Raises as the store does."""
+
+        async def read(site: Site) -> HeadSegment | None:
+            try:
+                head = await rebuild.read_head(self._objects, site, topic)
+            except Archived:
+                return None
+            return head.newest if head is not None else None
+
+        found = await each(tuple(self._sites.values()), read)
+        return sorted({one for one in found if one is not None}, key=lambda one: one.end)
+
+    async def _fetched(self, named: HeadSegment, topic: TopicName) -> Known | None:
+        """Return a segment that a head names; None if it is not whole and readable. Raises as the store does."""
+        site = self._sites.get((named.bucket, named.prefix))
+        if site is None:
+            return None
+        ledger_id = named.begin.ledger_id if named.ledger_based else None
+        where = SegmentKeys(site.prefix, named.segment_id, ledger_id)
+        one = StoredSegment(site.bucket, where)
+        store = self._objects.at(site.bucket)
+        try:
+            infos = await each(stored.KINDS, lambda kind: store.head(where.of(kind)))
+        except (NotFound, Archived):
+            return None
+        one.objects.update(zip(stored.KINDS, infos, strict=True))
+        found = await rebuild.read_manifest(self._objects, site, one)
+        sound = rebuild.complete(found, one) if isinstance(found, Known) else found
+        return sound if isinstance(sound, Known) and sound.topic == topic else None
+
+    def _show(self, listed_ms: int, seconds: float) -> None:
+        counts = self.counts
+        self._metrics.bucket_listed_timestamp_seconds.set(listed_ms / 1000)
+        self._metrics.bucket_listing_seconds.set(seconds)
+        self._metrics.bucket_topics.set(counts.topics)
+        self._metrics.bucket_segments.set(counts.segments)
+        self._metrics.bucket_gaps.set(counts.gaps)
