@@ -196,7 +196,8 @@ class Daemon:
         self.health.listen(self.metrics.show_health)
         async with AsyncExitStack() as stack:
             guard = Guard(settings, self._clock, self.metrics)
-            self._site = guard.site(self.health, self.process)
+            if not settings.daemon.read_only:
+                self._site = guard.site(self.health, self.process)
             http = await stack.enter_async_context(self._http(guard))
             await stack.enter_async_context(attended(self.health, self._clock, self._environ))
             await self.open_and_serve(stack, http, guard)

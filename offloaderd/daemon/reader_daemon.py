@@ -13,7 +13,7 @@ import structlog
 
 from offloaderd.api.bucket import BucketAdminService, BucketBrokerService
 from offloaderd.api.cache import CacheService
-from offloaderd.api.daemon import ControlService
+from offloaderd.api.daemon import ControlService, DoctorService
 from offloaderd.api.interceptor import ErrorInterceptor
 from offloaderd.api.read import ReadService
 from offloaderd.api.refusing import ReadOnly
@@ -24,6 +24,7 @@ from offloaderd.core.model import TopicName
 from offloaderd.core.quotas import Accounts
 from offloaderd.daemon.components import disk_cache, read_service, reader_options
 from offloaderd.daemon.daemon import Addresses, Daemon
+from offloaderd.daemon.doctor.examination import examine
 from offloaderd.daemon.guard import Guard
 from offloaderd.daemon.http import HttpServer
 from offloaderd.daemon.settings import Settings
@@ -38,7 +39,7 @@ from offloaderd.upkeep.bucket_topics import BucketTopics
 log = structlog.get_logger(__name__)
 
 NONE_OF = (
-    *("offload", "doctor", "upkeep", "placement", "places", "retention", "history", "rollback", "identity"),
+    *("offload", "upkeep", "placement", "places", "retention", "history", "rollback", "identity"),
     *("inspect", "quota", "policy", "ledgers"),
 )
 """Services without a call here."""
@@ -145,6 +146,7 @@ class ReaderDaemon(Daemon):
             "cache": CacheService(settings.daemon.id, reader, self.metrics),
             "admin": ReadOnly(admin, ("ListTopics", "ListSegments", "Status")),
             "broker": ReadOnly(broker, ("OpenLedger", "ReadLedger")),
+            "doctor": DoctorService(lambda: examine(self.reloader.settings, self._clock, serving=True)),
             "control": ReadOnly(control, ("Reload", "ListLogLevels", "SetLogLevel")),
             **{name: ReadOnly() for name in NONE_OF},
         }

@@ -199,6 +199,7 @@ def filled(
 
 
 def overlap(one: CommittedSegment, other: CommittedSegment) -> bool:
+    """Whether two segments hold entries of each other."""
     return one.begin <= other.end and other.begin <= one.end
 
 

@@ -3,7 +3,7 @@
 The objects have keys below `<prefix>offloaderd-doctor/<id>/`, which no segment has, and are always deleted.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 
@@ -24,12 +24,17 @@ HTTP_DATE_GRAIN_MS = 1000
 
 async def bucket_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
     """Check the object store in each place of the settings."""
-    for number, (place, alone) in enumerate(case.settings.objects.each_place()):
-        where = f" of {place.bucket or alone.directory}/{place.prefix}" if number else ""
-        there = replace(case, settings=case.settings.model_copy(update={"objects": alone}))
+    for there, where in _each_place(case):
         async with aclosing(_place_checks(there, where)) as results:
             async for result in results:
                 yield result
+
+
+def _each_place(case: Case) -> Iterator[tuple[Case, str]]:
+    """Yield the case of each place alone, and the end of the names of its checks."""
+    for number, (place, alone) in enumerate(case.settings.objects.each_place()):
+        where = f" of {place.bucket or alone.directory}/{place.prefix}" if number else ""
+        yield replace(case, settings=case.settings.model_copy(update={"objects": alone})), where
 
 
 async def _place_checks(case: Case, where: str) -> AsyncGenerator[CheckResult, None]:
@@ -63,6 +68,33 @@ async def _place_checks(case: Case, where: str) -> AsyncGenerator[CheckResult, N
         finally:
             cleared = await case.check(f"bucket delete{where}", probe.clear())
         yield cleared
+
+
+async def reading_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
+    """Check what a daemon that only reads does in each place; nothing is written."""
+    for there, where in _each_place(case):
+        async with AsyncExitStack() as stack:
+            store = bucket_store(there.settings.objects, case.clock)
+            reached = await case.check(f"bucket{where}", _reached(stack, store))
+            yield reached
+            if reached.failed:
+                yield skipped(f"bucket read{where}", "the bucket cannot be used")
+            else:
+                yield await case.check(f"bucket read{where}", readable(there, store))
+
+
+async def readable(case: Case, store: BucketStore) -> Finding:
+    """List the first keys, and read from a segment of this cluster."""
+    objects, cluster = case.settings.objects, case.settings.daemon.cluster
+    site = Site(cluster=cluster, bucket=objects.bucket, prefix=objects.prefix)
+    key = await lost_metadata.first_segment(store, [site])
+    if not key:
+        return warn(
+            f"no segment of cluster {cluster!r} among the first keys",
+            "daemon.cluster is the name of the cluster that offloaded, objects.prefix where",
+        )
+    await store.get(key, 0, 1)
+    return ok(f"segments of cluster {cluster!r}, as {key}")
 
 
 async def segments(case: Case, store: BucketStore) -> Finding:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from offloaderd.core.clock import Clock
 from offloaderd.core.units import format_bytes
-from offloaderd.daemon.doctor.bucket import bucket_checks
+from offloaderd.daemon.doctor.bucket import bucket_checks, reading_checks
 from offloaderd.daemon.doctor.cluster import admin_checks
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Reading, Verdict, fail, ok, skipped, warn
 from offloaderd.daemon.doctor.zookeeper import open_store, zookeeper_checks
@@ -178,12 +178,14 @@ async def _settings(settings: Settings) -> Finding:
 
 
 GROUPS = (settings_checks, machine_checks, zookeeper_checks, admin_checks, bucket_checks, clock_checks)
+READING_GROUPS = (settings_checks, machine_checks, reading_checks)
+"""The checks for a daemon that only reads."""
 
 
 async def examine(settings: Settings, clock: Clock, *, serving: bool = False) -> AsyncGenerator[CheckResult, None]:
     """Yield the results in order. `serving`: the daemon examines itself."""
     case = Case(settings, clock, serving=serving)
-    for group in GROUPS:
+    for group in READING_GROUPS if settings.daemon.read_only else GROUPS:
         async with aclosing(group(case)) as results:
             async for result in results:
                 yield result
@@ -207,7 +209,9 @@ async def connections(settings: Settings, clock: Clock) -> list[CheckResult]:
         listen(host, number)
         return ok("")
 
-    found = [await case.check(f"metadata {options.servers}", metadata())]
+    found = []
+    if not settings.daemon.read_only:
+        found.append(await case.check(f"metadata {options.servers}", metadata()))
     services = [(f"{one.section} {one.bucket or one.directory}", one) for one in settings.objects.every_service]
     found += [await case.check(name, objects(one)) for name, one in services]
     for name, server in (("grpc", settings.grpc), ("http", settings.http)):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 
 from offloaderd.core.errors import Denied, Transient
 from offloaderd.daemon.doctor.bucket import bucket_checks
+from offloaderd.daemon.doctor.examination import examine
 from offloaderd.daemon.doctor.finding import Case, Verdict
 from offloaderd.daemon.settings import Settings
-from offloaderd.objects import opening
+from offloaderd.objects import keys, opening
 from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.objects.s3.errors import ANSWERS
 from offloaderd.objects.settings import ObjectsSettings
@@ -263,3 +265,28 @@ async def test_a_client_that_goes_away_leaves_nothing_either(case: Case, tmp_pat
     assert left(tmp_path) != []
     await checks.aclose()
     assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("cluster", ["pulsar", "another"])
+async def test_a_daemon_that_only_reads_is_examined_without_a_write(tmp_path: Path, cluster: str) -> None:
+    """It finds segments of its own cluster, or says that there are none."""
+    settings = Settings.model_validate(
+        {
+            "daemon": {"read_only": True, "cluster": cluster},
+            "objects": {"kind": "filesystem", "directory": str(tmp_path)},
+        }
+    )
+    async with opening.bucket_store(settings.objects, FakeClock()) as store:
+        key = keys.SegmentKeys("", UUID(int=7)).data
+        await store.put(key, b"data", metadata=keys.segment_metadata("pulsar"))
+        before = [info async for info in store.list()]
+        results = [one async for one in examine(settings, FakeClock())]
+        assert [info async for info in store.list()] == before
+    found = {one.name: one for one in results}
+    assert not {"zookeeper", "metadata", "bucket write"} & found.keys()
+    assert found["bucket"].verdict is Verdict.OK
+    read = found["bucket read"]
+    if cluster == "pulsar":
+        assert (read.verdict, key in read.found) == (Verdict.OK, True)
+    else:
+        assert (read.verdict, "no segment of cluster 'another'" in read.found) == (Verdict.WARN, True)
