@@ -79,7 +79,7 @@ class TopicView:
 
     def is_empty(self) -> bool:
         """Whether no tier has anything of the topic: it is empty, or unknown."""
-        return not (self.segments or self.source or self.hot or self.floor)
+        return not (self.segments or self.source or self.hot or self.floor or self.gaps)
 
     def ledger(self, ledger_id: int) -> SourceLedger | None:
         """Return a ledger of the source; None without it."""
@@ -152,7 +152,7 @@ def checked_range(
 ) -> tuple[Position | None, Position | None]:
     """Return the range to read; a missing end is the newest entry, or stays open when following.
 
-    (None, ...) means that there is nothing yet. Raises InvalidInput for a reversed range or a negative position,
+    (None, ...) means that there is nothing yet. The end stays open before a gap too: reading arrives there. Raises InvalidInput for a reversed range or a negative position,
     IdentityRefused for what only a source that is refused may have, OutOfRange beyond the newest entry, EntriesMissing
     before the oldest (EntriesDeleted up to the floor).
     """
@@ -167,17 +167,22 @@ def checked_range(
     for bound in (first, last):
         if bound is not None and (oldest is None or bound < oldest):
             _not_deleted(view, bound)
+    begin = first or Position(0, 0)
+    if oldest is None or newest is None or not oldest <= begin <= newest:
+        _not_in_gap(view, begin)
     if oldest is None or newest is None:
         if not follow and (first is not None or last is not None):
             raise OutOfRange("the topic has no entries yet", hint="leave the range out, or follow")
         return first, last
     for bound in (first, last):
         if bound is not None and bound > newest and not follow:
+            _not_in_gap(view, bound)
             raise OutOfRange(f"position {bound} is beyond the end", hint=f"the topic holds {oldest} to {newest}")
     for bound in (first, last):
         if bound is not None and bound < oldest:
             raise EntriesMissing(f"position {bound} is older than all stored entries", hint=f"the oldest is {oldest}")
-    return first or oldest, last if last is not None or follow else newest
+    ends_in_gap = bool(view.gaps) and view.gaps[-1].before is None
+    return first or oldest, last if last is not None or follow or ends_in_gap else newest
 
 
 def _only_offloaded(view: TopicView, refused: IdentityRefused, first: Position | None, last: Position | None) -> None:

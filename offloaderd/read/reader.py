@@ -196,7 +196,8 @@ class TopicReader:
     async def priority(self, topic: TopicName) -> ReadPriority:
         """Return the topic's read priority. Raises TopicNotFound when there is no trace of the topic."""
         effective = await self.patiently(lambda: self._policies.of(topic))
-        if not effective.known and not (await self.patiently(lambda: self._maps.topic_map(topic))).offloaded:
+        stored = None if effective.known else await self.patiently(lambda: self._maps.topic_map(topic))
+        if stored is not None and not stored.offloaded and not stored.gaps:
             known = None if self.source is None else await self._source_ledgers(self.source, topic)
             if known is None and self.hot.range(topic) is None:
                 raise TopicNotFound(f"unknown topic {topic}", hint="`offloadctl topics list` shows what there is")

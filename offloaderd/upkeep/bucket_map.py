@@ -18,12 +18,14 @@ from uuid import UUID
 from offloaderd.core.model import START, Gap, LedgerEnd, Loss, Position, TopicName
 from offloaderd.format.head import HeadSegment
 from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.upkeep.flaws import Kind
 from offloaderd.upkeep.rebuild_plan import (
     Known,
     Problem,
     between,
     ends_of,
     filled,
+    has_front,
     losses_of,
     merged,
     overlap,
@@ -44,9 +46,10 @@ class _Records:
     ends: Mapping[int, LedgerEnd]
     losses: Sequence[Loss]
 
-    def missing(self, one: Known, other: Known) -> list[Problem]:
-        """Return what is certainly missing between two segments."""
-        return [flaw for flaw in between(one.segment, other.segment, self.ends, self.losses) if flaw.blocks]
+    def missing(self, one: Known, other: Known, *, possibly: bool = False) -> list[Problem]:
+        """Return what is certainly missing between two segments, or `possibly`."""
+        flaws = between(one.segment, other.segment, self.ends, self.losses)
+        return [flaw for flaw in flaws if flaw.blocks or possibly]
 
     def join(self, one: Known, other: Known) -> bool:
         """Whether the other segment may follow the one directly."""
@@ -55,10 +58,9 @@ class _Records:
 
 @dataclass(frozen=True, slots=True)
 class _Doubt:
-    """Segments of which none is served, with the reason."""
+    """Segments of which none is served: where they begin, and the reason."""
 
     begin: Position
-    end: Position
     why: str
 
 
@@ -84,12 +86,14 @@ def readable_map(
     every = [*replaced, *sources, *kept]
     records = _Records(ends_of(every, contradictions), losses_of(every))
     kept, doubts = _undisputed(kept, contradictions)
+    doubts += [_Doubt(one.entries.begin, one.text) for one in problems if one.entries is not None]
     chosen, unsettled = _settled(kept, named, records)
     doubts += unsettled
     chosen = filled(chosen, offered, records.ends, records.losses)
     segments = tuple(one.segment for one in chosen)
     last = segments[-1].end if segments else START
     gaps = [*_gaps_between(chosen, records, doubts, problems), *_gap_behind(last, heads, doubts, problems)]
+    gaps = [*_gap_before(chosen, doubts, problems, others=bool(gaps)), *gaps]
     offloaded = {part.ledger_id: part.last_entry_id for segment in segments for part in segment.slices}
     return TopicMap(
         topic,
@@ -134,7 +138,7 @@ def _undisputed(known: Sequence[Known], contradictions: Sequence[Problem]) -> tu
         if ledgers.isdisjoint(part.ledger_id for part in one.segment.slices):
             kept.append(one)
         else:
-            doubts.append(_Doubt(one.segment.begin, one.segment.end, why))
+            doubts.append(_Doubt(one.segment.begin, why))
     return kept, doubts
 
 
@@ -163,7 +167,7 @@ def _settled(known: Sequence[Known], named: Collection[UUID], records: _Records)
         else:
             ids = ", ".join(str(one.segment.segment_id) for one in group[:REASONS_MAX])
             why = f"segments {ids} hold the same entries, and nothing shows which of them was committed"
-            doubts.append(_Doubt(group[0].segment.begin, max(one.segment.end for one in group), why))
+            doubts.append(_Doubt(group[0].segment.begin, why))
             before = None
     return chosen, doubts
 
@@ -199,24 +203,48 @@ def _rows(group: Sequence[Known], before: Known | None, after: Known | None, rec
 def _gaps_between(
     chosen: Sequence[Known], records: _Records, doubts: Sequence[_Doubt], problems: Sequence[Problem]
 ) -> Iterator[Gap]:
-    """Yield what is certainly missing between two segments, and what is in doubt there."""
+    """Yield what is certainly missing between two segments, and what is in doubt there.
+
+    What may be missing by segments that record no ends (of older versions) counts if a manifest could not be read.
+    """
+    unread = _unread(problems)
     for one, other in pairwise(chosen):
         after, before = one.segment.end, other.segment.begin
         inside = [doubt for doubt in doubts if after < doubt.begin < before]
-        if inside or records.missing(one, other):
+        if inside or records.missing(one, other, possibly=unread):
             yield Gap(after, before, _why(inside, problems, "no segment in the bucket holds them"))
+
+
+def _gap_before(
+    chosen: Sequence[Known], doubts: Sequence[_Doubt], problems: Sequence[Problem], *, others: bool
+) -> Iterator[Gap]:
+    """Yield the gap before the first segment, if something there cannot be read; else retention deleted it.
+
+    A manifest that cannot be read does not show where its entries were: without `others`, there.
+    """
+    if not chosen:
+        return
+    begin = chosen[0].segment.begin
+    inside = [doubt for doubt in doubts if doubt.begin < begin]
+    if inside or (not others and has_front(chosen) and _unread(problems)):
+        yield Gap(START, begin, _why(inside, problems, "they were offloaded, and retention may have deleted them"))
 
 
 def _gap_behind(
     last: Position, heads: Sequence[HeadSegment], doubts: Sequence[_Doubt], problems: Sequence[Problem]
 ) -> Iterator[Gap]:
     """Yield the gap behind the last segment, if something is known to have been there."""
-    inside = [doubt for doubt in doubts if doubt.end > last]
+    inside = [doubt for doubt in doubts if doubt.begin > last]
     ahead = [one for one in heads if one.end > last]
-    if inside or ahead:
+    if inside or ahead or (last == START and _unread(problems)):
         named = [f"the topic's head names segment {one.segment_id} ({one.begin} to {one.end}), " for one in ahead[-1:]]
-        missing = "".join([*named, "which cannot be read, or was deleted"])
+        missing = "".join([*named, "which cannot be read, or was deleted"]) if named else "no segment can be read"
         yield Gap(last, None, _why(inside, problems, missing))
+
+
+def _unread(problems: Iterable[Problem]) -> bool:
+    """Whether there is a manifest of which nothing is known."""
+    return any(one.kind is Kind.UNREADABLE for one in problems)
 
 
 def _why(doubts: Sequence[_Doubt], problems: Sequence[Problem], otherwise: str) -> str:

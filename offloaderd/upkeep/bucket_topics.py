@@ -224,7 +224,9 @@ class BucketTopics:
             listing.known[found.topic].append(found)
         elsewhere = [problem for problem in problems if problem.blocks and ids.isdisjoint(problem.segments)]
         for problem in (*elsewhere, *contradictions):
-            listing.problems[problem.topic if problem.topic in listing.known else None].append(problem)
+            listing.problems[problem.topic].append(problem)
+            if problem.topic is not None:
+                listing.known.setdefault(problem.topic, [])
         return listing
 
     async def _manifest(self, site: Site, one: StoredSegment) -> Known | Problem:

@@ -281,6 +281,7 @@ def complete(known: Known, one: StoredSegment) -> Known | Problem:
                 topic=known.topic,
                 segments=(one.segment_id,),
                 what_to_do="restore the object, or leave the segment out with --without",
+                entries=segment.range,
             )
     return known
 

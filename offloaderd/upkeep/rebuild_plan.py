@@ -19,7 +19,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from offloaderd.core.errors import CorruptData, InvalidInput
-from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod, Position, TopicName, lost_up_to
+from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod, Position, SegmentRange, TopicName, lost_up_to
 from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.pieces import StoredContext
@@ -40,6 +40,8 @@ class Problem:
     topic: TopicName | None = None
     segments: tuple[UUID, ...] = ()
     what_to_do: str = ""
+    entries: SegmentRange | None = None
+    """The entries of a segment that is described and not whole."""
 
     @property
     def blocks(self) -> bool:

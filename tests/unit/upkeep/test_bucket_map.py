@@ -58,8 +58,7 @@ def test_a_segment_that_is_missing_in_the_middle_leaves_a_gap(missing: int) -> N
 
 def test_the_reason_quotes_what_could_not_be_read() -> None:
     """So an operator knows which object to repair."""
-    flaw = Problem(kind=Kind.UNREADABLE, text="manifest X is damaged", topic=TOPIC)
-    found = readable_map(TOPIC, [known(1, (3, 0, 9)), known(3, (3, 20, 24))], problems=[flaw])
+    found = readable_map(TOPIC, [known(1, (3, 0, 9)), known(3, (3, 20, 24))], problems=[UNREAD])
     assert "manifest X is damaged" in found.gaps[0].why
 
 
@@ -99,6 +98,36 @@ def test_of_segments_about_which_nothing_is_proven_none_is_served(behind: tuple[
     assert ranges(found) == [(Position(3, 9), Position(3, 20) if behind else None)]
     assert str(segment_id(2)) in found.gaps[0].why
     assert str(segment_id(3)) in found.gaps[0].why
+
+
+def test_of_first_segments_about_which_nothing_is_proven_none_is_served() -> None:
+    """A topic does not begin behind them."""
+    row = known(1, (3, 0, 9)), known(2, (3, 0, 9)), known(3, (3, 10, 19))
+    found = readable_map(TOPIC, row)
+    assert numbers(found) == [3]
+    assert ranges(found) == [(START, Position(3, 10))]
+    assert str(segment_id(1)) in found.gaps[0].why
+
+
+UNREAD = Problem(kind=Kind.UNREADABLE, text="manifest X is damaged", topic=TOPIC)
+
+
+def test_what_may_be_missing_is_a_gap_if_a_manifest_cannot_be_read() -> None:
+    """Manifests of older versions do not name the ledgers between: what cannot be read may have been there."""
+    row = known(1, (3, 0, 9)), known(2, (5, 0, 4))
+    assert not readable_map(TOPIC, row).gaps
+    found = readable_map(TOPIC, row, problems=[UNREAD])
+    assert ranges(found) == [(Position(3, 9), Position(5, 0))]
+    assert UNREAD.text in found.gaps[0].why
+
+
+def test_what_was_before_the_first_segment_is_a_gap_if_a_manifest_cannot_be_read() -> None:
+    """Unless it is what another gap lacks: else every topic that retention has shortened began with an error."""
+    row = known(1, (3, 10, 19)), known(2, (3, 20, 29)), known(3, (3, 30, 39))
+    assert not readable_map(TOPIC, row).gaps
+    assert ranges(readable_map(TOPIC, row, problems=[UNREAD])) == [(START, Position(3, 10))]
+    assert ranges(readable_map(TOPIC, [row[0], row[2]], problems=[UNREAD])) == [(Position(3, 19), Position(3, 30))]
+    assert not readable_map(TOPIC, [known(1, (3, 0, 9))], problems=[UNREAD]).gaps
 
 
 def test_segments_with_the_same_content_are_one() -> None:

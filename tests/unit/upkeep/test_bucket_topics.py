@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.core.aio import Group
-from offloaderd.core.errors import BucketMissing, EntriesMissing, NotFound, OutOfRange, Transient
+from offloaderd.core.errors import BucketMissing, EntriesMissing, NotFound, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position
 from offloaderd.core.read_options import Goal, SeekKind
@@ -250,8 +250,42 @@ async def test_the_newest_segment_is_missing_and_its_head_is_not() -> None:
         with pytest.raises(EntriesMissing, match=str(newest.segment_id)):
             async for _ in reader.read(TOPIC, follow=True):
                 pass
-        with pytest.raises(OutOfRange):
-            await read_all(reader, newest.begin)
+        for first in (None, newest.begin):
+            with pytest.raises(EntriesMissing, match=str(newest.segment_id)):
+                await read_all(reader, first)
+
+
+async def test_a_first_segment_that_is_not_whole_is_no_begin_of_a_topic() -> None:
+    """A read from the begin, or of its entries, is an error with the reason; what follows is read."""
+    rig = await offloaded_topic(10, 10)
+    first, second = (await live(rig)).segments
+    await rig.store.delete([first.keys.index])
+    async with reader_of(rig, await listed(rig)) as reader:
+        for begin in (None, first.begin):
+            with pytest.raises(EntriesMissing, match=str(first.segment_id)):
+                await read_all(reader, begin)
+        assert len(await read_all(reader, second.begin)) == 10
+
+
+@pytest.mark.parametrize("broken", ["index", "manifest"])
+async def test_a_topic_of_which_nothing_can_be_read_is_not_unknown(broken: str) -> None:
+    """It is listed, and reads and seeks name what is wrong."""
+    rig = await offloaded_topic(10)
+    victim = (await live(rig)).segments[0]
+    key = getattr(victim.keys, broken)
+    if broken == "manifest":
+        data = await rig.store.get(key)
+        await rig.store.put(key, data[:-1] + bytes([data[-1] ^ 1]))
+        await rig.store.delete([keys.head("seg/", "test", TOPIC.managed_ledger)])
+    else:
+        await rig.store.delete([key])
+    found = await listed(rig)
+    assert found.topics == [TOPIC]
+    async with reader_of(rig, found) as reader:
+        with pytest.raises(EntriesMissing, match=str(victim.segment_id)):
+            await read_all(reader)
+        with pytest.raises(EntriesMissing, match=str(victim.segment_id)):
+            await seek(reader, TOPIC, Goal(SeekKind.SEQUENCE, 0))
 
 
 async def test_a_store_that_is_away_leaves_the_maps_as_they_were() -> None:
