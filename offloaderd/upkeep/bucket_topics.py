@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
+from uuid import UUID
 
 import structlog
 
@@ -50,7 +51,8 @@ class _Topic:
     """What is known of one topic. `looked_s`: when its head was last read.
 
     `found` are its segments by the last listing, mirrors joined, `appended` those that heads have named since. `heads`
-    are the segments that heads have named by then. `brokers`: None until ledgers of brokers were searched.
+    are the segments that heads have named by then, `seen` what they named when they were last read. `brokers`: None
+    until ledgers of brokers were searched. `stale`: the next listing is to make the map anew, whatever it shows.
     """
 
     map: TopicMap
@@ -58,7 +60,9 @@ class _Topic:
     problems: list[Problem] = field(default_factory=list)
     appended: list[Known] = field(default_factory=list)
     heads: deque[HeadSegment] = field(default_factory=lambda: deque(maxlen=HEADS_MAX))
+    seen: Sequence[HeadSegment] = ()
     brokers: tuple[Known, ...] | None = None
+    stale: bool = False
     looked_s: float = float("-inf")
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -66,21 +70,20 @@ class _Topic:
         """Make the map of all that is known."""
         self.map = readable_map(
             self.map.topic,
-            self.found,
+            [*self.found, *self.appended],
             heads=tuple(self.heads),
             brokers=self.brokers or (),
             problems=self.problems,
         )
-        for one in self.appended:
-            self.map = extended(self.map, one) or self.map
 
-    def append(self, known: Known) -> bool:
+    def append(self, known: Known, named: HeadSegment) -> bool:
         """Add the segment that directly follows the map; return whether it does."""
         following = extended(self.map, known)
         if following is None:
             return False
         self.map = following
         self.appended.append(known)
+        self.heads.append(named)
         return True
 
 
@@ -90,6 +93,8 @@ class _Listing:
 
     known: dict[TopicName, list[Known]]
     problems: dict[TopicName | None, list[Problem]]
+    appended_before: dict[TopicName, set[UUID]]
+    """Segments that heads had named before the listing: of these, it has all that are there."""
 
 
 class Totals(NamedTuple):
@@ -161,9 +166,13 @@ class BucketTopics:
         if found is None:
             return TopicMap(topic)
         if self._clock.monotonic() - found.looked_s >= self._head_s:
-            async with found.lock:
-                if self._clock.monotonic() - found.looked_s >= self._head_s:
-                    await self._look(found)
+            try:
+                async with asyncio.timeout(ANSWERS_S), found.lock:
+                    if self._clock.monotonic() - found.looked_s >= self._head_s:
+                        await self._look(found)
+            except (OffloaderError, TimeoutError) as error:
+                log.warning("head.unreadable", topic=str(topic), error=str(error) or "no answer")
+                found.looked_s = self._clock.monotonic()
         return found.map
 
     async def run(self, progress: Callable[[int], None] = lambda _: None) -> None:
@@ -189,7 +198,8 @@ class BucketTopics:
         changed = []
         for topic, found in listing.known.items():
             state = self._topics.get(topic) or _Topic(TopicMap(topic))
-            if (state.found, state.problems) != (found, listing.problems[topic]):
+            same = (state.found, state.problems) == (found, listing.problems[topic])
+            if not same or state.stale or topic in listing.appended_before:
                 changed.append(state)
         await each(changed, lambda one: self._renew(one, listing))
         await self._fill(changed)
@@ -202,6 +212,11 @@ class BucketTopics:
 
     async def _listed(self, progress: Callable[[int], None]) -> _Listing:
         counts, known, problems = Counts(), list[Known](), list[Problem]()
+        appended = {
+            topic: {known.segment.segment_id for known in one.appended}
+            for topic, one in self._topics.items()
+            if one.appended
+        }
         manifests: dict[tuple[str, str], tuple[ObjectInfo, Known | Problem]] = {}
         for site in self._sites.values():
             async for batch in stored.batches(self._objects, site, counts):
@@ -219,7 +234,7 @@ class BucketTopics:
         self._manifests = manifests
         joined, contradictions = with_copies(known)
         ids = {found.segment.segment_id for found in joined}
-        listing = _Listing(defaultdict(list), defaultdict(list))
+        listing = _Listing(defaultdict(list), defaultdict(list), defaultdict(set, appended))
         for found in joined:
             listing.known[found.topic].append(found)
         elsewhere = [problem for problem in problems if problem.blocks and ids.isdisjoint(problem.segments)]
@@ -242,20 +257,26 @@ class BucketTopics:
         topic = state.map.topic
         async with state.lock:
             heads = await self._heads(topic)
-            state.looked_s = self._clock.monotonic()
-            state.found, state.problems = listing.known[topic], listing.problems[topic]
-            ids = {one.segment.segment_id for one in state.found}
-            state.appended = [one for one in state.appended if one.segment.segment_id not in ids]
-            ids |= {one.segment.segment_id for one in state.appended}
-            fetched = [
-                known for one in heads if one.segment_id not in ids and (known := await self._fetched(one, topic))
+            looked_s = self._clock.monotonic()
+            found = listing.known[topic]
+            ids = {one.segment.segment_id for one in found}
+            appended = [
+                one for one in state.appended if one.segment.segment_id not in ids | listing.appended_before[topic]
             ]
-            later = {one.segment.segment_id for one in (*state.appended, *fetched)}
-            state.heads.extend(one for one in heads if one.segment_id not in later and one not in state.heads)
+            ids |= {one.segment.segment_id for one in appended}
+            later = {
+                one: known for one in heads if one.segment_id not in ids and (known := await self._fetched(one, topic))
+            }
+            state.found, state.problems, state.appended = found, listing.problems[topic], appended
+            state.looked_s, state.seen = looked_s, heads
+            state.heads.extend(one for one in heads if one not in later and one not in state.heads)
             state.make()
-            for one in fetched:  # committed after the listing
-                if not state.append(one):
-                    self._due.set()
+            waited, state.stale = state.stale, False
+            for named, known in later.items():  # committed after the listing
+                if not state.append(known, named):
+                    state.stale = True
+                    if not waited:
+                        self._due.set()
 
     async def _fill(self, changed: Sequence[_Topic]) -> None:
         """Search ledgers that brokers have offloaded for topics that lack entries, once for each topic."""
@@ -265,29 +286,30 @@ class BucketTopics:
         if not lacking:
             return
         found: dict[TopicName, list[Known]] = defaultdict(list)
-        for site in {site.bucket: replace(site, prefix="") for site in self._sites.values()}.values():
-            for one in await rebuild.broker_ledgers(self._objects, site, lacking, []):
-                found[one.topic].append(one)
+        try:
+            for site in {site.bucket: replace(site, prefix="") for site in self._sites.values()}.values():
+                for one in await rebuild.broker_ledgers(self._objects, site, lacking, []):
+                    found[one.topic].append(one)
+        except OffloaderError:
+            for state in lacking.values():
+                state.stale = True
+            raise
         for topic, state in lacking.items():
             state.brokers = tuple(found[topic])
             if state.brokers:
                 state.make()
 
     async def _look(self, state: _Topic) -> None:
-        """Read the head of a topic, and add the segment that it names to the map. An error changes nothing."""
+        """Read the head of a topic, and add the segment that it names to the map. Raises as the store does."""
         topic = state.map.topic
-        try:
-            async with asyncio.timeout(ANSWERS_S):
-                ids = {one.segment_id for one in state.map.segments[-HEADS_MAX:]}
-                ids |= {one.segment_id for one in state.heads}
-                for named in await self._heads(topic):
-                    if named.segment_id not in ids:
-                        known = await self._fetched(named, topic)
-                        if known is None or not state.append(known):
-                            self._due.set()
-        except (OffloaderError, TimeoutError) as error:
-            log.warning("head.unreadable", topic=str(topic), error=str(error) or "no answer")
-        state.looked_s = self._clock.monotonic()
+        heads = await self._heads(topic)
+        for named in heads:
+            if named not in state.seen:
+                known = await self._fetched(named, topic)
+                if known is None or not state.append(known, named):
+                    state.stale = True
+                    self._due.set()
+        state.seen, state.looked_s = heads, self._clock.monotonic()
 
     async def _heads(self, topic: TopicName) -> list[HeadSegment]:
         """Return the newest segments that the heads of a topic name. Raises as the store does."""

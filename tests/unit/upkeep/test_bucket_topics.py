@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from offloaderd.read.reader import TopicReader
 from offloaderd.read.seek import seek
 from offloaderd.read.stream import NoBuffers
 from offloaderd.testing.faults import Faults, FaultyStore
+from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.bucket_topics import LISTING_PAUSE_S, BucketTopics
 from offloaderd.upkeep.stored import Site
 from tests.unit.rigs.owned import offload_more, offloaded_topic
@@ -27,14 +29,39 @@ from tests.unit.rigs.rig import TOPIC, Rig, memory_ledgers, payloads, until
 from tests.unit.upkeep.test_rebuild_living import SEEDS, lived
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
 
     from offloaderd.core.model import TopicName
     from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.objects.port import ObjectInfo, SegmentStore
     from offloaderd.policy.policies import Effective
 
 SITE = Site(cluster="test", bucket="b", prefix="seg/")
 LISTING_S, HEAD_S = 300.0, 2.0
+
+
+class LaterStore(FaultyStore):
+    """A store whose listings lack the segments that are `hidden`; requests for heads wait until `heads` is set."""
+
+    def __init__(self, store: SegmentStore, faults: Faults, hidden: str = "") -> None:
+        super().__init__(store, faults)
+        self.hidden = hidden
+        self.heads = asyncio.Event()
+        self.heads.set()
+        self.waiting = 0
+
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
+        """See ObjectReader."""
+        async for info in super().list(prefix):
+            if not any(one in info.key for one in self.hidden.split()):
+                yield info
+
+    async def get(self, key: str, *rest: int) -> bytes:
+        """See ObjectReader."""
+        if key.endswith(".head"):
+            self.waiting += not self.heads.is_set()
+            await self.heads.wait()
+        return await super().get(key, *rest)
 
 
 def bucket_topics(rig: Rig, faults: Faults | None = None) -> BucketTopics:
@@ -180,6 +207,93 @@ async def test_several_commits_between_two_looks_are_found_by_a_listing() -> Non
         await until(lambda: found.listed_ms > first_ms)
         assert rig.clock.monotonic() - began_s < LISTING_S
         assert (await found.topic_map(TOPIC)).segments == (await live(rig)).segments
+
+
+async def test_a_head_that_names_a_segment_that_is_not_there_costs_one_listing() -> None:
+    """Then it is a gap at the end, and the head says nothing new."""
+    rig, faults = await offloaded_topic(10), Faults()
+    async with running(bucket_topics(rig, faults)) as found:
+        await until(lambda: found.listed_ms > 0)
+        await offload_more(rig, [5], seed=1)
+        newest = (await live(rig)).segments[-1]
+        await rig.store.delete(newest.keys.every)
+        faults.asked.clear()
+        for _ in range(50):
+            await rig.clock.sleep(HEAD_S)
+            current = await found.topic_map(TOPIC)
+        assert [(gap.after, gap.before) for gap in current.gaps] == [(Position(0, 9), None)]
+        assert str(newest.segment_id) in current.gaps[0].why
+        assert sum(one == "list seg/" for one in faults.asked) == 1
+
+
+async def test_a_segment_that_a_head_named_and_that_is_gone_is_gone_after_the_next_listing() -> None:
+    """As any other."""
+    rig = await offloaded_topic(10)
+    found = await listed(rig)
+    await offload_more(rig, [5], seed=1)
+    await rig.clock.sleep(HEAD_S)
+    assert len((await found.topic_map(TOPIC)).segments) == 2
+    await rig.store.delete((await live(rig)).segments[-1].keys.every)
+    await found.refresh()
+    current = await found.topic_map(TOPIC)
+    assert len(current.segments) == 1
+    assert [(gap.after, gap.before) for gap in current.gaps] == [(Position(0, 9), None)]
+
+
+async def test_a_listing_that_fails_half_way_is_made_up_for_by_the_next() -> None:
+    """It had new segments, and could not read the one that the head names."""
+    rig, faults = await offloaded_topic(10), Faults()
+    found = await listed(rig, faults)
+    await offload_more(rig, [5, 5], seed=1)
+    newest = (await live(rig)).segments[-1]
+    store = LaterStore(rig.store, faults, hidden=str(newest.segment_id))
+    found = BucketTopics(store, [SITE], listing_s=LISTING_S, head_s=HEAD_S, clock=rig.clock, metrics=Metrics())
+    store.hidden = f"{(await live(rig)).segments[1].segment_id} {newest.segment_id}"
+    await found.refresh()
+    store.hidden = str(newest.segment_id)
+    faults.fail("head", Transient("the store is away"))
+    with pytest.raises(Transient):
+        await found.refresh()
+    await found.refresh()
+    assert (await found.topic_map(TOPIC)).segments == (await live(rig)).segments
+
+
+async def test_a_search_for_ledgers_of_brokers_that_failed_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else their entries would not be read until the topic changes."""
+    rig = await offloaded_topic(10, 10, 10)
+    found = await listed(rig)
+    await rig.store.delete([(await live(rig)).segments[1].keys.index])
+    searches: list[object] = []
+
+    async def search(*_: object) -> list[object]:
+        searches.append(_)
+        if len(searches) == 1:
+            raise Transient("the store is away")
+        return []
+
+    monkeypatch.setattr(rebuild, "broker_ledgers", search)
+    with pytest.raises(Transient):
+        await found.refresh()
+    for _ in range(2):
+        await found.refresh()
+    assert len(searches) == 2
+
+
+async def test_a_read_does_not_wait_for_a_listing_that_waits_for_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on with the map as it is, as when it asks for the head itself."""
+    monkeypatch.setattr("offloaderd.upkeep.bucket_topics.ANSWERS_S", 0.01)
+    rig = await offloaded_topic(10)
+    store = LaterStore(rig.store, Faults())
+    found = BucketTopics(store, [SITE], listing_s=LISTING_S, head_s=HEAD_S, clock=rig.clock, metrics=Metrics())
+    await found.refresh()
+    await offload_more(rig, [5], seed=1)
+    store.heads.clear()
+    await rig.clock.sleep(HEAD_S)
+    async with Group() as group:
+        work = group.create_task(found.refresh())
+        await until(lambda: store.waiting > 0)
+        assert len((await found.topic_map(TOPIC)).segments) == 1
+        work.cancel()
 
 
 async def test_a_topic_that_is_new_is_there_after_the_next_listing() -> None:
