@@ -152,9 +152,10 @@ def checked_range(
 ) -> tuple[Position | None, Position | None]:
     """Return the range to read; a missing end is the newest entry, or stays open when following.
 
-    (None, ...) means that there is nothing yet. The end stays open before a gap too: reading arrives there. Raises InvalidInput for a reversed range or a negative position,
-    IdentityRefused for what only a source that is refused may have, OutOfRange beyond the newest entry, EntriesMissing
-    before the oldest (EntriesDeleted up to the floor).
+    (None, ...) means that there is nothing yet. The end stays open before a gap too, which the read comes to. Raises
+    InvalidInput for a reversed range or a negative position, IdentityRefused for what only a source that is refused may
+    have, OutOfRange beyond the newest entry, EntriesMissing before the oldest (EntriesDeleted up to the floor) and in a
+    gap.
     """
     for bound in (first, last):
         if bound is not None:
@@ -167,9 +168,7 @@ def checked_range(
     for bound in (first, last):
         if bound is not None and (oldest is None or bound < oldest):
             _not_deleted(view, bound)
-    begin = first or Position(0, 0)
-    if oldest is None or newest is None or not oldest <= begin <= newest:
-        _not_in_gap(view, begin)
+    _not_in_gap(view, first or Position(0, 0))
     if oldest is None or newest is None:
         if not follow and (first is not None or last is not None):
             raise OutOfRange("the topic has no entries yet", hint="leave the range out, or follow")

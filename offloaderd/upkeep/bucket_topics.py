@@ -10,7 +10,7 @@ A failed listing changes nothing: the maps stay as they were, and `listed_ms` te
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -140,12 +140,17 @@ class BucketTopics:
 
     @property
     def topics(self) -> list[TopicName]:
-        """All topics with a segment, in order."""
+        """All topics with a segment, in order. Raises Transient before the first listing."""
+        self._check_listed()
         return sorted(self._topics)
 
     async def every_topic(self) -> list[TopicName]:
-        """Return all topics with a segment, in order."""
+        """Return all topics with a segment, in order. Raises Transient before the first listing."""
         return self.topics
+
+    def _check_listed(self) -> None:
+        if not self.listed_ms:
+            raise Transient("the bucket was not listed yet", hint="try again in a moment")
 
     @property
     def counts(self) -> Totals:
@@ -160,8 +165,7 @@ class BucketTopics:
 
     async def topic_map(self, topic: TopicName) -> TopicMap:
         """Return the map, at most `head_s` old while the store answers. Raises Transient before the first listing."""
-        if not self.listed_ms:
-            raise Transient("the bucket was not listed yet", hint="try again in a moment")
+        self._check_listed()
         found = self._topics.get(topic)
         if found is None:
             return TopicMap(topic)
@@ -234,6 +238,7 @@ class BucketTopics:
         self._manifests = manifests
         joined, contradictions = with_copies(known)
         ids = {found.segment.segment_id for found in joined}
+        foreign = [problem for problem in problems if problem.kind is Kind.FOREIGN]
         listing = _Listing(defaultdict(list), defaultdict(list), defaultdict(set, appended))
         for found in joined:
             listing.known[found.topic].append(found)
@@ -242,6 +247,10 @@ class BucketTopics:
             listing.problems[problem.topic].append(problem)
             if problem.topic is not None:
                 listing.known.setdefault(problem.topic, [])
+        if foreign and not joined:
+            others = _of_others(foreign, {site.cluster for site in self._sites.values()})
+            log.warning("bucket.of_other_clusters", problem=others.text)
+            listing.problems[None].insert(0, others)
         return listing
 
     async def _manifest(self, site: Site, one: StoredSegment) -> Known | Problem:
@@ -349,3 +358,10 @@ class BucketTopics:
         self._metrics.bucket_topics.set(counts.topics)
         self._metrics.bucket_segments.set(counts.segments)
         self._metrics.bucket_gaps.set(counts.gaps)
+
+
+def _of_others(foreign: Sequence[Problem], clusters: Collection[str]) -> Problem:
+    """Return the problem of places that have segments, and none of the daemon's cluster."""
+    text = f"no segment here is of cluster {', '.join(map(repr, sorted(clusters)))}, and {len(foreign)} are of others: "
+    text += f"{foreign[0].text}; daemon.cluster is to be the name of the cluster that offloaded the topics"
+    return Problem(kind=Kind.FOREIGN, text=text)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd.api.bucket import BucketAdminService
 from offloaderd.core.aio import Group
 from offloaderd.core.errors import BucketMissing, EntriesMissing, NotFound, Transient
 from offloaderd.core.metrics.metrics import Metrics
@@ -17,6 +18,7 @@ from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.removal import without_oldest
 from offloaderd.objects import keys
 from offloaderd.policy.policies import effective
+from offloaderd.protocol.v1 import admin_pb2
 from offloaderd.read.reader import TopicReader
 from offloaderd.read.seek import seek
 from offloaderd.read.stream import NoBuffers
@@ -155,8 +157,13 @@ async def test_every_byte_is_read_back() -> None:
 async def test_before_the_first_listing_nothing_is_said_of_a_topic() -> None:
     """Not known is not the same as not there."""
     rig = await offloaded_topic(10)
+    found = bucket_topics(rig)
     with pytest.raises(Transient, match="not listed yet"):
-        await bucket_topics(rig).topic_map(TOPIC)
+        await found.topic_map(TOPIC)
+    with pytest.raises(Transient, match="not listed yet"):
+        await found.every_topic()
+    with pytest.raises(Transient, match="not listed yet"):
+        await BucketAdminService(found, snapshot=lambda: None).ListTopics(admin_pb2.ListTopicsRequest(), None)  # type: ignore[arg-type, return-value]
 
 
 async def test_a_commit_shows_within_the_age_of_a_head_without_a_listing() -> None:
@@ -432,8 +439,9 @@ async def test_a_bucket_that_is_gone_is_no_empty_bucket() -> None:
 
 
 async def test_segments_of_another_cluster_in_the_same_place_do_not_count() -> None:
-    """Each daemon reads its own cluster's topics."""
+    """Each daemon reads its own cluster's topics; if there are none, the name may be wrong."""
     rig = await offloaded_topic(10)
+    assert not (await listed(rig)).problems
     found = BucketTopics(
         rig.store,
         [Site(cluster="another", bucket="b", prefix="seg/")],
@@ -444,6 +452,8 @@ async def test_segments_of_another_cluster_in_the_same_place_do_not_count() -> N
     )
     await found.refresh()
     assert found.topics == []
+    assert "no segment here is of cluster 'another', and 1 are of others" in found.problems[0].text
+    assert "of cluster 'test'" in found.problems[0].text
 
 
 async def test_a_damaged_head_is_no_reason_not_to_read() -> None:
