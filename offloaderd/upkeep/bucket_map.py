@@ -10,6 +10,7 @@ is served.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from types import MappingProxyType
@@ -104,6 +105,22 @@ def readable_map(
         losses=tuple(records.losses),
         gaps=tuple(gaps),
     )
+
+
+def settled(topic: TopicName, found: Sequence[Known], new: AbstractSet[UUID], *, begins: bool) -> list[Known]:
+    """Return the segments without `new` ones behind a gap, or behind a begin that may be one if the topic `begins`.
+
+    A listing takes a while, and is in the order of keys: one that has a segment which was committed meanwhile may lack
+    those before it. All that was committed before a segment that an earlier listing had is in a listing.
+    """
+    if new.isdisjoint(one.segment.segment_id for one in found):
+        return list(found)
+    if begins and has_front(found) and all(one.segment.segment_id in new for one in found):
+        return []
+    made = readable_map(topic, found)
+    behind = {gap.before for gap in made.gaps}
+    cut = next((one.begin for one in made.segments if one.begin in behind and one.segment_id in new), None)
+    return [one for one in found if cut is None or one.segment.begin < cut or one.segment.segment_id not in new]
 
 
 def extended(topic_map: TopicMap, known: Known) -> TopicMap | None:

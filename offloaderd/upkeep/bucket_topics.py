@@ -29,7 +29,7 @@ from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.keys import ObjectKind, SegmentKeys
 from offloaderd.objects.port import ObjectInfo, ObjectReader
 from offloaderd.upkeep import rebuild, stored
-from offloaderd.upkeep.bucket_map import extended, readable_map
+from offloaderd.upkeep.bucket_map import extended, readable_map, settled
 from offloaderd.upkeep.flaws import Kind
 from offloaderd.upkeep.rebuild_plan import Known, Problem, has_front, with_copies
 from offloaderd.upkeep.stored import Counts, Site, StoredSegment
@@ -87,7 +87,7 @@ class _Topic:
         return True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Listing:
     """One listing of all places: segments and problems by topic, problems of none under None."""
 
@@ -95,6 +95,8 @@ class _Listing:
     problems: dict[TopicName | None, list[Problem]]
     appended_before: dict[TopicName, set[UUID]]
     """Segments that heads had named before the listing: of these, it has all that are there."""
+    unsettled: bool = False
+    """Whether it left segments out that only the next listing can place."""
 
 
 class Totals(NamedTuple):
@@ -199,6 +201,10 @@ class BucketTopics:
         """List all places, and renew the maps of the topics that have changed. Raises as the store does."""
         began_ms, began_s = self._clock.wall_ms(), self._clock.monotonic()
         listing = await self._listed(progress if not self.listed_ms else lambda _: None)
+        if listing.unsettled and not self.listed_ms:
+            listing = await self._listed(lambda _: None)
+        if listing.unsettled:
+            self._due.set()
         changed = []
         for topic, found in listing.known.items():
             state = self._topics.get(topic) or _Topic(TopicMap(topic))
@@ -216,6 +222,7 @@ class BucketTopics:
 
     async def _listed(self, progress: Callable[[int], None]) -> _Listing:
         counts, known, problems = Counts(), list[Known](), list[Problem]()
+        new, old = set[UUID](), set[UUID]()
         appended = {
             topic: {known.segment.segment_id for known in one.appended}
             for topic, one in self._topics.items()
@@ -225,6 +232,9 @@ class BucketTopics:
         for site in self._sites.values():
             async for batch in stored.batches(self._objects, site, counts):
                 described = [one for one in batch if ObjectKind.MANIFEST in one.objects]
+                for one in described:
+                    earlier = (site.bucket, one.keys.manifest) in self._manifests
+                    (old if earlier else new).add(one.segment_id)
                 read = await each(described, partial(self._manifest, site))
                 for one, found in zip(described, read, strict=True):
                     key = site.bucket, one.keys.manifest
@@ -242,6 +252,7 @@ class BucketTopics:
         listing = _Listing(defaultdict(list), defaultdict(list), defaultdict(set, appended))
         for found in joined:
             listing.known[found.topic].append(found)
+        self._settle(listing, new - old)
         elsewhere = [problem for problem in problems if problem.blocks and ids.isdisjoint(problem.segments)]
         for problem in (*elsewhere, *contradictions):
             listing.problems[problem.topic].append(problem)
@@ -252,6 +263,15 @@ class BucketTopics:
             log.warning("bucket.of_other_clusters", problem=others.text)
             listing.problems[None].insert(0, others)
         return listing
+
+    def _settle(self, listing: _Listing, new: set[UUID]) -> None:
+        """Leave out the segments that only the next listing can place; `new` are those that no earlier one had."""
+        for topic, found in tuple(listing.known.items()):
+            kept = settled(topic, found, new, begins=topic not in self._topics)
+            listing.unsettled |= len(kept) < len(found)
+            listing.known[topic] = kept
+            if not kept:
+                del listing.known[topic]
 
     async def _manifest(self, site: Site, one: StoredSegment) -> Known | Problem:
         """Return what a manifest says; one that is listed as before is not read again, unless it was unreadable."""
