@@ -82,6 +82,33 @@ def test_a_row_of_segments_may_win_over_a_longer_one() -> None:
     assert numbers(readable_map(TOPIC, row)) == [1, 3, 4, 5]
 
 
+def test_a_segment_in_a_longer_one_was_given_up() -> None:
+    """Also the second of two: what the longer one holds is beside neither of them."""
+    row = known(1, (3, 0, 9)), known(2, (3, 10, 39)), known(3, (3, 12, 13)), known(4, (3, 20, 29))
+    assert numbers(readable_map(TOPIC, row)) == [1, 2]
+
+
+def test_behind_segments_about_which_nothing_is_proven_the_next_ones_are_settled_by_themselves() -> None:
+    """By the neighbour behind them."""
+    row = known(1, (3, 0, 9)), known(2, (3, 10, 19)), known(3, (3, 10, 19))
+    behind = known(4, (3, 20, 25)), known(5, (3, 20, 29)), known(6, (3, 30, 39))
+    assert numbers(readable_map(TOPIC, [*row, *behind])) == [1, 5, 6]
+
+
+def test_of_more_rows_than_are_compared_none_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even the only one that was compared."""
+    monkeypatch.setattr("offloaderd.upkeep.bucket_map.ROWS_MAX", 2)
+    row = known(2, (3, 10, 14)), known(3, (3, 15, 19)), known(4, (3, 15, 19)), known(5, (3, 10, 19))
+    assert numbers(readable_map(TOPIC, [known(1, (3, 0, 9)), *row])) == [1]
+
+
+def test_a_ledger_of_a_broker_that_the_head_names_was_committed() -> None:
+    """It is in the topic without a gap that it fills."""
+    row = known(1, (3, 0, 9), closed={3: 10}), known(2, (4, 0, 2), closed={4: 3})
+    assert numbers(readable_map(TOPIC, row[:1], brokers=row[1:])) == [1]
+    assert numbers(readable_map(TOPIC, row[:1], brokers=row[1:], heads=[head(row[1])])) == [1, 2]
+
+
 def test_what_the_head_names_was_committed() -> None:
     """At the end nothing else shows it."""
     row = known(1, (3, 0, 9)), known(2, (3, 10, 15)), known(3, (3, 10, 19))
