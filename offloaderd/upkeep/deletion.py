@@ -7,7 +7,7 @@ to them. Objects in places that this daemon does not have stay with their record
 operator deletes them.
 """
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import partial
 from math import inf
 from typing import NamedTuple
@@ -114,9 +114,15 @@ async def empty_trash(
         gone += 1
     if failed:
         raise next(iter(failed.values()))
-    return Emptied(
-        gone, left, held, kept, min((due_s - now_s for due_s in dues_s.values() if due_s > now_s), default=None)
-    )
+    return Emptied(gone, left, held, kept, next_due_s(dues_s.values(), now_s))
+
+
+def next_due_s(dues_s: Iterable[float], now_s: float) -> float | None:
+    """Return the seconds until the first of later times, None without one.
+
+    A difference of times is not exact: without rounding, some records that are due after KEPT_S seem due later.
+    """
+    return min((round(due_s - now_s, 3) for due_s in dues_s if due_s > now_s), default=None)
 
 
 async def _record(store: MetadataStore, topic: TopicName, name: str) -> Trash | None:

@@ -339,7 +339,9 @@ def _missing(
     else:
         end = ends.get(first.ledger_id)
         runs = [_Run(first, end.entries - first.entry_id if end is not None else 0)]
-        between = [ledger_id for ledger_id in sorted(ends) if first.ledger_id < ledger_id < begin.ledger_id]
+        directly = end is not None and end.next_ledger_id == begin.ledger_id  # as a rule: all ends are many
+        others = () if directly else sorted(ends)
+        between = [ledger_id for ledger_id in others if first.ledger_id < ledger_id < begin.ledger_id]
         runs += [_Run(Position(ledger_id, 0), ends[ledger_id].entries) for ledger_id in between]
         runs.append(_Run(Position(begin.ledger_id, 0), begin.entry_id))
     return first, missing + [run for run in runs if run.entries > 0]

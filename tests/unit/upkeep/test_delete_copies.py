@@ -21,7 +21,7 @@ from offloaderd.protocol.v1 import places_pb2 as pb
 from offloaderd.testing.faults import FaultyMetadata
 from offloaderd.upkeep import deletion as deletion_duty
 from offloaderd.upkeep.copy_removal import removal_of
-from offloaderd.upkeep.deletion import KEPT_S, empty_trash
+from offloaderd.upkeep.deletion import KEPT_S, empty_trash, next_due_s
 from offloaderd.upkeep.switching import unnamed
 from tests.unit.api.test_manual import CALLER
 from tests.unit.metadata.segments import made
@@ -235,6 +235,14 @@ async def test_a_removal_whose_record_could_not_be_deleted_goes_on_at_once(opera
     assert (await empty_trash(context, lambda: owned.offloader.map)).gone == 1
     assert await present(rig, copy_of(segment)) == [False] * 3
     assert await nodes.node(rig.tree.connect(), paths.mirror(TOPIC)) is None
+
+
+def test_a_wait_is_exact_whatever_the_time() -> None:
+    """A longer one than KEPT_S is for readers alone, and does not wake the topic."""
+    now_s = 4.4
+    assert (now_s + KEPT_S) - now_s > KEPT_S
+    assert next_due_s([now_s - 1, now_s + KEPT_S], now_s) == KEPT_S
+    assert next_due_s([now_s], now_s) is None
 
 
 async def test_nothing_is_emptied_while_a_copy_is_made() -> None:
