@@ -252,6 +252,7 @@ class Tailer:
         """Refresh the list of ledgers; return why the end of an open one is not known now, if it is not."""
         failure: Transient | None = None
         snapshot: SourceSnapshot | None = None
+        infos: list[LedgerInfo] = []
         try:
             infos = list(await self._source.ledgers())
             snapshot = SourceSnapshot(tuple(infos), None)
@@ -262,14 +263,16 @@ class Tailer:
                     infos[-1] = replace(infos[-1], entries=self.edge.last_entry_id + 1, closed=self.edge.closed)
                 except Transient as error:
                     failure = error
-                    known = self.chain.ledgers.get(infos[-1].ledger_id, infos[-1])
-                    infos[-1] = replace(infos[-1], entries=max(infos[-1].entries, known.entries))
+                    infos[-1] = self._as_known(infos[-1])
             else:
                 self.edge = Confirmed(infos[-1].entries - 1, closed=True) if infos else None
             infos = await self._source.with_copies(infos)
         except NotFound:
             if snapshot is None:
                 self.chain.deleted()
+            else:  # a ledger of this list vanished: what it held by then is not known
+                self.chain.update(list(map(self._as_known, infos)))
+                self.chain.doubt()
             infos, self.edge, snapshot = [], None, SourceSnapshot((), None)
         except OffloaderError:
             self.snapshot = None
@@ -288,6 +291,11 @@ class Tailer:
         if newest is not None:
             self._lag.saw(newest, self._clock.monotonic())
         return failure
+
+    def _as_known(self, listed: LedgerInfo) -> LedgerInfo:
+        """Return a listed ledger with the entries that are known of it already, if these are more."""
+        known = self.chain.ledgers.get(listed.ledger_id, listed)
+        return replace(listed, entries=max(listed.entries, known.entries))
 
     async def _refresh_meanwhile(self) -> None:
         """Refresh the source while no entries can be taken: above all then the lag has to be known."""

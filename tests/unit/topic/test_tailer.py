@@ -196,6 +196,27 @@ async def test_a_ledger_that_nobody_stores_any_more_is_no_deleted_topic(monkeypa
     assert tailing.chain.next_after(Position(1, 4)) == Loss(Position(1, 4), Position(2, 0), 0)
 
 
+async def test_a_new_ledger_that_vanishes_with_its_topic_is_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list had it: others may have read what it held, and nobody can say that it was empty."""
+    tailing = Tailing()
+    answers = iter([[listed(0, 5)], [listed(0, 5), listed(1, 0, closed=False)], None, [listed(2, 3)]])
+
+    async def ledgers(_: object) -> list[LedgerInfo]:
+        found = next(answers)
+        if found is None:
+            raise NotFound("unknown topic")
+        return found
+
+    async def confirmed(*_: object) -> Confirmed:
+        raise NotFound("no such ledger")
+
+    monkeypatch.setattr(tailing.source, "ledgers", ledgers)
+    monkeypatch.setattr(tailing.source, "confirmed", confirmed)
+    for _ in range(4):
+        await tailing.tailer.refresh()
+    assert tailing.chain.next_after(Position(0, 4)) == Loss(Position(0, 4), Position(2, 0), 0)
+
+
 def listed(ledger_id: int, entries: int, *, closed: bool = True, version: int | None = None) -> LedgerInfo:
     """A ledger of a list that was changed so often."""
     listing = (1_000, version) if version is not None else None
