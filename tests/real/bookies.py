@@ -129,6 +129,11 @@ class BookKeeperCluster:
         """Return the bookie of this id; raises StopIteration when there is none."""
         return next(bookie for bookie in self.bookies if bookie.bookie_id == bookie_id)
 
+    @property
+    def ids(self) -> list[str]:
+        """Ids of all bookies, in order; on a busy machine one that runs may not be registered for a moment."""
+        return sorted(bookie.bookie_id for bookie in self.bookies)
+
     @contextmanager
     def zookeeper_client(self) -> Iterator[Any]:
         """Give a kazoo client (blocking, untyped) for as long as the body runs."""

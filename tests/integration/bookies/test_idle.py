@@ -48,7 +48,7 @@ def beside_bookies(site: Site, bookkeeper: BookKeeperCluster) -> Site:
 async def written(bookkeeper: BookKeeperCluster) -> AsyncIterator[WrittenTopic]:
     """A topic with an open ledger on two bookies."""
     async with ledger_writer(bookkeeper.zookeeper, CLOCK) as writer:
-        plan = Plan(ensemble=2, bookies=sorted(bookkeeper.available())[:2])
+        plan = Plan(ensemble=2, bookies=bookkeeper.ids[:2])
         yield await written_topic(writer, f"public/default/s-{CLOCK.uuid().hex}", plan=plan)
 
 

@@ -232,7 +232,7 @@ async def mixed(
 ) -> AsyncIterator[Mixed]:
     """A topic with one open ledger."""
     async with ledger_writer(bookkeeper.zookeeper, CLOCK) as writer:
-        plan = replace(Plan(ensemble=2), bookies=sorted(bookkeeper.available())[:2])
+        plan = replace(Plan(ensemble=2), bookies=bookkeeper.ids[:2])
         topic = await written_topic(writer, f"public/default/m-{CLOCK.uuid().hex}", plan=plan)
         yield Mixed(topic, writer, stock_offloader, OffloadTo(server=s3_server, bucket=s3_bucket))
 

@@ -49,7 +49,7 @@ def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str, bo
 async def written(bookkeeper: BookKeeperCluster) -> AsyncIterator[Written]:
     """A topic in a namespace of its own, with one open ledger."""
     async with ledger_writer(bookkeeper.zookeeper, CLOCK) as writer:
-        plan = replace(Plan(ensemble=2), bookies=sorted(bookkeeper.available())[:2])
+        plan = replace(Plan(ensemble=2), bookies=bookkeeper.ids[:2])
         topic = await written_topic(writer, f"policies/n{CLOCK.uuid().hex}/orders", plan=plan)
         yield Written(topic, writer, plan)
 

@@ -109,7 +109,7 @@ async def brokered(
 ) -> AsyncIterator[BrokeredTopic]:
     """A topic with one open ledger on two of three bookies."""
     async with ledger_writer(bookkeeper.zookeeper, CLOCK) as writer:
-        plan = replace(Plan(ensemble=2), bookies=sorted(bookkeeper.available())[:2])
+        plan = replace(Plan(ensemble=2), bookies=bookkeeper.ids[:2])
         topic = await written_topic(writer, f"public/default/b-{CLOCK.uuid().hex}", plan=plan)
         yield BrokeredTopic(topic, writer, stock_offloader, OffloadTo(server=s3_server, bucket=s3_bucket))
 

@@ -199,7 +199,7 @@ async def test_history_on_real_bookies_is_offloaded_by_a_job_with_one_of_them_do
     site.settings["bookkeeper"] = {"servers": bookkeeper.zookeeper, "request_timeout_s": 2, "hedge_s": 0.5}
     site.settings["offload"] = {"segment_bytes_max": 70_000, "segment_age_max_s": 3600}
     async with ledger_writer(bookkeeper.zookeeper, CLOCK) as writer:
-        bookies = sorted(bookkeeper.available())[:2]
+        bookies = bookkeeper.ids[:2]
         plan = replace(Plan(ensemble=2), bookies=bookies)
         topic = await written_topic(writer, f"public/default/d-{CLOCK.uuid().hex}", plan=plan)
         made = [f"{number}/".encode().ljust(300, b"#") for number in range(650)]

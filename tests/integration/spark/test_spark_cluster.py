@@ -126,7 +126,7 @@ async def test_a_cluster_with_a_packed_environment_backfills_a_topic_and_reads_i
         daemon.client() as client,
         spark_cluster(tmp_path / "cluster", CLOCK) as cluster,
     ):
-        plan = replace(Plan(ensemble=2), bookies=sorted(bookkeeper.available())[:2])
+        plan = replace(Plan(ensemble=2), bookies=bookkeeper.ids[:2])
         for _ in range(2):
             topic = await written_topic(writer, f"acme/cluster/d-{CLOCK.uuid().hex}", plan=plan)
             for first in range(0, 400, 200):
