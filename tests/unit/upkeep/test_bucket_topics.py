@@ -28,6 +28,8 @@ from offloaderd.upkeep.bucket_topics import LISTING_PAUSE_S, BucketTopics
 from offloaderd.upkeep.stored import Site
 from tests.unit.rigs.owned import offload_more, offloaded_topic
 from tests.unit.rigs.rig import TOPIC, Rig, memory_ledgers, payloads, until
+from tests.unit.upkeep.test_mirror import AWAY, HOME, lag, mirroring
+from tests.unit.upkeep.test_mirror import rig_of as mirror_rig
 from tests.unit.upkeep.test_rebuild_living import SEEDS, lived
 
 if TYPE_CHECKING:
@@ -520,3 +522,28 @@ async def test_a_seek_behind_the_end_is_an_error_where_the_end_cannot_be_read() 
     async with reader_of(rig, await listed(rig)) as reader:
         with pytest.raises(EntriesMissing, match="up to the end"):
             await seek(reader, TOPIC, Goal(SeekKind.SEQUENCE, 15))
+
+
+async def test_a_segment_that_is_sound_in_its_mirror_is_no_gap() -> None:
+    """Its manifest is damaged in the first place alone: the copy is served, and nothing is reported of the topic."""
+    rig = mirror_rig()
+    await offload_more(rig, [10, 10, 10])
+    async with mirroring(rig) as owned:
+        await until(lambda: not lag(owned))
+    victim = (await live(rig)).segments[1]
+    home = rig.store.at(HOME[0])
+    data = await home.get(victim.keys.manifest)
+    await home.put(victim.keys.manifest, data[:-1] + bytes([data[-1] ^ 1]))
+    found = BucketTopics(
+        rig.store,
+        [Site(cluster="test", bucket=bucket, prefix=prefix) for bucket, prefix in (HOME, AWAY)],
+        listing_s=LISTING_S,
+        head_s=HEAD_S,
+        clock=rig.clock,
+        metrics=Metrics(),
+    )
+    await found.refresh()
+    current = await found.topic_map(TOPIC)
+    assert [one.segment_id for one in current.segments] == [one.segment_id for one in (await live(rig)).segments]
+    assert current.segments[1].place == AWAY
+    assert (current.gaps, found.problems) == ((), ())
