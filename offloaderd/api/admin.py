@@ -18,6 +18,7 @@ from offloaderd.core.model import Loss, TopicName
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.format.parsing import filled
 from offloaderd.metadata import nodes, paths
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.metadata.topic_map import map as catalog
@@ -161,14 +162,7 @@ class AdminService(ManualCalls):
         if not stored.segments and attempt is None:
             await self._known(topic)
         for segment in stored.segments:
-            yield filled(
-                pb.Segment,
-                segment,
-                status="Offloaded",
-                data_key=segment.keys.data,
-                writer=segment.driver,
-                state=SegmentState.COMMITTED,
-            )
+            yield committed_segment(segment)
         if attempt is not None and (stored.offloaded is None or attempt.begin > stored.offloaded):
             offloader = self.engine.find(topic)
             status = offloader.status() if offloader is not None else None
@@ -290,6 +284,18 @@ def selection(pattern: str, found: Selection | CorruptData, topics: int) -> pb.S
         created_ms=found.created_ms,
         policies=policies_message(found.policy),
         damage=found.refused,
+    )
+
+
+def committed_segment(segment: CommittedSegment) -> pb.Segment:
+    """Return a committed segment as a message."""
+    return filled(
+        pb.Segment,
+        segment,
+        status="Offloaded",
+        data_key=segment.keys.data,
+        writer=segment.driver,
+        state=SegmentState.COMMITTED,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from offloaderd.api.admin import DaemonSnapshot, checked_prefix, lost_range
+from offloaderd.api.admin import DaemonSnapshot, checked_prefix, committed_segment, lost_range
 from offloaderd.api.broker import named
 from offloaderd.api.calls import Context
 from offloaderd.api.paging import page
@@ -23,7 +23,6 @@ from offloaderd.protocol.conversion import encoded_read_response, to_position
 from offloaderd.protocol.status import READ_ONLY
 from offloaderd.protocol.v1 import admin_pb2, broker_pb2
 from offloaderd.read.reader import TopicReader
-from offloaderd.segment.states import SegmentState
 from offloaderd.upkeep.bucket_topics import BucketTopics
 from offloaderd.upkeep.grants.broker_request import is_held, length_of
 
@@ -63,14 +62,7 @@ class BucketAdminService:
         found = await self.topics.topic_map(topic)
         self._known(topic)
         for segment in found.segments:
-            yield filled(
-                admin_pb2.Segment,
-                segment,
-                status="Offloaded",
-                data_key=segment.keys.data,
-                writer=segment.driver,
-                state=SegmentState.COMMITTED,
-            )
+            yield committed_segment(segment)
 
     async def Status(self, request: admin_pb2.StatusRequest, context: Context) -> admin_pb2.StatusResponse:
         """Return the daemon's state, with one topic if it is named. Raises TopicNotFound, Transient."""
@@ -83,7 +75,6 @@ class BucketAdminService:
         return filled(
             admin_pb2.StatusResponse,
             self.snapshot(),
-            dependencies=self.snapshot().dependencies,
             topics=rows,
             alarms=[problem.text for problem in self.topics.problems],
             bucket=filled(

@@ -119,16 +119,7 @@ class Components:
             "inspect": inspection(settings, engine, reader, metadata, objects, clock, keeper),
             "quota": QuotaService(engine, settings.daemon.id),
             "policy": PolicyService(engine.levels, metadata, around, retained=ledgers.retained),
-            "control": ControlService(
-                metadata,
-                clock,
-                daemon_id=settings.daemon.id,
-                reload=lambda by, dry_run: reloader.reload(by=by, dry_run=dry_run).changes,
-                shown=levels.shown,
-                raised=levels.raised,
-                fallen=levels.fallen,
-                pass_level_on=levels.pass_on,
-            ),
+            "control": control_service(metadata, clock, settings.daemon.id, reloader, levels),
         }
         if ledgers.store is not None:
             self.services["ledgers"] = LedgerService(ledgers.store)
@@ -138,10 +129,6 @@ class Components:
     def disk(self) -> DiskCache | None:
         """The disk cache of the reader, if it is set; the daemon opens it."""
         return self.reader.segments.fetcher.disk
-
-    def reading_bytes(self) -> int:
-        """Return the memory of reads: cached and unpacked bytes."""
-        return self.reader.segments.used_bytes + self.reads.unpacking.used_bytes
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
         """Return a function that applies settings to all parts. Raises InvalidConfig; then nothing has changed."""
@@ -166,8 +153,7 @@ class Components:
         if self.ledgers.limits is not None:
             self.ledgers.limits.follow(settings.bookkeeper)
         _bound_tenants(self.engine, self.broker, settings)
-        self.reads.readers_max = settings.read.readers_max
-        self.reader.options = replace(self.reader.options, batch_bytes=settings.read.batch_bytes)
+        follow_reads(settings, self.reader, self.reads)
         metrics = context.upload_context.metrics
         metrics.buffer_limit_bytes.set(memory.buffer_bytes)
         metrics.memory_budget_bytes.set(memory.budget_bytes)
@@ -246,6 +232,33 @@ def _collector(settings: Settings, context: TopicContext, ledgers: Ledgers) -> C
         source=ledgers.source,
         reader_grace_s=context.reader_grace_s,
     )
+
+
+def control_service(
+    metadata: MetadataStore | None, clock: Clock, daemon_id: str, reloader: Reloader, levels: LogLevels
+) -> ControlService:
+    """Return the service of reloads, log levels and pauses; without `metadata` no topic can be paused."""
+    return ControlService(
+        metadata,
+        clock,
+        daemon_id=daemon_id,
+        reload=lambda by, dry_run: reloader.reload(by=by, dry_run=dry_run).changes,
+        shown=levels.shown,
+        raised=levels.raised,
+        fallen=levels.fallen,
+        pass_level_on=levels.pass_on,
+    )
+
+
+def reading_bytes(reader: TopicReader, reads: ReadService) -> int:
+    """Return the memory of reads: cached and unpacked bytes."""
+    return reader.segments.used_bytes + reads.unpacking.used_bytes
+
+
+def follow_reads(settings: Settings, reader: TopicReader, reads: ReadService) -> None:
+    """Apply the settings of reads that a running daemon follows."""
+    reads.readers_max = settings.read.readers_max
+    reader.options = replace(reader.options, batch_bytes=settings.read.batch_bytes)
 
 
 def read_service(settings: Settings, reader: TopicReader, metrics: Metrics) -> ReadService:

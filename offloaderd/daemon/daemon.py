@@ -19,7 +19,7 @@ import structlog
 from offloaderd import __version__
 from offloaderd.api.admin import DaemonSnapshot
 from offloaderd.api.interceptor import ErrorInterceptor
-from offloaderd.api.server import RpcServer
+from offloaderd.api.server import RpcServer, Services
 from offloaderd.core.aio import Group, finished, race
 from offloaderd.core.clock import Clock, SystemClock
 from offloaderd.core.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient, first_of
@@ -27,7 +27,7 @@ from offloaderd.core.health import Health
 from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics, watch_loop
 from offloaderd.core.retry import Backoff
-from offloaderd.daemon.components import Components
+from offloaderd.daemon.components import Components, reading_bytes
 from offloaderd.daemon.guard import Guard
 from offloaderd.daemon.http import HttpServer
 from offloaderd.daemon.log_levels import LogLevels
@@ -304,16 +304,12 @@ class Daemon:
         components = Components(
             settings, context, ledgers, guard, self._levels, self.reloader, snapshot=self.snapshot, clock=self._clock
         )
-        self.reading_bytes = components.reading_bytes
+        self.reading_bytes = partial(reading_bytes, components.reader, components.reads)
         if components.disk is not None:
             await stack.enter_async_context(components.disk)
         await stack.enter_async_context(components.reader)
         engine, registration = components.engine, components.registration
-        errors = ErrorInterceptor(self.metrics, clock=self._clock, gate=guard.gate)
-        shared_port = self.process.port if self.process is not None else 0
-        rpc = await stack.enter_async_context(
-            RpcServer(settings.grpc, components.services, [errors], guard.certificates, shared_port)
-        )
+        rpc = await self._open_rpc(stack, guard, components.services)
         registration.reached_at(self._reached_at(rpc.port))
         self.reloader.connect(components.prepare)
         node = registration.node
@@ -346,15 +342,27 @@ class Daemon:
             if self._site is not None:
                 loops.append(group.create_task(self._site.fill(components.board), name="status page"))
             running = group.create_task(engine.run(node), name="engine")
-            self.health.serving()
-            await rpc.show(serving=True)
-            log.info("daemon.serving", grpc=node.address, http=http.address, daemon_id=node.daemon_id)
-            if self._on_ready is not None:
-                self._on_ready(Addresses(grpc=node.address, http=http.address))
+            await self._announce(rpc, Addresses(grpc=node.address, http=http.address))
             await self.stopping.wait()
             await self._drain(engine, running, rpc, registration)
             for loop in loops:
                 loop.cancel()
+
+    async def _open_rpc(self, stack: AsyncExitStack, guard: Guard, services: Services) -> RpcServer:
+        """Bind the port of the API. Raises InvalidConfig."""
+        errors = ErrorInterceptor(self.metrics, clock=self._clock, gate=guard.gate)
+        shared_port = self.process.port if self.process is not None else 0
+        server = RpcServer(self._settings.grpc, services, [errors], guard.certificates, shared_port)
+        return await stack.enter_async_context(server)
+
+    async def _announce(self, rpc: RpcServer, addresses: Addresses, **more: object) -> None:
+        """Report that calls are accepted; `more` goes into the log."""
+        self.health.serving()
+        await rpc.show(serving=True)
+        daemon_id = self._settings.daemon.id
+        log.info("daemon.serving", grpc=addresses.grpc, http=addresses.http, daemon_id=daemon_id, **more)
+        if self._on_ready is not None:
+            self._on_ready(addresses)
 
     async def _drain(
         self, engine: Engine, running: asyncio.Task[None], rpc: RpcServer, registration: Registration

@@ -6,23 +6,25 @@ the bucket was listed. The life cycle, the settings and the access control are t
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from functools import partial
-
-import structlog
 
 from offloaderd.api.bucket import BucketAdminService, BucketBrokerService
 from offloaderd.api.cache import CacheService
-from offloaderd.api.daemon import ControlService, DoctorService
-from offloaderd.api.interceptor import ErrorInterceptor
+from offloaderd.api.daemon import DoctorService
 from offloaderd.api.read import ReadService
 from offloaderd.api.refusing import ReadOnly
-from offloaderd.api.server import RpcServer
 from offloaderd.core.aio import Group, race
 from offloaderd.core.metrics.metrics import watch_loop
 from offloaderd.core.model import TopicName
 from offloaderd.core.quotas import Accounts
-from offloaderd.daemon.components import disk_cache, read_service, reader_options
+from offloaderd.daemon.components import (
+    control_service,
+    disk_cache,
+    follow_reads,
+    read_service,
+    reader_options,
+    reading_bytes,
+)
 from offloaderd.daemon.daemon import Addresses, Daemon
 from offloaderd.daemon.doctor.examination import examine
 from offloaderd.daemon.guard import Guard
@@ -35,8 +37,6 @@ from offloaderd.read.disk.sweep import keep_swept
 from offloaderd.read.reader import TopicReader
 from offloaderd.read.stream import NoBuffers
 from offloaderd.upkeep.bucket_topics import BucketTopics
-
-log = structlog.get_logger(__name__)
 
 NONE_OF = (
     *("offload", "upkeep", "placement", "places", "retention", "history", "rollback", "identity"),
@@ -89,13 +89,8 @@ class ReaderDaemon(Daemon):
             await stack.enter_async_context(disk)
         await stack.enter_async_context(reader)
         reads = read_service(settings, reader, metrics)
-        self.reading_bytes = lambda: reader.segments.used_bytes + reads.unpacking.used_bytes
-        errors = ErrorInterceptor(metrics, clock=clock, gate=guard.gate)
-        shared_port = self.process.port if self.process is not None else 0
-        services = self._services(topics, reader, reads)
-        rpc = await stack.enter_async_context(
-            RpcServer(settings.grpc, services, [errors], guard.certificates, shared_port)
-        )
+        self.reading_bytes = partial(reading_bytes, reader, reads)
+        rpc = await self._open_rpc(stack, guard, self._services(topics, reader, reads))
         self.reloader.connect(partial(self._prepared, guard, reader, reads))
         self.health.starting("listing the bucket")
         further = {one.section: one.own_places[0].bucket for one in settings.objects.services.values()}
@@ -113,14 +108,8 @@ class ReaderDaemon(Daemon):
                 loops.append(group.create_task(sweeping, name="disk cache sweep"))
             await race(topics.ready.wait(), self.stopping.wait())
             if topics.ready.is_set():
-                address = self._reached_at(rpc.port)
-                self.health.serving()
-                await rpc.show(serving=True)
-                log.info(
-                    "daemon.serving", grpc=address, http=http.address, daemon_id=settings.daemon.id, read_only=True
-                )
-                if self._on_ready is not None:
-                    self._on_ready(Addresses(grpc=address, http=http.address))
+                addresses = Addresses(grpc=self._reached_at(rpc.port), http=http.address)
+                await self._announce(rpc, addresses, read_only=True)
                 await self.stopping.wait()
             self.health.draining(self._why_stopping)
             await rpc.show(serving=False)
@@ -129,21 +118,12 @@ class ReaderDaemon(Daemon):
                 loop.cancel()
 
     def _services(self, topics: BucketTopics, reader: TopicReader, reads: ReadService) -> dict[str, object]:
-        settings, levels = self._settings, self._levels
-        control = ControlService(
-            None,
-            self._clock,
-            daemon_id=settings.daemon.id,
-            reload=lambda by, dry_run: self.reloader.reload(by=by, dry_run=dry_run).changes,
-            shown=levels.shown,
-            raised=levels.raised,
-            fallen=levels.fallen,
-            pass_level_on=levels.pass_on,
-        )
+        daemon_id = self._settings.daemon.id
+        control = control_service(None, self._clock, daemon_id, self.reloader, self._levels)
         admin, broker = BucketAdminService(topics, self.snapshot), BucketBrokerService(topics, reader, reads)
         return {
             "read": reads,
-            "cache": CacheService(settings.daemon.id, reader, self.metrics),
+            "cache": CacheService(daemon_id, reader, self.metrics),
             "admin": ReadOnly(admin, ("ListTopics", "ListSegments", "Status")),
             "broker": ReadOnly(broker, ("OpenLedger", "ReadLedger")),
             "doctor": DoctorService(lambda: examine(self.reloader.settings, self._clock, serving=True)),
@@ -160,8 +140,7 @@ class ReaderDaemon(Daemon):
         def follow() -> None:
             for step in steps:
                 step()
-            reads.readers_max = settings.read.readers_max
-            reader.options = replace(reader.options, batch_bytes=settings.read.batch_bytes)
+            follow_reads(settings, reader, reads)
 
         return follow
 

@@ -18,6 +18,7 @@ from uuid import UUID
 
 from offloaderd.core.model import START, Gap, LedgerEnd, Loss, Position, TopicName
 from offloaderd.format.head import HeadSegment
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.upkeep.flaws import Kind
 from offloaderd.upkeep.rebuild_plan import (
@@ -95,13 +96,10 @@ def readable_map(
     last = segments[-1].end if segments else START
     gaps = [*_gaps_between(chosen, records, doubts, problems), *_gap_behind(last, heads, doubts, problems)]
     gaps = [*_gap_before(chosen, doubts, problems, others=bool(gaps)), *gaps]
-    offloaded = {part.ledger_id: part.last_entry_id for segment in segments for part in segment.slices}
     return TopicMap(
         topic,
         segments,
-        ends=MappingProxyType(
-            {one: end for one, end in records.ends.items() if offloaded.get(one, -1) + 1 == end.entries > 0}
-        ),
+        ends=MappingProxyType(_offloaded_whole(records.ends, segments)),
         losses=tuple(records.losses),
         gaps=tuple(gaps),
     )
@@ -134,15 +132,20 @@ def extended(topic_map: TopicMap, known: Known) -> TopicMap | None:
     losses = tuple(sorted({*topic_map.losses, *known.losses}))
     if any(True for _ in between(last, known.segment, ends, losses)):
         return None
-    offloaded = {part.ledger_id: part.last_entry_id for part in (*last.slices, *known.segment.slices)}
     closed = {one: LedgerEnd(entries, None) for one, entries in known.closed.items()} | dict(known.ends)
-    whole = {one: end for one, end in closed.items() if offloaded.get(one, -1) + 1 == end.entries > 0}
+    whole = _offloaded_whole(closed, (last, known.segment))
     return replace(
         topic_map,
         segments=(*topic_map.segments, known.segment),
         ends=MappingProxyType({**topic_map.ends, **whole}),
         losses=losses,
     )
+
+
+def _offloaded_whole(ends: Mapping[int, LedgerEnd], segments: Iterable[CommittedSegment]) -> dict[int, LedgerEnd]:
+    """Return the ends of the ledgers that segments, in order, hold up to their last entry."""
+    offloaded = {part.ledger_id: part.last_entry_id for segment in segments for part in segment.slices}
+    return {one: end for one, end in ends.items() if offloaded.get(one, -1) + 1 == end.entries > 0}
 
 
 def _undisputed(known: Sequence[Known], contradictions: Sequence[Problem]) -> tuple[list[Known], list[_Doubt]]:

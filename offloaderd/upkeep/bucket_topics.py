@@ -239,7 +239,7 @@ class BucketTopics:
                 for one, found in zip(described, read, strict=True):
                     key = site.bucket, one.keys.manifest
                     manifests[key] = self._manifests[key] = one.objects[ObjectKind.MANIFEST], found
-                    sound = rebuild.complete(found, one) if isinstance(found, Known) else found
+                    sound = rebuild.complete(found, one)
                     if isinstance(sound, Known):
                         known.append(sound)
                     else:
@@ -367,8 +367,7 @@ class BucketTopics:
         except (NotFound, Archived):
             return None
         one.objects.update(zip(stored.KINDS, infos, strict=True))
-        found = await rebuild.read_manifest(self._objects, site, one)
-        sound = rebuild.complete(found, one) if isinstance(found, Known) else found
+        sound = await rebuild.read_sound(self._objects, site, one)
         return sound if isinstance(sound, Known) and sound.topic == topic else None
 
     def _show(self, listed_ms: int, seconds: float) -> None:

@@ -113,7 +113,7 @@ async def read_buckets(objects: ObjectReader, sites: Sequence[Site], progress: C
         async for batch in stored.batches(objects, site, found.counts):
             found.problems += [_orphan(one) for one in batch if ObjectKind.MANIFEST not in one.objects]
             described = [one for one in batch if ObjectKind.MANIFEST in one.objects]
-            for one in await each(described, lambda one: _sound(objects, site, one)):  # noqa: B023 - awaited here
+            for one in await each(described, lambda one: read_sound(objects, site, one)):  # noqa: B023 - awaited here
                 if isinstance(one, Known):
                     found.known.append(one)
                 else:
@@ -231,9 +231,9 @@ async def _known_ledger(
     return Known(topic=topic, segment=segment, epoch=0, closed={one.keys.ledger_id: ledger.lastEntryId + 1})
 
 
-async def _sound(objects: ObjectReader, site: Site, one: StoredSegment) -> Known | Problem:
-    found = await read_manifest(objects, site, one)
-    return complete(found, one) if isinstance(found, Known) else found
+async def read_sound(objects: ObjectReader, site: Site, one: StoredSegment) -> Known | Problem:
+    """Read the manifest of a segment, and compare it with the sizes of the listing."""
+    return complete(await read_manifest(objects, site, one), one)
 
 
 async def read_manifest(objects: ObjectReader, site: Site, one: StoredSegment) -> Known | Problem:
@@ -267,8 +267,10 @@ async def read_manifest(objects: ObjectReader, site: Site, one: StoredSegment) -
     return known_of(described, topic, bucket=site.bucket, prefix=site.prefix)
 
 
-def complete(known: Known, one: StoredSegment) -> Known | Problem:
-    """Return a segment whose objects have the sizes that its manifest says; a problem for any other."""
+def complete(known: Known | Problem, one: StoredSegment) -> Known | Problem:
+    """Return a segment whose objects have the sizes that its manifest says; a problem for any other, or as it was."""
+    if isinstance(known, Problem):
+        return known
     segment = known.segment
     wanted = {ObjectKind.DATA: segment.object_bytes, ObjectKind.INDEX: known.index_bytes}
     for kind, size_bytes in wanted.items():
