@@ -63,10 +63,11 @@ from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.upkeep.grants.broker_request import (
     ClosedLedger,
     Copies,
+    Extent,
+    extent_of,
     is_gone,
     is_held,
     is_whole,
-    length_of,
     needs_push,
     request_commit,
 )
@@ -184,14 +185,11 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         ledger = await self._own(request.ledger)
         topic, ledger_id, _ = named(ledger)
         with self._recorded_deletions_only(topic, ledger_id):
-            theirs = await self._theirs(ledger)
-        if theirs is not None:
-            part = theirs.slices[0]
+            found = await self._found(ledger)
+        if isinstance(found, CommittedSegment):
+            part = found.slices[0]
             return pb.OpenLedgerResponse(last_entry_id=part.last_entry_id, length_bytes=part.payload_bytes)
-        stored = await self.engine.topic_map(topic)
-        return pb.OpenLedgerResponse(
-            last_entry_id=stored.ends[ledger_id].entries - 1, length_bytes=length_of(stored, ledger_id)
-        )
+        return pb.OpenLedgerResponse(last_entry_id=found.entries - 1, length_bytes=found.length_bytes)
 
     async def ReadLedger(  # type: ignore[override] # its answers are serialized already
         self, request: pb.ReadLedgerRequest, context: Context
@@ -204,8 +202,8 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         first = Position(ledger_id, request.first_entry_id).checked()
         last = Position(ledger_id, request.last_entry_id).checked()
         with self.reads.counted(), self._recorded_deletions_only(topic, ledger_id):
-            theirs = await self._theirs(ledger, first)
-            if theirs is not None:
+            theirs = await self._found(ledger, first)
+            if isinstance(theirs, CommittedSegment):
                 if not first <= last <= theirs.end:
                     raise InvalidInput(f"{first} to {last} is no range of a ledger that ends with {theirs.end}")
                 async with aclosing(self._of_broker(topic, theirs, first, last, request)) as found:
@@ -280,20 +278,20 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         bucket = ledger.bucket
         return pb.OffloadedLedger(topic=str(source), ledger_id=ledger_id, object_id=ledger.object_id, bucket=bucket)
 
-    async def _theirs(self, ledger: pb.OffloadedLedger, first: Position | None = None) -> CommittedSegment | None:
-        """Return a ledger in an object of Pulsar's own driver; None for one that our map holds from `first` on.
+    async def _found(self, ledger: pb.OffloadedLedger, first: Position | None = None) -> CommittedSegment | Extent:
+        """Return a ledger in an object of Pulsar's own driver, or how far one reaches that our map has from `first` on.
 
         Raises EntriesDeleted, MapUnknown, TopicUnknown, NotFound.
         """
         topic, ledger_id, object_id = named(ledger)
         stored = await self.engine.topic_map(topic)
-        held = is_held(stored, ledger_id)
-        if held and (first is None or stored.floor is None or first > stored.floor):
-            return None
-        if ledger.bucket and not held:
+        held = extent_of(stored, ledger_id, object_id)
+        if held is not None and (first is None or stored.floor is None or first > stored.floor):
+            return held
+        if ledger.bucket and held is None:
             return await self._copies.of_broker(topic, ledger_id, ledger.bucket, object_id)
-        if held or is_gone(stored, ledger_id):
-            what = f"position {first}" if held else f"ledger {ledger_id}"
+        if held is not None or is_gone(stored, ledger_id):
+            what = f"position {first}" if held is not None else f"ledger {ledger_id}"
             if why := await deletion_refused(self.engine.context.metadata, topic):
                 raise MapUnknown(f"{what} of {topic} is on record as deleted, which is in doubt: {why}")
             hint = f"offloadctl ledgers list {topic}"

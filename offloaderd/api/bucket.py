@@ -8,6 +8,7 @@ unknown, after which the broker tries again.
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from uuid import UUID
 
 from offloaderd.api.admin import DaemonSnapshot, checked_prefix, committed_segment, lost_range
 from offloaderd.api.broker import named
@@ -24,7 +25,7 @@ from offloaderd.protocol.status import READ_ONLY
 from offloaderd.protocol.v1 import admin_pb2, broker_pb2
 from offloaderd.read.reader import TopicReader
 from offloaderd.upkeep.bucket_topics import BucketTopics
-from offloaderd.upkeep.grants.broker_request import is_held, length_of
+from offloaderd.upkeep.grants.broker_request import Extent, extent_of
 
 GAPS_MAX = 100
 """Gaps of one topic in a status."""
@@ -123,18 +124,15 @@ class BucketBrokerService:
         self, request: broker_pb2.OpenLedgerRequest, context: Context
     ) -> broker_pb2.OpenLedgerResponse:
         """Return the last entry and the length of a ledger. Raises InvalidInput, MapUnknown, Transient."""
-        topic, ledger_id, _ = named(request.ledger)
-        found = await self._holding(topic, ledger_id)
-        return broker_pb2.OpenLedgerResponse(
-            last_entry_id=found.ends[ledger_id].entries - 1, length_bytes=length_of(found, ledger_id)
-        )
+        extent = await self._extent(*named(request.ledger))
+        return broker_pb2.OpenLedgerResponse(last_entry_id=extent.entries - 1, length_bytes=extent.length_bytes)
 
     async def ReadLedger(self, request: broker_pb2.ReadLedgerRequest, context: Context) -> AsyncIterator[bytes]:
         """Stream entries of a ledger, serialized already. Raises as OpenLedger, and as reads do."""
-        topic, ledger_id, _ = named(request.ledger)
+        topic, ledger_id, object_id = named(request.ledger)
         if request.batch_bytes > BATCH_BYTES_MAX:
             raise InvalidInput(f"batch_bytes of {request.batch_bytes} is too large", hint=f"at most {BATCH_BYTES_MAX}")
-        await self._holding(topic, ledger_id)
+        await self._extent(topic, ledger_id, object_id)
         with self.reads.counted():
             reading = self.reader.read(
                 topic,
@@ -153,10 +151,10 @@ class BucketBrokerService:
             except NotFound as error:
                 raise EntriesMissing(error.message, hint=error.hint) from error
 
-    async def _holding(self, topic: TopicName, ledger_id: int) -> TopicMap:
-        """Return the map of a topic that has all of a ledger. Raises MapUnknown, Transient."""
-        found = await self.topics.topic_map(topic)
-        if not is_held(found, ledger_id):
+    async def _extent(self, topic: TopicName, ledger_id: int, object_id: UUID) -> Extent:
+        """Return how far a ledger reaches of which the bucket has all. Raises MapUnknown, Transient."""
+        found = extent_of(await self.topics.topic_map(topic), ledger_id, object_id)
+        if found is None:
             raise MapUnknown(
                 f"the bucket does not have all of ledger {ledger_id} of {topic}, or does not show that it was closed",
                 hint=UNKNOWN_HINT,

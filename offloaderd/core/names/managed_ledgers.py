@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
+from uuid import UUID
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import TopicName, decode_local
@@ -18,6 +19,9 @@ COMPACTION_CURSOR = "__compaction"
 MANAGED_LEDGER_KEY = "pulsar/managed-ledger"
 SHADOW_SOURCE = "PULSAR.SHADOW_SOURCE"
 """Property of a shadow topic (PIP-180): ManagedLedgerConfig.PROPERTY_SOURCE_TOPIC_KEY."""
+
+_MOUNTED = bytes.fromhex("6f66666c6472 8001")
+_MOUNTED_BITS = 62
 
 _PARTITION = re.compile(r"(?P<name>.+)-partition-(?P<number>0|[1-9][0-9]{0,9})", re.DOTALL)
 _SYSTEM_TENANTS = {
@@ -35,6 +39,23 @@ class Partition(NamedTuple):
 
     name: str
     number: int
+
+
+def mounted_id(entries: int) -> UUID:
+    """Return the id by which a list of a mount names a ledger of so many entries, in place of a broker's attempt.
+
+    It is of version 8 (RFC 9562: freely made), and those of brokers are random ones, of version 4.
+    """
+    if not 0 < entries < 1 << _MOUNTED_BITS:
+        raise InvalidInput(f"a ledger of {entries} entries cannot be mounted")
+    return UUID(bytes=_MOUNTED + (1 << 63 | entries).to_bytes(8, "big"))
+
+
+def mounted_entries(object_id: UUID) -> int | None:
+    """Return the number of entries that a list of a mount gives a ledger by this id; None for a broker's attempt."""
+    if object_id.bytes[:8] != _MOUNTED:
+        return None
+    return int.from_bytes(object_id.bytes[8:], "big") & ((1 << _MOUNTED_BITS) - 1)
 
 
 def topic_path(topic: TopicName) -> str:

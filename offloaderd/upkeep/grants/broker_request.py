@@ -11,8 +11,10 @@ from uuid import UUID
 from offloaderd.core.errors import InvalidInput, OffloaderError, Unsound
 from offloaderd.core.limits import Bounded
 from offloaderd.core.model import LedgerOffload, Position, TopicName
+from offloaderd.core.names.managed_ledgers import mounted_entries
 from offloaderd.history.adoption import located
 from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.topic_map.conversion import holders_of
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.kinds import broker_drivers
 from offloaderd.policy.policies import OffloadPolicies
@@ -109,6 +111,35 @@ def is_held(topic_map: TopicMap, ledger_id: int) -> bool:
         holding_all(topic_map, ledger_id, first)
         return True
     return False
+
+
+class Extent(NamedTuple):
+    """What a broker may read of a ledger: entries 0 to `entries` - 1, so many bytes of payload."""
+
+    entries: int
+    length_bytes: int
+
+
+def extent_of(topic_map: TopicMap, ledger_id: int, object_id: UUID) -> Extent | None:
+    """Return how far a ledger reaches that Pulsar's list calls offloaded; None if the map does not have all of it.
+
+    A closed ledger reaches to its end. One that was mounted reaches as far as its id in the list says: it was open when
+    its first cluster was lost, or lacks entries behind these.
+    """
+    if is_held(topic_map, ledger_id):
+        return Extent(topic_map.ends[ledger_id].entries, length_of(topic_map, ledger_id))
+    entries = mounted_entries(object_id)
+    if entries is None or ledger_id in topic_map.deleted:
+        return None
+    floor = topic_map.floor
+    expected = floor.entry_id + 1 if floor is not None and floor.ledger_id == ledger_id else 0
+    length_bytes = 0
+    for segment in holders_of(topic_map, ledger_id):
+        part = next(part for part in segment.slices if part.ledger_id == ledger_id)
+        if part.first_entry_id != expected or expected >= entries:
+            break
+        expected, length_bytes = part.last_entry_id + 1, length_bytes + part.payload_bytes
+    return Extent(entries, length_bytes) if expected >= entries else None
 
 
 def is_gone(topic_map: TopicMap, ledger_id: int) -> bool:

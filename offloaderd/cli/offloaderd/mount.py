@@ -1,0 +1,290 @@
+"""`offloaderd mount`: bring topics up in another cluster out of the bucket."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from offloaderd.cli import options, show
+from offloaderd.cli.options import YES, Parsed
+from offloaderd.cli.program import FAILED, OK
+from offloaderd.cli.progress import Bars
+from offloaderd.cli.settings import CONFIG, settings_at
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import InvalidInput
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import Loss, TopicName
+from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.daemon import log
+from offloaderd.daemon.stores import sites
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
+from offloaderd.mount import mount as work
+from offloaderd.mount.cluster import TargetCluster, Undone
+from offloaderd.mount.mount import BLOCKED, Preparation, Prepared
+from offloaderd.mount.plan import AtGap
+from offloaderd.objects.opening import bucket_store
+from offloaderd.protocol.conversion import picked
+from offloaderd.upkeep.bucket_topics import BucketTopics
+
+if TYPE_CHECKING:
+    from offloaderd.daemon.settings import Settings
+
+PATTERNS = click.argument(
+    "patterns", metavar="TOPIC|PATTERN...", nargs=-1, required=True, type=Parsed("pattern", TopicPattern.parse)
+)
+AT_GAP = click.option(
+    "--at-gap",
+    type=click.Choice(tuple(AtGap)),
+    default=AtGap.REFUSE,
+    show_default=True,
+    help="Topics with entries that are missing, or that a list of ledgers cannot name: refuse them, skip these "
+    "entries, or stop at the first gap.",
+)
+ANY_RETENTION = click.option(
+    "--any-retention",
+    is_flag=True,
+    help="Mount also where retention is limited or unknown: brokers may delete the ledgers at once.",
+)
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one document.")
+
+
+@click.group()
+def mount() -> None:
+    """Bring topics up in an empty cluster out of the bucket: their brokers read them under the old message ids.
+
+    The list of ledgers of each topic is written into the cluster's ZooKeeper (bookkeeper.servers), each ledger as one
+    that was offloaded and deleted from BookKeeper. Nothing is copied. Brokers need the driver, and a daemon that serves
+    the bucket: `offloaderd serve --read-only`, or one with rebuilt metadata. docs/mount.md has the whole way.
+
+    \b
+    Examples:
+      offloaderd mount plan 'public/default/*' --config offloaderd.toml
+      offloaderd mount apply 'public/*' 're:acme/.*/orders-.*' --config offloaderd.toml
+      offloaderd mount undo public/default/orders --config offloaderd.toml
+    """
+
+
+@mount.command()
+@PATTERNS
+@CONFIG
+@AT_GAP
+@ANY_RETENTION
+@AS_JSON
+def plan(**arguments: object) -> int:
+    """Show which topics would come up, how far, what would not, and why. Nothing is written.
+
+    Exit code 1 when a topic would not be mounted.
+
+    \b
+    Examples:
+      offloaderd mount plan 'public/default/*' --config offloaderd.toml
+      offloaderd mount plan 're:.*' --config offloaderd.toml --json | jq '.topics[] | select(.state == "blocked")'
+    """
+    return _mounted(write=False, **arguments)  # type: ignore[arg-type] # the options above
+
+
+@mount.command()
+@PATTERNS
+@CONFIG
+@AT_GAP
+@ANY_RETENTION
+@AS_JSON
+def apply(**arguments: object) -> int:
+    """Mount the topics that `plan` shows as ready. The same command again continues after an interruption.
+
+    First the ids of new ledgers are raised above all of the bucket, for good. Topics that the cluster has already are
+    never touched.
+
+    Exit code 1 when a topic was not mounted.
+
+    \b
+    Examples:
+      offloaderd mount apply 'public/default/*' --config offloaderd.toml
+      offloaderd mount apply acme/eu/orders --at-gap stop --config offloaderd.toml
+    """
+    return _mounted(write=True, **arguments)  # type: ignore[arg-type] # the options above
+
+
+@mount.command()
+@PATTERNS
+@CONFIG
+@YES
+@AS_JSON
+def undo(*, patterns: Sequence[TopicPattern], config: Path | None, yes: bool, as_json: bool) -> int:
+    """Take mounted topics out of the cluster again. The bucket keeps everything.
+
+    A topic that has subscriptions, or that producers have written to, is left as it is. Never delete a mounted topic
+    by pulsar-admin instead: its brokers would have its segments deleted as well. The raised ledger ids stay.
+
+    Exit code 1 when a topic was left.
+
+    \b
+    Examples:
+      offloaderd mount undo public/default/orders --config offloaderd.toml
+      offloaderd mount undo 'public/*' --yes --config offloaderd.toml
+    """
+
+    async def undone() -> tuple[list[Undone], list[TopicName]]:
+        async with _cluster(settings_at(config, None)) as cluster:
+            found = [await cluster.plan_undo(topic) for topic in await cluster.mounted(patterns)]
+            possible = [one for one in found if not one.why]
+            if possible and not yes:
+                options.confirm(f"take {show.plural(len(possible), 'topic')} out of the cluster?")
+            for one in possible:
+                await cluster.undo(one)
+            return found, await cluster.undo_partitions(patterns)
+
+    log.configure("critical")
+    found, partitioned = asyncio.run(undone())
+    left = [one for one in found if one.why]
+    if as_json:
+        rows = [{**picked(one, "topic", "ledgers", "why"), "undone": not one.why} for one in found]
+        show.document({"topics": rows, "partitioned_topics": list(map(str, partitioned))})
+    else:
+        for one in left:
+            click.echo(f"LEFT  {one.topic}: {one.why}")
+        counts = show.plural(len(found) - len(left), "topic"), show.plural(len(partitioned), "partitioned topic")
+        click.echo(f"took {counts[0]} and {counts[1]} out of the cluster")
+    return FAILED if left else OK
+
+
+@asynccontextmanager
+async def _cluster(settings: "Settings") -> AsyncIterator[TargetCluster]:
+    """Open the cluster's ZooKeeper with rights to write. Brokers have to be able to change what is written."""
+    options_open = settings.metadata.model_copy(update={"acl": "open"})
+    async with ZooKeeperStore(settings.cluster_servers, "/", options_open) as store:
+        yield TargetCluster(
+            store,
+            ledgers_root=settings.bookkeeper.ledgers_root,
+            lists_root=settings.bookkeeper.managed_ledgers_root,
+        )
+
+
+def _mounted(
+    *,
+    write: bool,
+    patterns: Sequence[TopicPattern],
+    config: Path | None,
+    at_gap: str,
+    any_retention: bool,
+    as_json: bool,
+) -> int:
+    log.configure("critical")
+    clock = SystemClock()
+    started = clock.monotonic()
+
+    async def mounted() -> Shown:
+        settings = settings_at(config, None)
+        written: Collection[TopicName] = ()
+        problems: Sequence[str] = ()
+        async with bucket_store(settings.objects, clock) as objects, _cluster(settings) as cluster:
+            topics = BucketTopics(objects, sites(settings), listing_s=inf, head_s=inf, clock=clock, metrics=Metrics())
+            with Bars() as bars:
+                await topics.refresh(bars.counter("segments read"))
+            maps = {topic: found for topic in topics.topics if (found := topics.known(topic)) is not None}
+            chosen = [topic for topic in maps if any(pattern.matches(topic) for pattern in patterns)]
+            if not chosen:
+                raise InvalidInput(
+                    f"no topic of cluster {settings.daemon.cluster!r} in the bucket matches",
+                    hint="daemon.cluster has to be the name of the cluster that offloaded it",
+                )
+            prepared = await work.prepare(
+                objects, cluster, maps, chosen, at_gap=AtGap(at_gap), any_retention=any_retention
+            )
+            if write:
+                with Bars() as bars:
+                    written, problems = await work.apply(cluster, prepared, bars.counter("topics written"))
+        seconds = clock.monotonic() - started
+        return Shown(prepared=prepared, written=set(written), problems=problems, applied=write, seconds=seconds)
+
+    shown = asyncio.run(mounted())
+    if as_json:
+        show.document(shown.document())
+    else:
+        shown.write()
+    return FAILED if shown.blocked or shown.problems else OK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """The result, for people and for programs. `problems` are those of partitioned topics."""
+
+    prepared: Preparation
+    written: Collection[TopicName]
+    problems: Sequence[str]
+    applied: bool
+    seconds: float
+
+    @property
+    def blocked(self) -> list[Prepared]:
+        """The topics that are not mounted."""
+        return [one for one in self.prepared.topics if one.state == BLOCKED]
+
+    def write(self) -> None:
+        """Write the result as text."""
+        TABLE.show(map(self._topic, self.prepared.topics))
+        click.echo()
+        for one in self.blocked:
+            for why in one.why:
+                click.echo(f"BLOCKED  {one.plan.topic}: {why}")
+        for one in self.prepared.topics:
+            for loss in one.plan.losses:
+                click.echo(f"lost     {one.plan.topic}: {_lost(loss)}")
+        for problem in self.problems:
+            click.echo(f"TO DO    {problem}")
+        if self.applied:
+            click.echo(f"mounted {show.plural(len(self.written), 'topic')} in {show.age(self.seconds)}")
+        elif self.prepared.ready:
+            count = show.plural(len(self.prepared.ready), "topic")
+            click.echo(f"would mount {count}; nothing was written: offloaderd mount apply does it")
+
+    def _topic(self, one: Prepared) -> dict[str, object]:
+        plan = one.plan
+        return {
+            "topic": str(plan.topic),
+            "state": "written" if plan.topic in self.written else one.state,
+            "ledgers": len(plan.ledgers),
+            "entries": plan.entries,
+            "payload_bytes": plan.size_bytes,
+            "begin": str(plan.begin) if plan.begin is not None else None,
+            "end": str(plan.end) if plan.end is not None else None,
+            "entries_left_out": plan.entries_left_out,
+        }
+
+    def document(self) -> dict[str, object]:
+        """Return the result as JSON shows it."""
+        return {
+            **picked(self, "applied", "seconds"),
+            "topics": [
+                {
+                    **self._topic(one),
+                    "why": list(one.why),
+                    "gaps": [str(gap) for gap in one.plan.gaps],
+                    "losses": list(map(_lost, one.plan.losses)),
+                }
+                for one in self.prepared.topics
+            ],
+            "problems": list(self.problems),
+        }
+
+
+def _lost(loss: Loss) -> str:
+    many = show.plural(loss.entries, "entry", "entries") if loss.certain else "possibly entries"
+    return f"{many} after {loss.after} and before {loss.before}, lost before they were offloaded"
+
+
+TABLE = show.Table[dict[str, object]](
+    ("STATE", "state"),
+    ("TOPIC", "topic"),
+    (">LEDGERS", "ledgers"),
+    (">ENTRIES", "entries"),
+    (">PAYLOAD", "payload_bytes"),
+    ("BEGIN", "begin"),
+    ("END", "end"),
+    (">LEFT OUT", "entries_left_out"),
+)

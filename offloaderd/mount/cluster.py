@@ -1,0 +1,281 @@
+"""The metadata of the cluster that gets topics: what it has, and the writes of a mount.
+
+Every write is repeatable: a node that an earlier try has written counts as written, and nothing of others is changed.
+A mount raises the ids of new ledgers first, then writes the topics' lists, and the numbers of partitions last: a client
+that finds a partitioned topic would have its brokers make lists of their own for partitions that have none yet.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from offloaderd.bookkeeper.metadata import Layout, decode_layout, decode_ledger, instance_path, layout_path
+from offloaderd.core.aio import each
+from offloaderd.core.errors import Conflict, CorruptData, InvalidConfig, OutcomeUnknown, Transient
+from offloaderd.core.model import DOMAIN, TopicName
+from offloaderd.core.names.managed_ledgers import ROOT, partition_of
+from offloaderd.core.names.patterns import TopicPattern, partitioned_topic
+from offloaderd.ledgers.pulsar import managed_ledger
+from offloaderd.metadata import nodes
+from offloaderd.metadata.port import Delete, MetadataStore, Step
+from offloaderd.mount.lists import MOUNTED, encode_partitions
+
+TRIES = 5
+HIGH_BITS = 32
+"""Bits of a ledger's id below those of its node HOB-: see `placeholder`."""
+UNLIMITED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """What an undo does with a topic. `why`: why it cannot be undone, or empty. `steps` delete all of it."""
+
+    topic: TopicName
+    ledgers: int
+    why: str
+    steps: tuple[Step, ...] = ()
+
+
+class TargetCluster:
+    """A Pulsar cluster by its ZooKeeper; `root` of `store` is that of the server.
+
+    `ledgers_root` and `lists_root` are BookKeeper's node and that of the topics' lists.
+    """
+
+    def __init__(self, store: MetadataStore, *, ledgers_root: str, lists_root: str) -> None:
+        self._store = store
+        self._ledgers_root = ledgers_root.rstrip("/")
+        self._lists_root = lists_root.rstrip("/")
+        self._admin = self._lists_root.removesuffix(ROOT) + "/admin"
+        self._ids = f"{self._ledgers_root}/idgen-long"
+
+    async def check(self) -> None:
+        """Raise InvalidConfig, Conflict or Transient unless topics can be mounted here."""
+        if await nodes.node(self._store, instance_path(self._ledgers_root)) is None:
+            raise Transient(
+                f"no BookKeeper cluster below {self._ledgers_root} of this ZooKeeper",
+                hint="correct bookkeeper.servers and bookkeeper.ledgers_root, or initialise the cluster",
+            )
+        layout = await self._layout()
+        if layout not in {Layout.HIERARCHICAL, Layout.LONG_HIERARCHICAL}:
+            raise InvalidConfig(
+                f"BookKeeper's layout here is {layout}, whose ledger ids cannot be raised above those of the bucket",
+                hint="initialise the cluster with the hierarchical layout, Pulsar's own",
+            )
+        path = managed_ledger.flag_path(self._lists_root)
+        flag = await nodes.node(self._store, path)
+        moved = managed_ledger.moved_reason(flag.value, path=path) if flag is not None else None
+        if moved is not None:
+            raise Conflict(moved, hint="mount topics where the cluster's brokers keep their metadata")
+
+    async def _layout(self) -> Layout:
+        path = layout_path(self._ledgers_root)
+        found = await nodes.node(self._store, path)
+        return decode_layout(found.value if found is not None else None, path=path)
+
+    async def namespace_hindrances(self, namespaces: Iterable[str]) -> dict[str, str]:
+        """Return why topics of a namespace (`tenant/name`) would not last, for each where they would not.
+
+        Its brokers delete the ledgers of a topic without subscriptions as its retention says, once they load it.
+        """
+        wanted = sorted(set(namespaces))
+        found = dict(zip(wanted, await each(wanted, self._hindrance), strict=True))
+        return {name: why for name, why in found.items() if why}
+
+    async def _hindrance(self, namespace: str) -> str:
+        path = f"{self._admin}/policies/{namespace}"
+        found = await nodes.node(self._store, path)
+        if found is None:
+            return f"the cluster has no namespace {namespace}: pulsar-admin namespaces create {namespace}"
+        retention = _json(found.value, path).get("retention_policies") or {}
+        limits = (retention.get("retentionTimeInMinutes", 0), retention.get("retentionSizeInMB", 0))
+        if limits == (UNLIMITED, UNLIMITED):
+            return ""
+        return (
+            f"the retention of {namespace} is limited, so its brokers would delete mounted ledgers: "
+            f"pulsar-admin namespaces set-retention {namespace} --time -1 --size -1"
+        )
+
+    async def placeholder(self, newest: int) -> int:
+        """Return the id of placeholders: above the ledger id `newest` and below the ids of all later ledgers.
+
+        New ids are `HOB << 32 | sequence`, by the greatest node HOB- below idgen-long, where there is one; the sequence
+        has 31 bits (PulsarLedgerIdGenerator, LongZkLedgerIdGenerator). So no ledger ever has the id returned.
+        """
+        return (max((newest >> HIGH_BITS) + 1, await self._high()) << HIGH_BITS) - 1
+
+    async def _high(self) -> int:
+        """Return the greatest node of high bits that new ledgers' ids may have; 0 for short ids."""
+        names = await self._store.children(self._ids)
+        return max((int(name.removeprefix("HOB-")) for name in names if name[4:].isdecimal()), default=0)
+
+    async def raise_ids(self, placeholder: int) -> None:
+        """Have all later ledgers get ids above a placeholder's."""
+        high = (placeholder + 1) >> HIGH_BITS
+        if await self._high() < high:
+            await self._put(f"{self._ids}/HOB-{high:010d}", b"")
+
+    async def _put(self, path: str, value: bytes) -> bool:
+        """Create a node, or find it as an earlier try has written it; return False for another value."""
+        for _ in range(TRIES):
+            try:
+                await self._store.create(path, value)
+            except OutcomeUnknown:
+                continue
+            except Conflict:
+                found = await nodes.node(self._store, path)
+                return found is not None and found.value == value
+            return True
+        raise Transient(f"the outcome of writing {path} stays unknown", hint="repeat the command")
+
+    def _list(self, topic: TopicName) -> str:
+        return f"{self._lists_root}/{topic.managed_ledger}"
+
+    async def mounted_as(self, topic: TopicName) -> int | None:
+        """Return the placeholder of a topic that is mounted; None where the cluster has no such topic.
+
+        Raises Conflict for a topic that was not mounted.
+        """
+        path = self._list(topic)
+        found = await nodes.node(self._store, path)
+        if found is None:
+            return None
+        placeholder = managed_ledger.decode(found.value, key=path).properties.get(MOUNTED)
+        if placeholder is None or not placeholder.isdecimal():
+            raise Conflict(f"the cluster has a topic {topic} of its own", hint="only topics that it lacks are mounted")
+        return int(placeholder)
+
+    async def write(self, topic: TopicName, content: bytes) -> None:
+        """Create the list of a topic. Raises Conflict if another one is there."""
+        if not await self._put(self._list(topic), content) and await self.mounted_as(topic) is None:
+            raise Transient(f"{topic} was made and deleted meanwhile", hint="repeat the command")
+
+    async def write_partitions(self, topics: Iterable[TopicName]) -> list[str]:
+        """Create the partitioned topics of these partitions; return what prevents it for those where it is prevented.
+
+        A topic gets as many partitions as the highest number shows; empty ones behind it left no trace in the bucket.
+        Where the cluster keeps policies in a store of its own (configurationMetadataStoreUrl), nothing is created.
+        """
+        counts: dict[TopicName, int] = {}
+        for topic in topics:
+            whole, partition = partitioned_topic(topic), partition_of(topic)
+            if whole is not None and partition is not None:
+                counts[whole] = max(counts.get(whole, 0), partition.number + 1)
+        here = bool(await self._store.children(f"{self._admin}/policies")) if counts else False
+        problems = []
+        for whole, count in sorted(counts.items()):
+            path = self._partitions(whole)
+            found = await nodes.node(self._store, path)
+            there = int(_json(found.value, path).get("partitions", 0)) if found is not None else 0
+            if found is None and here and await self._put(path, encode_partitions(count)):
+                there = count
+            if not there:
+                todo = f"pulsar-admin topics create-partitioned-topic {whole} -p {count}"
+                problems.append(f"{whole} is to be made with {count} partitions: {todo}")
+            elif there < count:
+                todo = f"pulsar-admin topics update-partitioned-topic {whole} -p {count}"
+                problems.append(f"{whole} has {there} partitions here, and {count} in the bucket: {todo}")
+        return problems
+
+    def _partitions(self, topic: TopicName) -> str:
+        return f"{self._admin}/partitioned-topics/{topic.managed_ledger}"
+
+    async def mounted(self, patterns: Sequence[TopicPattern]) -> list[TopicName]:
+        """Return the topics that were mounted, of those that a pattern matches, in order."""
+        folders = [self._lists_root]
+        for _ in ("tenant", "namespace"):
+            folders = await self._below(folders)
+        folders = [f"{folder}/{DOMAIN}" for folder in folders]
+        lists = await each(folders, self._store.children)
+        prefix = len(self._lists_root) + 1
+        topics = [
+            TopicName.from_managed_ledger(f"{folder[prefix:]}/{name}")
+            for folder, names in zip(folders, lists, strict=True)
+            for name in names
+        ]
+        wanted = [topic for topic in topics if any(pattern.matches(topic) for pattern in patterns)]
+        found = await each(wanted, lambda topic: nodes.node(self._store, self._list(topic)))
+        return sorted(
+            topic
+            for topic, node in zip(wanted, found, strict=True)
+            if node is not None and MOUNTED in managed_ledger.decode(node.value, key=self._list(topic)).properties
+        )
+
+    async def _below(self, folders: Sequence[str]) -> list[str]:
+        names = await each(folders, self._store.children)
+        return [f"{folder}/{name}" for folder, below in zip(folders, names, strict=True) for name in below]
+
+    async def plan_undo(self, topic: TopicName) -> Undone:
+        """Return how a topic that was mounted is taken out again, or why it is not.
+
+        Ledgers behind the placeholder are new ones. Those that are closed and empty are deleted with the list.
+        """
+        path = self._list(topic)
+        node = await self._store.get(path)
+        found = managed_ledger.decode(node.value, key=path)
+        placeholder = int(found.properties[MOUNTED])
+        count = sum(one.ledger_id < placeholder for one in found.ledgers)
+        cursors = await self._store.children(path)
+        if cursors:
+            names = ", ".join(cursors[:3])
+            why = f"it has subscriptions ({names}): delete them first, pulsar-admin topics unsubscribe"
+            return Undone(topic, count, why)
+        layout = await self._layout()
+        steps: list[Step] = [Delete(path, node.version)]
+        for one in found.ledgers:
+            if one.ledger_id <= placeholder:
+                continue
+            at = layout.path(self._ledgers_root, one.ledger_id)
+            stored = await nodes.node(self._store, at)
+            state = decode_ledger(stored.value, path=at) if stored is not None else None
+            if one.entries or one.offload is not None or (state is not None and state.confirmed_at_least >= 0):
+                return Undone(topic, count, f"producers have written to it: ledger {one.ledger_id}")
+            if stored is not None and state is not None:
+                if not state.closed:
+                    why = f"its ledger {one.ledger_id} is open: unload it first, pulsar-admin topics unload"
+                    return Undone(topic, count, why)
+                steps.append(Delete(at, stored.version))
+        return Undone(topic, count, "", tuple(steps))
+
+    async def undo(self, undone: Undone) -> None:
+        """Take a topic out, all of it at once. Raises Conflict if it has changed since it was planned, Transient."""
+        try:
+            await self._store.transact(undone.steps)
+        except OutcomeUnknown:
+            if await nodes.node(self._store, self._list(undone.topic)) is not None:
+                raise
+
+    async def undo_partitions(self, patterns: Sequence[TopicPattern]) -> list[TopicName]:
+        """Delete the partitioned topics that a mount has made and that have no partition left; return them."""
+        root = f"{self._admin}/partitioned-topics"
+        folders = [root]
+        for _ in ("tenant", "namespace", "domain"):
+            folders = await self._below(folders)
+        lists = await each(folders, self._store.children)
+        deleted = []
+        for folder, names in zip(folders, lists, strict=True):
+            if not folder.endswith(f"/{DOMAIN}"):
+                continue
+            others = await self._store.children(f"{self._lists_root}{folder.removeprefix(root)}")
+            left = {partitioned_topic(TopicName.from_managed_ledger(f"a/b/{DOMAIN}/{name}")) for name in others}
+            for name in names:
+                topic = TopicName.from_managed_ledger(f"{folder.removeprefix(root)[1:]}/{name}")
+                if TopicName("a", "b", topic.local) in left or not any(one.matches(topic) for one in patterns):
+                    continue
+                node = await self._store.get(f"{folder}/{name}")
+                if MOUNTED in (_json(node.value, f"{folder}/{name}").get("properties") or {}):
+                    await self._store.delete(f"{folder}/{name}", node.version)
+                    deleted.append(topic)
+        return sorted(deleted)
+
+
+def _json(content: bytes, path: str) -> Mapping[str, Any]:
+    """Return the object in a node of Pulsar's policies. Raises CorruptData."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise CorruptData(key=path, offset=0, expected="an object in JSON", found=content[:40])
+    return found

@@ -1,0 +1,1 @@
+"""Tests of topics that come up in another cluster."""

@@ -1,0 +1,341 @@
+"""Topics of a bucket written into the metadata of a cluster, and taken out again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from offloaderd.bookkeeper.metadata import Layout, instance_path, layout_path
+from offloaderd.core.errors import Conflict, InvalidConfig, OutcomeUnknown, Transient
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import Position, TopicName
+from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
+from offloaderd.format.pb.pulsar import ml_data_formats_pb2 as pb
+from offloaderd.ledgers.pulsar.managed_ledger import decode
+from offloaderd.mount.cluster import TargetCluster
+from offloaderd.mount.lists import INDEX
+from offloaderd.mount.mount import BLOCKED, MOUNTED, READY, Preparation, apply, prepare
+from offloaderd.mount.plan import AtGap
+from offloaderd.testing.faults import Faults, FaultyMetadata
+from offloaderd.testing.memory.metadata import MemoryTree
+from offloaderd.upkeep.bucket_topics import BucketTopics
+from offloaderd.upkeep.stored import Site
+from tests.unit.bookkeeper.test_ledger_metadata import message, version_3
+from tests.unit.rigs.owned import offloaded_topic
+from tests.unit.rigs.rig import TOPIC
+
+if TYPE_CHECKING:
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.testing.faults import Plan
+    from tests.unit.rigs.rig import Rig
+
+SITE = Site(cluster="test", bucket="b", prefix="seg/")
+NAMESPACE = f"{TOPIC.tenant}/{TOPIC.namespace}"
+POLICIES = f"/admin/policies/{NAMESPACE}"
+UNLIMITED = {"retention_policies": {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}}
+LIST = f"/managed-ledgers/{TOPIC.managed_ledger}"
+ALL = [TopicPattern.parse(f"{TOPIC.tenant}/*")]
+PARTITIONS = tuple(replace(TOPIC, local=f"parts-partition-{number}") for number in range(3))
+PARTITIONED = f"/admin/partitioned-topics/{NAMESPACE}/persistent/parts"
+HIGH = "/ledgers/idgen-long/HOB-0000000001"
+FIRST_NEW = 1 << 32
+
+
+class Target:
+    """An empty cluster with the namespace of the topic."""
+
+    def __init__(self) -> None:
+        self.tree = MemoryTree()
+        self.store = self.tree.connect()
+
+    async def made(self, policies: dict[str, Any] | None = None) -> Target:
+        """Write what a cluster has before its first topic."""
+        await self.store.create(instance_path("/ledgers"), b"an instance")
+        await self.store.create(POLICIES, json.dumps(UNLIMITED if policies is None else policies).encode())
+        return self
+
+    def cluster(self, plan: Plan | None = None) -> TargetCluster:
+        """Return the cluster, with faults if there is a plan of them."""
+        store = self.store if plan is None else FaultyMetadata(self.store, plan)
+        return TargetCluster(store, ledgers_root="/ledgers", lists_root="/managed-ledgers")
+
+    async def nodes(self) -> dict[str, bytes]:
+        """Return all nodes with their values."""
+        found: dict[str, bytes] = {}
+        todo = ["/"]
+        while todo:
+            path = todo.pop()
+            found[path] = (await self.store.get(path)).value
+            todo += [f"{path.rstrip('/')}/{name}" for name in await self.store.children(path)]
+        return found
+
+
+async def maps_of(rig: Rig) -> dict[TopicName, TopicMap]:
+    """Return the maps of the rig's bucket."""
+    topics = BucketTopics(rig.store, [SITE], listing_s=300.0, head_s=2.0, clock=rig.clock, metrics=Metrics())
+    await topics.refresh()
+    return {topic: found for topic in topics.topics if (found := topics.known(topic)) is not None}
+
+
+async def prepared(rig: Rig, cluster: TargetCluster, *, any_retention: bool = False) -> Preparation:
+    """Plan the mount of all topics of the bucket, and of partitions with the same segments."""
+    maps = await maps_of(rig)
+    maps |= {one: replace(maps[TOPIC], topic=one) for one in PARTITIONS}
+    return await prepare(rig.store, cluster, maps, list(maps), at_gap=AtGap.REFUSE, any_retention=any_retention)
+
+
+async def mounted(rig: Rig, target: Target, plan: Plan | None = None) -> list[str]:
+    """Mount everything; returns the problems of partitioned topics."""
+    cluster = target.cluster(plan)
+    _, problems = await apply(cluster, await prepared(rig, cluster), lambda _: None)
+    return problems
+
+
+async def written_to(target: Target, **ledger: int) -> None:
+    """Have a broker load the topic: the placeholder goes, a new ledger comes."""
+    node = await target.store.get(LIST)
+    found = pb.ManagedLedgerInfo.FromString(node.value)
+    del found.ledgerInfo[-1]
+    found.ledgerInfo.add(ledgerId=FIRST_NEW, **ledger)
+    await target.store.replace(LIST, found.SerializeToString(), node.version)
+
+
+async def new_ledger(target: Target, **changes: object) -> str:
+    """Write BookKeeper's metadata of the new ledger."""
+    path = Layout.HIERARCHICAL.path("/ledgers", FIRST_NEW)
+    await target.store.create(path, version_3(message(**changes)))
+    return path
+
+
+async def test_topics_of_the_bucket_come_up_with_all_their_ledgers() -> None:
+    """Lists, partitions, and ids of new ledgers above those of all lists."""
+    rig, target = await offloaded_topic(10, 15, 5), await Target().made()
+    assert await mounted(rig, target) == []
+    nodes = await target.nodes()
+    found = decode(nodes[LIST], key=LIST)
+    assert [(one.ledger_id, one.entries) for one in found.ledgers] == [(0, 10), (1, 10), (2, 10), (FIRST_NEW - 1, 0)]
+    assert HIGH in nodes
+    assert json.loads(nodes[PARTITIONED])["partitions"] == 3
+    assert {f"/managed-ledgers/{one.managed_ledger}" for one in PARTITIONS} <= nodes.keys()
+    again = await prepared(rig, target.cluster())
+    assert {one.state for one in again.topics} == {MOUNTED}
+    assert await mounted(rig, target) == []
+    assert await target.nodes() == nodes
+
+
+async def test_undo_leaves_nothing_but_the_raised_ids() -> None:
+    """Of what patterns match; everything else of the cluster stays."""
+    rig, target = await offloaded_topic(10), await Target().made()
+    before = await target.nodes()
+    await mounted(rig, target)
+    cluster = target.cluster()
+    topics = await cluster.mounted(ALL)
+    assert topics == sorted([TOPIC, *PARTITIONS])
+    for topic in topics:
+        undone = await cluster.plan_undo(topic)
+        assert (undone.why, undone.ledgers) == ("", 1)
+        await cluster.undo(undone)
+    assert await cluster.undo_partitions(ALL) == [replace(TOPIC, local="parts")]
+    left = (await target.nodes()).keys() - before.keys()
+    folders = {f"/{root}/{NAMESPACE}/persistent" for root in ("managed-ledgers", "admin/partitioned-topics")}
+    assert {one for one in left if not any(folder.startswith(one) for folder in folders)} == {
+        HIGH,
+        HIGH.rpartition("/")[0],
+    }
+
+
+async def test_a_topic_that_a_broker_has_loaded_and_closed_again_is_taken_out_with_its_empty_ledger() -> None:
+    """While its ledger is open the broker writes the list as well."""
+    rig, target = await offloaded_topic(10), await Target().made()
+    await mounted(rig, target)
+    await written_to(target)
+    empty = [message().segment[0]]
+    path = await new_ledger(target, segment=empty)
+    cluster = target.cluster()
+    assert "unload it first" in (await cluster.plan_undo(TOPIC)).why
+    await target.store.delete(path)
+    await new_ledger(target, state=LedgerMetadataFormat.CLOSED, segment=empty)
+    await cluster.undo(await cluster.plan_undo(TOPIC))
+    assert not {path, LIST} & (await target.nodes()).keys()
+
+
+@pytest.mark.parametrize("where", ["BookKeeper, open", "BookKeeper, closed", "the list"])
+async def test_a_topic_that_producers_have_written_to_stays(where: str) -> None:
+    """Also if BookKeeper has its new ledger no more: it was offloaded."""
+    rig, target = await offloaded_topic(10), await Target().made()
+    await mounted(rig, target)
+    if where == "the list":
+        await written_to(target, entries=3, size=30, timestamp=5)
+    else:
+        await written_to(target)
+        closed = {"state": LedgerMetadataFormat.CLOSED, "length": 30, "lastEntryId": 2}
+        await new_ledger(target, **(closed if where == "BookKeeper, closed" else {}))
+    assert "have written to it" in (await target.cluster().plan_undo(TOPIC)).why
+
+
+async def test_a_topic_with_subscriptions_stays() -> None:
+    """Their positions are in BookKeeper, and the brokers' to delete."""
+    rig, target = await offloaded_topic(10), await Target().made()
+    await mounted(rig, target)
+    await target.store.create(f"{LIST}/billing", b"")
+    assert "subscriptions (billing)" in (await target.cluster().plan_undo(TOPIC)).why
+
+
+async def test_a_topic_that_changes_between_plan_and_undo_stays() -> None:
+    """A broker has loaded it meanwhile."""
+    rig, target = await offloaded_topic(10), await Target().made()
+    await mounted(rig, target)
+    undone = await target.cluster().plan_undo(TOPIC)
+    await written_to(target)
+    with pytest.raises(Conflict):
+        await target.cluster().undo(undone)
+    assert LIST in await target.nodes()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_mount_that_breaks_off_at_any_write_is_completed_by_the_next(when: str) -> None:
+    """The same nodes in the end, whatever was written before."""
+    rig = await offloaded_topic(10, 5)
+    whole = await Target().made()
+    await mounted(rig, whole)
+    expected = await whole.nodes()
+    for number in range(100):
+        target, calls = await Target().made(), 0
+
+        def broken(what: str, _: str, moment: str, number: int = number) -> Exception | None:
+            nonlocal calls
+            if (what, moment) != ("create", when):
+                return None
+            calls += 1
+            return RuntimeError("killed") if calls == number + 1 else None
+
+        try:
+            await mounted(rig, target, broken)  # type: ignore[arg-type] # a plan
+        except (RuntimeError, ExceptionGroup):
+            await mounted(rig, target)
+            assert await target.nodes() == expected
+            continue
+        assert number > 0
+        return
+    raise AssertionError("it never came to its end")
+
+
+async def test_a_write_whose_answer_is_lost_counts_by_what_is_there() -> None:
+    """Each is read back."""
+    rig, target, faults = await offloaded_topic(10), await Target().made(), Faults()
+    faults.lose_answer("create", times=3)
+    await mounted(rig, target, faults)
+    assert (await target.cluster().mounted(ALL)) == sorted([TOPIC, *PARTITIONS])
+    undone = await target.cluster().plan_undo(TOPIC)
+    faults.lose_answer("transact")
+    await target.cluster(faults).undo(undone)
+    faults.fail("transact", OutcomeUnknown("no answer"))
+    with pytest.raises(OutcomeUnknown):
+        await target.cluster(faults).undo(await target.cluster().plan_undo(PARTITIONS[0]))
+
+
+async def test_a_topic_of_the_cluster_itself_is_never_touched() -> None:
+    """Its list stays as it is, and the others are mounted."""
+    rig, target = await offloaded_topic(10), await Target().made()
+    await target.store.create(LIST, b"")
+    found = await prepared(rig, target.cluster())
+    states = {one.plan.topic: one.state for one in found.topics}
+    assert states.pop(TOPIC) == BLOCKED
+    assert set(states.values()) == {READY}
+    await mounted(rig, target)
+    assert (await target.nodes())[LIST] == b""
+    assert TOPIC not in await target.cluster().mounted(ALL)
+
+
+@pytest.mark.parametrize("policies", [{}, {"retention_policies": {"retentionTimeInMinutes": -1}}])
+async def test_a_namespace_whose_brokers_would_delete_the_ledgers_is_refused(policies: dict[str, Any]) -> None:
+    """A broker that loads a topic without subscriptions trims what retention does not keep."""
+    rig, target = await offloaded_topic(10), await Target().made(policies)
+    found = await prepared(rig, target.cluster())
+    assert {one.state for one in found.topics} == {BLOCKED}
+    assert "set-retention" in found.topics[0].why[0]
+    allowed = await prepared(rig, target.cluster(), any_retention=True)
+    assert {one.state for one in allowed.topics} == {READY}
+
+
+async def test_a_namespace_that_is_missing_is_named() -> None:
+    """Its policies are not in the bucket, so an operator makes it."""
+    rig, target = await offloaded_topic(10), await Target().made()
+    await target.store.delete(POLICIES)
+    found = await prepared(rig, target.cluster())
+    assert "namespaces create" in found.topics[0].why[0]
+
+
+async def test_partitioned_topics_of_a_cluster_with_policies_elsewhere_are_left_to_its_operator() -> None:
+    """A node here would be read by nobody."""
+    rig, target = await offloaded_topic(10), await Target().made()
+    for path in (POLICIES, f"/admin/policies/{TOPIC.tenant}"):
+        await target.store.delete(path)
+    cluster = target.cluster()
+    found = await prepared(rig, cluster, any_retention=True)
+    _, problems = await apply(cluster, found, lambda _: None)
+    assert [one.endswith("-p 3") for one in problems] == [True]
+    assert PARTITIONED not in await target.nodes()
+
+
+async def test_a_partitioned_topic_with_fewer_partitions_is_told() -> None:
+    """Its clients would not read the others; more are the operator's choice."""
+    rig, target = await offloaded_topic(10), await Target().made()
+    await target.store.create(PARTITIONED, b'{"partitions":2}')
+    assert "update-partitioned-topic" in (await mounted(rig, target))[0]
+    await target.store.replace(PARTITIONED, b'{"partitions":4}', 0)
+    assert await mounted(rig, target) == []
+
+
+async def test_ids_that_are_above_already_are_not_raised_again() -> None:
+    """A cluster may have run out of short ids itself."""
+    rig, target = await offloaded_topic(10), await Target().made()
+    await target.store.create("/ledgers/idgen-long/HOB-0000000007", b"")
+    await mounted(rig, target)
+    nodes = await target.nodes()
+    assert decode(nodes[LIST], key=LIST).ledgers[-1].ledger_id == (7 << 32) - 1
+    assert HIGH not in nodes
+
+
+async def test_long_ids_of_the_bucket_get_longer_ones_above() -> None:
+    """The bucket may be that of a topic that was mounted before."""
+    cluster = (await Target().made()).cluster()
+    assert await cluster.placeholder(FIRST_NEW + 5) == 2 * FIRST_NEW - 1
+    assert await cluster.placeholder(FIRST_NEW - 2) == FIRST_NEW - 1
+
+
+async def test_the_message_index_goes_on() -> None:
+    """With the greatest index of the entries that come up, if they have one."""
+    rig, target = await offloaded_topic(10), await Target().made()
+    await mounted(rig, target)
+    assert INDEX not in decode((await target.nodes())[LIST], key=LIST).properties
+
+
+async def test_what_is_no_cluster_takes_no_topics() -> None:
+    """Wrong servers, a layout of short ids, a cluster that moves its metadata."""
+    rig = await offloaded_topic(10)
+    with pytest.raises(Transient):
+        await prepared(rig, Target().cluster())
+    flat = await Target().made()
+    await flat.store.create(layout_path("/ledgers"), b"2\norg.apache.bookkeeper.meta.FlatLedgerManagerFactory:1")
+    with pytest.raises(InvalidConfig):
+        await prepared(rig, flat.cluster())
+    moving = await Target().made()
+    await moving.store.create("/pulsar/migration-coordinator/migration", b'{"phase":"COPYING","targetUrl":"oxia://x"}')
+    with pytest.raises(Conflict):
+        await prepared(rig, moving.cluster())
+
+
+async def test_topics_of_pulsar_itself_are_not_mounted() -> None:
+    """Transactions and load balancing of another cluster are no good here."""
+    rig, target = await offloaded_topic(10), await Target().made()
+    own = TopicName("pulsar", "system", "transaction_coordinator_assign")
+    maps = {own: replace((await maps_of(rig))[TOPIC], topic=own)}
+    cluster = target.cluster()
+    found = await prepare(rig.store, cluster, maps, [own], at_gap=AtGap.SKIP, any_retention=True)
+    assert found.topics[0].state == BLOCKED
+    assert found.topics[0].plan.end == Position(0, 9)
