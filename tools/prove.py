@@ -1,8 +1,9 @@
 """Prove everything: `make prove`, or parts of it (`make prove PARTS="guards seeds"`).
 
-The parts together are all tests there are, with nothing kept from before and 10,000 seeds. What ended is recorded under
-`build/prove/`, by the state of the work tree: the same command again runs what failed and what is missing; a changed
-tree begins anew. `report.md` and `report.json` there say what ran, how long, and what was left out and why.
+The parts together are all tests there are, with 10,000 seeds. What ended is recorded under `build/prove/`, by the state
+of the work tree: the same command again runs what failed and what is missing; a changed tree begins anew. Only seeds
+that passed in another tree count in this one if all that the simulation is made of is the same; --fresh forgets them as
+well. `report.md` and `report.json` say what ran, how long, and what was left out and why.
 
 Exit code: 0 green; 1 something failed, or was left out for another reason than a missing tool; 2 unfinished. What runs
 while the tree is changed does not count.
@@ -11,6 +12,7 @@ while the tree is changed does not count.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -27,7 +29,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.core.clock import SystemClock
 from tests.recording import COLLECTED, DONE, ITEMS, Ended
+from tests.tiers import DRAWN_BY
 from tools.git import git
+from tools.imports import Imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -54,6 +58,8 @@ INTERRUPTED = 2
 ENDED = frozenset({0, 1, 5})
 """Exit codes of pytest when it ran to its end: all passed, some failed, there was nothing to run."""
 OUTCOMES = ("passed", "failed", "skipped", "missing")
+SIMULATION = "simulation.txt"
+"""The file of a proof with the hash of all that its seeds ran."""
 CLOCK = SystemClock()
 SLOWEST = 10
 
@@ -88,6 +94,28 @@ def state() -> str:
         return f"{git('write-tree', index=index)[:16]}-{platform.python_version()}"
 
 
+def simulation() -> str:
+    """Return the hash of all that seeds run: the simulation, what it imports, the locked libraries and Python."""
+    imports = Imports(ROOT)
+    files = {"requirements/dev.txt"}
+    for path in sorted((ROOT / "tests" / "simulation").glob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        files |= {*imports.distances(name), *imports.of_test(name)}
+    whole = hashlib.sha256(platform.python_version().encode())
+    for file in sorted(files):
+        whole.update(file.encode() + b"\0" + imports.text(file).encode() + b"\0")
+    return whole.hexdigest()
+
+
+def carried(folder: Path, made_of: str) -> list[Ended]:
+    """Return the seeds that passed in other trees with the same simulation, each once."""
+    found: dict[str, Ended] = {}
+    for other in sorted(PROOFS.glob(f"*/{SIMULATION}")):
+        if other.parent != folder and other.read_text() == made_of:
+            found |= {one["id"]: one for one in ended(other.parent).values() if one["outcome"] == "passed"}
+    return [one for one in found.values() if "::" in one["id"] and part_of(one["id"]) == "seeds"]
+
+
 def lines(folder: Path) -> list[Ended]:
     """Return all that was recorded, in its order; a line that a crash cut short does not count."""
     found: list[Ended] = []
@@ -119,7 +147,7 @@ def prove(folder: Path, parts: Sequence[str], workers: str) -> int:
             *(path for part in parts for path in PARTS[part]),
         ],
         cwd=ROOT,
-        env={**os.environ, "PROVE_EVERY_GUARD": "1"},
+        env={**os.environ, "PROVE_EVERY_GUARD": "1", DRAWN_BY: (folder / SIMULATION).read_text()},
     )
     for number in (signal.SIGINT, signal.SIGTERM):  # pytest ends its tests, and the report is written
         signal.signal(number, lambda *_: run.send_signal(signal.SIGINT))
@@ -236,6 +264,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.fresh:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / SIMULATION).exists():
+        made_of = simulation()
+        write(folder, [] if chosen.fresh else carried(folder, made_of))
+        (folder / SIMULATION).write_text(made_of)
     parts = chosen.parts or list(PARTS)
     return report(folder, begun, parts, prove(folder, parts, chosen.workers))
 

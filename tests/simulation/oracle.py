@@ -89,7 +89,6 @@ class Oracle:
 
     def changed(self, changed: Sequence[str], before: Nodes, after: Nodes, writer: str) -> None:
         """Check one change of the tree; `writer` is the process that made it, empty when the servers did."""
-        claimed: dict[TopicName, str] = {}
         moved: dict[TopicName, list[str]] = {}
         for path in changed:
             parts = path.split("/")
@@ -98,15 +97,14 @@ class Oracle:
         for topic, names in moved.items():
             if topic in self.rebuilding:
                 continue
-            if "epoch" in names:
-                claimed[topic] = writer
+            if "epoch" in names:  # also the collector's, which fences an owner in the transaction that it gives up by
+                self.claims[topic] = writer
             self._check_writer(topic, names, before, after, writer)
             for name in names:
                 if name.startswith("grants/") and f"{paths.topic(topic)}/{name}" in after:
                     self._check_grant(topic, f"{paths.topic(topic)}/{name}", before, after)
             if any(name.startswith(("ledgers/", "losses/")) or name in {"floor", "history/plan"} for name in names):
                 self._check_map(topic, after)
-        self.claims.update(claimed)
 
     def _check_writer(self, topic: TopicName, names: list[str], before: Nodes, after: Nodes, writer: str) -> None:
         """P4: what an owner alone may write is written by who claimed the topic last."""

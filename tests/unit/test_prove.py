@@ -171,6 +171,42 @@ def test_it_is_not_green_where_pytest_is_not(folder: Path, code: int, parts: lis
     assert json.loads((folder / "report.json").read_text())["whole"] is False
 
 
+def test_seeds_of_a_tree_with_the_same_simulation_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that passed, and no other test; a tree with another simulation gives none."""
+    monkeypatch.setattr(prove, "PROOFS", folder)
+    test = "tests/simulation/test_simulation.py::test_promises_hold_whatever_happens"
+    for name, made_of in (("one", "this"), ("two", "that"), ("new", "this")):
+        (folder / name).mkdir()
+        (folder / name / prove.SIMULATION).write_text(made_of)
+        prove.write(folder / name, [end(f"{test}[{name}]"), end(f"{test}[bad]", "failed"), end(ONE)])
+    assert [one["id"] for one in prove.carried(folder / "new", "this")] == [f"{test}[one]"]
+    assert prove.carried(folder / "new", "another") == []
+
+
+def test_the_simulation_is_made_of_the_engine_and_not_of_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that seeds run changes the hash, and a command does not."""
+    files: set[str] = set()
+    text = prove.Imports.text
+
+    def read(self: prove.Imports, file: str) -> str:
+        files.add(file)
+        return text(self, file)
+
+    monkeypatch.setattr(prove.Imports, "text", read)
+    whole = prove.simulation()
+    assert {"offloaderd/topic/offloader.py", "offloaderd/upkeep/mirror.py", "tests/simulation/oracle.py"} <= files
+    others = ("offloaderd/cli/offloaderd/", "offloaderd/spark/", "offloaderd/mount/")
+    assert not [file for file in files if file.startswith(others)]
+    monkeypatch.setattr(prove.Imports, "text", lambda *_: "pass")
+    assert prove.simulation() != whole
+
+
+def test_a_proof_draws_its_seeds_by_what_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So another commit with the same simulation has the same ones."""
+    monkeypatch.setenv(tiers.DRAWN_BY, "made of this")
+    assert tiers.commit() == b"made of this"
+
+
 def test_what_failed_before_it_passed_is_told(folder: Path) -> None:
     """Running it again is no proof that it always passes."""
     prove.write(folder, [end(ONE, "failed"), end(ONE)])
@@ -199,6 +235,7 @@ def test_what_ran_while_the_tree_was_changed_does_not_count(
     """What ended before stays; a file that was not collected then is collected anew, and a line that was cut goes."""
     proof = folder / "0123456789abcdef-3.11.2"
     proof.mkdir()
+    (proof / prove.SIMULATION).write_text("made of this")
     prove.write(proof, [end(ONE), end("tests/unit/core/test_b.py", "failed")])
     with (proof / ITEMS).open("a") as file:
         file.write('{"id": "cut sh')

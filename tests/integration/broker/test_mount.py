@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from offloaderd.core.clock import SystemClock
 from tests.integration.command_line import ran
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from offloaderd.client import DaemonClient
     from tests.real.bookies import BookKeeperCluster
     from tests.real.broker import PulsarBroker
     from tests.servers import S3Server
@@ -27,6 +28,16 @@ CLOCK = SystemClock()
 KINDS = ("unbatched", "batched", "batched zstd", "keyed", "chunked")
 COUNT = 60
 SHORT_IDS_END = 2**31
+
+
+Message = tuple[object, bytes, str]
+"""Place, data and key, as a reader gets them."""
+
+
+def place_of(message: Message) -> tuple[int, int]:
+    """Return the ledger and the entry of a message."""
+    ledger_id, entry_id, _ = cast("tuple[int, int, int]", message[0])
+    return ledger_id, entry_id
 
 
 @asynccontextmanager
@@ -41,6 +52,22 @@ async def empty_cluster(directory: Path) -> AsyncIterator[tuple[BookKeeperCluste
             yield cluster, broker
 
 
+def follower(directory: Path, cluster: BookKeeperCluster, s3: S3Server, bucket: str, name: str) -> Site:
+    """Return a daemon of a cluster that offloads each entry within a second; its own metadata lie there as well."""
+    site = Site.at(directory, cluster.zookeeper, s3, bucket)
+    site.cluster = name
+    site.settings |= {"ledgers": {"kind": "bookkeeper"}, "offload": {"segment_age_max_s": 1}}
+    return site
+
+
+async def accept_source(client: DaemonClient, driven: Driven) -> None:
+    """Accept the new cluster as the source, once the topic is refused for it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while "unknown-source" not in [one.kind for one in (await client.identity(driven.topic)).refusals]:
+            await CLOCK.sleep(0.2)
+    await client.accept_identity(source=True, dry_run=False)
+
+
 async def offloaded(daemon: DaemonProcess, driven: Driven, least: tuple[int, int]) -> tuple[int, int]:
     """Wait until the bucket has a position; returns the newest that it has."""
     async with daemon.client() as client, asyncio.timeout(PATIENCE_S):
@@ -52,47 +79,70 @@ async def offloaded(daemon: DaemonProcess, driven: Driven, least: tuple[int, int
             await CLOCK.sleep(0.2)
 
 
+async def written_and_offloaded(driven: Driven, site: Site) -> list[Message]:
+    """Write messages of all kinds, and return those that the bucket has when the daemon ends."""
+    async with DaemonProcess(site) as daemon:
+        await daemon.serving()
+        driven.address = daemon.address
+        await driven.create()
+        await driven.offload()
+        await driven.write(*KINDS, count=COUNT)
+        for _ in range(2):  # what was sent before the last time is known as confirmed, and so offloaded
+            await driven.write("unbatched", count=3)
+        written = await driven.read(COUNT * len(KINDS) + 6)
+        end = await offloaded(daemon, driven, place_of(written[-4]))
+        return [one for one in written if place_of(one) <= end]
+
+
+async def mount(site: Site, command: str, driven: Driven, *words: str) -> tuple[int, str]:
+    """Run a command of `offloaderd mount` for the topic; returns the exit code and its answer."""
+    code, said, _ = await ran(site, "offloaderd", "mount", command, f"public/{driven.namespace}/*", *words)
+    return code, said
+
+
+async def continued(driven: Driven, site: Site, written: list[Message]) -> None:
+    """Offload what producers wrote after the mount, have it deleted from BookKeeper, and read everything."""
+    code, said, _ = await ran(site, "offloaderd", "rebuild", "--apply", "--enable")
+    assert code == 0, said
+    async with DaemonProcess(site) as daemon:
+        async with daemon.client() as client:
+            await accept_source(client, driven)
+        await driven.unload()
+        await offloaded(daemon, driven, place_of(written[-1]))
+        driven.address = daemon.address
+        await driven.offload()
+        await driven.freed()
+        await driven.unload()
+        assert await driven.read(len(written)) == written
+        assert max(await driven.opened_in_tier()) > SHORT_IDS_END
+
+
 async def test_a_cluster_that_lost_everything_reads_on_under_the_old_ids(
     tmp_path: Path,
-    zookeeper: str,
     s3_server: S3Server,
     s3_bucket: str,
     bookkeeper: BookKeeperCluster,
     driven_broker: PulsarBroker,
 ) -> None:
-    """Every message of the old cluster, its open ledger included; producers go on above; undo knows of both."""
-    old_site = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
-    old_site.settings |= {
-        "ledgers": {"kind": "bookkeeper"},
-        "bookkeeper": {"servers": bookkeeper.zookeeper},
-        "offload": {"segment_age_max_s": 1},
-    }
-    async with DaemonProcess(old_site) as daemon:
-        await daemon.serving()
-        old = Driven(driven_broker, bookkeeper, daemon.address)
-        await old.create()
-        await old.offload()
-        await old.write(*KINDS, count=COUNT)
-        for _ in range(2):  # what was sent before the last time is known as confirmed, and so offloaded
-            await old.write("unbatched", count=3)
-        everything = await old.read(COUNT * len(KINDS) + 6)
-        end = await offloaded(daemon, old, everything[-4][0][:2])  # type: ignore[index]
-        written = [one for one in everything if one[0][:2] <= end]  # type: ignore[index]
+    """Every message of the old cluster, its open ledger included; producers go on above, and join the same history."""
+    old_site = follower(tmp_path, bookkeeper, s3_server, s3_bucket, CLOCK.uuid().hex)
+    old = Driven(driven_broker, bookkeeper, "")
+    written = await written_and_offloaded(old, old_site)
 
-    new_site = Site.at(tmp_path, "127.0.0.1:1", s3_server, s3_bucket)
-    new_site.cluster, new_site.daemon_id = old_site.cluster, "reader"
-    new_site.settings["daemon"] = {"read_only": True}
-    async with empty_cluster(tmp_path / "new") as (cluster, broker), DaemonProcess(new_site) as reader:
+    site = Site.at(tmp_path, "127.0.0.1:1", s3_server, s3_bucket)
+    site.cluster, site.daemon_id = old_site.cluster, "reader"
+    site.settings["daemon"] = {"read_only": True}
+    async with empty_cluster(tmp_path / "new") as (cluster, broker), DaemonProcess(site) as reader:
         await reader.serving()
-        new_site.settings["bookkeeper"] = {"servers": cluster.zookeeper}
+        site.settings["bookkeeper"] = {"servers": cluster.zookeeper}
         new = Driven(broker, cluster, reader.address, namespace=old.namespace)
         await new.create()
-        code, said, _ = await ran(new_site, "offloaderd", "mount", "plan", f"public/{new.namespace}/*")
+        await new.offload()
+        code, said = await mount(site, "plan", new)
         assert (code, "set-retention" in said) == (1, True)
         unlimited = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
         assert await broker.send("POST", f"namespaces/public/{new.namespace}/retention", unlimited) == 204
-        await new.offload()
-        code, said, _ = await ran(new_site, "offloaderd", "mount", "apply", f"public/{new.namespace}/*")
+        code, said = await mount(site, "apply", new)
         assert code == 0, said
 
         assert await new.read(len(written)) == written
@@ -100,11 +150,11 @@ async def test_a_cluster_that_lost_everything_reads_on_under_the_old_ids(
         await new.write("keyed", count=COUNT)
         everything = await new.read(len(written) + COUNT)
         assert everything[: len(written)] == written
-        later = [place for place, _, _ in everything[len(written) :]]
-        assert min(later)[0] > SHORT_IDS_END  # type: ignore[index]
+        assert all(place_of(one)[0] > SHORT_IDS_END for one in everything[len(written) :])
         await broker.kill()
         await broker.start()
         assert await new.read(len(everything)) == everything
+        await continued(new, follower(tmp_path, cluster, s3_server, s3_bucket, old_site.cluster), everything)
 
-        code, said, _ = await ran(new_site, "offloaderd", "mount", "undo", f"public/{new.namespace}/*", "--yes")
+        code, said = await mount(site, "undo", new, "--yes")
         assert (code, "producers have written to it" in said) == (1, True)

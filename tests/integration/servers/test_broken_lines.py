@@ -24,9 +24,16 @@ ROUNDS, CUTS = 4, 25
 
 
 async def cut_again_and_again(link: Link) -> None:
-    """Abort all connections, at other moments of the requests each time; now and then nothing answers for a while."""
+    """Abort all connections, at other moments of the requests each time; now and then nothing answers for a while.
+
+    A busy machine may need longer to connect again, so each cut waits for a connection that is new.
+    """
+    broken = 0
     for number in range(CUTS):
         await CLOCK.sleep(0.05 + CLOCK.jitter(0.1))
+        while link.connections == broken:
+            await CLOCK.sleep(0.01)
+        broken = link.connections
         link.break_off()
         if number % 5 == 4:
             link.cut()
@@ -64,4 +71,4 @@ async def test_connections_that_break_lose_and_leave_nothing(site: Site) -> None
             await workload.offload(client)
             await workload.read_at_last(client)
             await check(site, client, workload)
-        assert link.connections > CUTS, "connections were made again and again"
+        assert link.connections >= CUTS, "connections were made again and again"
