@@ -62,7 +62,7 @@ class OffloadedLedger(_message.Message):
     topic: _builtins.str
     ledger_id: _builtins.int
     object_id: _builtins.str
-    """UUID of the broker's attempt to offload it"""
+    """UUID of the broker's attempt to offload it; in the list of a mounted topic it says how many entries the ledger has."""
     bucket: _builtins.str
     """Bucket of a ledger that Pulsar's own driver offloaded to S3 (PIP-17). Empty: this driver offloaded it."""
     def __init__(
