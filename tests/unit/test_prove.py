@@ -14,6 +14,7 @@ import pytest
 from tests import tiers
 from tests.recording import COLLECTED, DONE, ITEMS, Ended, Record
 from tools import prove
+from tools.imports import Imports
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -186,18 +187,18 @@ def test_seeds_of_a_tree_with_the_same_simulation_count(folder: Path, monkeypatc
 def test_the_simulation_is_made_of_the_engine_and_not_of_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """A module that seeds run changes the hash, and a command does not."""
     files: set[str] = set()
-    text = prove.Imports.text
+    text = Imports.text
 
-    def read(self: prove.Imports, file: str) -> str:
+    def read(self: Imports, file: str) -> str:
         files.add(file)
         return text(self, file)
 
-    monkeypatch.setattr(prove.Imports, "text", read)
+    monkeypatch.setattr(Imports, "text", read)
     whole = prove.simulation()
     assert {"offloaderd/topic/offloader.py", "offloaderd/upkeep/mirror.py", "tests/simulation/oracle.py"} <= files
     others = ("offloaderd/cli/offloaderd/", "offloaderd/spark/", "offloaderd/mount/")
     assert not [file for file in files if file.startswith(others)]
-    monkeypatch.setattr(prove.Imports, "text", lambda *_: "pass")
+    monkeypatch.setattr(Imports, "text", lambda *_: "pass")
     assert prove.simulation() != whole
 
 
