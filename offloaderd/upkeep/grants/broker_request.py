@@ -123,13 +123,14 @@ class Extent(NamedTuple):
 def extent_of(topic_map: TopicMap, ledger_id: int, object_id: UUID) -> Extent | None:
     """Return how far a ledger reaches that Pulsar's list calls offloaded; None if the map does not have all of it.
 
-    A closed ledger reaches to its end. One that was mounted reaches as far as its id in the list says: it was open when
-    its first cluster was lost, or lacks entries behind these.
+    A ledger that was mounted reaches as far as its id in the list says, also if its first cluster has written on since:
+    brokers count by the list. Any other one is closed, and reaches to its end.
     """
-    if is_held(topic_map, ledger_id):
-        return Extent(topic_map.ends[ledger_id].entries, length_of(topic_map, ledger_id))
     entries = mounted_entries(object_id)
-    if entries is None or ledger_id in topic_map.deleted:
+    if entries is None:
+        held = is_held(topic_map, ledger_id)
+        return Extent(topic_map.ends[ledger_id].entries, length_of(topic_map, ledger_id)) if held else None
+    if ledger_id in topic_map.deleted:
         return None
     floor = topic_map.floor
     expected = floor.entry_id + 1 if floor is not None and floor.ledger_id == ledger_id else 0

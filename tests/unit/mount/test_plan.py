@@ -139,6 +139,8 @@ def test_a_mounted_ledger_reaches_as_far_as_its_list_says() -> None:
     assert extent_of(found, 8, ATTEMPT) is None
     assert extent_of(found, 8, mounted_id(5)) is None
     assert extent_of(found, 5, ATTEMPT) == Extent(10, 100)
+    assert extent_of(found, 5, mounted_id(5)) == Extent(5, 50)
+    assert extent_of(found, 5, mounted_id(11)) is None
     broken = readable_map(TOPIC, [ROW[0], ROW[2]])
     assert extent_of(broken, 5, mounted_id(5)) == Extent(5, 50)
     assert extent_of(broken, 5, mounted_id(8)) is None
