@@ -7,24 +7,36 @@ that finds a partitioned topic would have its brokers make lists of their own fo
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from offloaderd.bookkeeper.metadata import Layout, decode_layout, decode_ledger, instance_path, layout_path
 from offloaderd.core.aio import each
-from offloaderd.core.errors import Conflict, CorruptData, InvalidConfig, OutcomeUnknown, Transient
+from offloaderd.core.errors import (
+    Conflict,
+    CorruptData,
+    InvalidConfig,
+    InvalidInput,
+    NotFound,
+    OutcomeUnknown,
+    Transient,
+)
 from offloaderd.core.model import DOMAIN, TopicName
 from offloaderd.core.names.managed_ledgers import ROOT, partition_of
 from offloaderd.core.names.patterns import TopicPattern, partitioned_topic
 from offloaderd.ledgers.pulsar import managed_ledger
+from offloaderd.ledgers.pulsar.managed_ledger import ManagedLedger
 from offloaderd.metadata import nodes
 from offloaderd.metadata.port import Delete, MetadataStore, Step
-from offloaderd.mount.lists import MOUNTED, encode_partitions
+from offloaderd.mount.lists import MOUNTED, encode_partitions, placeholder_of
 
 TRIES = 5
 HIGH_BITS = 32
 """Bits of a ledger's id below those of its node HOB-: see `placeholder`."""
 UNLIMITED = -1
+PARTITIONS_MAX = 1000
+"""A topic without partitions may be named like one, by a date for instance. A greater number is left to an operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +100,12 @@ class TargetCluster:
         found = await nodes.node(self._store, path)
         if found is None:
             return f"the cluster has no namespace {namespace}: pulsar-admin namespaces create {namespace}"
-        retention = _json(found.value, path).get("retention_policies") or {}
-        limits = (retention.get("retentionTimeInMinutes", 0), retention.get("retentionSizeInMB", 0))
-        if limits == (UNLIMITED, UNLIMITED):
+        try:
+            retention = _json(found.value, path).get("retention_policies")
+        except CorruptData as error:
+            return str(error)
+        limits = ("retentionTimeInMinutes", "retentionSizeInMB")
+        if isinstance(retention, dict) and all(retention.get(one) == UNLIMITED for one in limits):
             return ""
         return (
             f"the retention of {namespace} is limited, so its brokers would delete mounted ledgers: "
@@ -107,8 +122,8 @@ class TargetCluster:
 
     async def _high(self) -> int:
         """Return the greatest node of high bits that new ledgers' ids may have; 0 for short ids."""
-        names = await self._store.children(self._ids)
-        return max((int(name.removeprefix("HOB-")) for name in names if name[4:].isdecimal()), default=0)
+        numbers = [name.removeprefix("HOB-") for name in await self._store.children(self._ids)]
+        return max((int(one) for one in numbers if one.isascii() and one.isdecimal()), default=0)
 
     async def raise_ids(self, placeholder: int) -> None:
         """Have all later ledgers get ids above a placeholder's."""
@@ -132,24 +147,25 @@ class TargetCluster:
     def _list(self, topic: TopicName) -> str:
         return f"{self._lists_root}/{topic.managed_ledger}"
 
-    async def mounted_as(self, topic: TopicName) -> int | None:
-        """Return the placeholder of a topic that is mounted; None where the cluster has no such topic.
+    async def mounted_as(self, topic: TopicName) -> tuple[ManagedLedger, int] | None:
+        """Return list and placeholder of a topic that is mounted; None where the cluster has no such topic.
 
-        Raises Conflict for a topic that was not mounted.
+        Raises Conflict for a topic that was not mounted, CorruptData, and InvalidConfig as `decode` does.
         """
         path = self._list(topic)
         found = await nodes.node(self._store, path)
         if found is None:
             return None
-        placeholder = managed_ledger.decode(found.value, key=path).properties.get(MOUNTED)
-        if placeholder is None or not placeholder.isdecimal():
+        listed = managed_ledger.decode(found.value, key=path)
+        placeholder = placeholder_of(listed)
+        if placeholder is None:
             raise Conflict(f"the cluster has a topic {topic} of its own", hint="only topics that it lacks are mounted")
-        return int(placeholder)
+        return listed, placeholder
 
     async def write(self, topic: TopicName, content: bytes) -> None:
         """Create the list of a topic. Raises Conflict if another one is there."""
-        if not await self._put(self._list(topic), content) and await self.mounted_as(topic) is None:
-            raise Transient(f"{topic} was made and deleted meanwhile", hint="repeat the command")
+        if not await self._put(self._list(topic), content):
+            raise Conflict(f"{topic} was made by others meanwhile: repeat the command")
 
     async def write_partitions(self, topics: Iterable[TopicName]) -> list[str]:
         """Create the partitioned topics of these partitions; return what prevents it for those where it is prevented.
@@ -167,8 +183,17 @@ class TargetCluster:
         for whole, count in sorted(counts.items()):
             path = self._partitions(whole)
             found = await nodes.node(self._store, path)
-            there = int(_json(found.value, path).get("partitions", 0)) if found is not None else 0
-            if found is None and here and await self._put(path, encode_partitions(count)):
+            try:
+                there = _partitions_of(found.value, path) if found is not None else 0
+            except CorruptData as error:
+                problems.append(str(error))
+                continue
+            if found is None and await nodes.node(self._store, self._list(whole)) is not None:
+                problems.append(
+                    f"{whole} is a topic without partitions here, so clients do not find its {count} partitions"
+                )
+                continue
+            if found is None and here and count <= PARTITIONS_MAX and await self._put(path, encode_partitions(count)):
                 there = count
             if not there:
                 todo = f"pulsar-admin topics create-partitioned-topic {whole} -p {count}"
@@ -182,7 +207,7 @@ class TargetCluster:
         return f"{self._admin}/partitioned-topics/{topic.managed_ledger}"
 
     async def mounted(self, patterns: Sequence[TopicPattern]) -> list[TopicName]:
-        """Return the topics that were mounted, of those that a pattern matches, in order."""
+        """Return the topics that a pattern matches and that were mounted, or whose lists cannot be read, in order."""
         folders = [self._lists_root]
         for _ in ("tenant", "namespace"):
             folders = await self._below(folders)
@@ -190,17 +215,23 @@ class TargetCluster:
         lists = await each(folders, self._store.children)
         prefix = len(self._lists_root) + 1
         topics = [
-            TopicName.from_managed_ledger(f"{folder[prefix:]}/{name}")
+            topic
             for folder, names in zip(folders, lists, strict=True)
             for name in names
+            if (topic := _topic_of(f"{folder[prefix:]}/{name}")) is not None
         ]
         wanted = [topic for topic in topics if any(pattern.matches(topic) for pattern in patterns)]
-        found = await each(wanted, lambda topic: nodes.node(self._store, self._list(topic)))
-        return sorted(
-            topic
-            for topic, node in zip(wanted, found, strict=True)
-            if node is not None and MOUNTED in managed_ledger.decode(node.value, key=self._list(topic)).properties
-        )
+        marked = await each(wanted, self._is_marked)
+        return sorted(topic for topic, is_marked in zip(wanted, marked, strict=True) if is_marked)
+
+    async def _is_marked(self, topic: TopicName) -> bool:
+        """Whether a topic has the property of a mount, or a list that cannot be read and so may have it."""
+        path = self._list(topic)
+        found = await nodes.node(self._store, path)
+        try:
+            return found is not None and MOUNTED in managed_ledger.decode(found.value, key=path).properties
+        except (CorruptData, InvalidConfig):
+            return True
 
     async def _below(self, folders: Sequence[str]) -> list[str]:
         names = await each(folders, self._store.children)
@@ -211,10 +242,18 @@ class TargetCluster:
 
         Ledgers behind the placeholder are new ones. Those that are closed and empty are deleted with the list.
         """
+        try:
+            return await self._plan_undo(topic)
+        except (CorruptData, InvalidConfig, NotFound) as error:
+            return Undone(topic, 0, str(error))
+
+    async def _plan_undo(self, topic: TopicName) -> Undone:
         path = self._list(topic)
         node = await self._store.get(path)
         found = managed_ledger.decode(node.value, key=path)
-        placeholder = int(found.properties[MOUNTED])
+        placeholder = placeholder_of(found)
+        if placeholder is None:
+            return Undone(topic, 0, f"it is marked as mounted, and has ledgers that no mount has written: {path}")
         count = sum(one.ledger_id < placeholder for one in found.ledgers)
         cursors = await self._store.children(path)
         if cursors:
@@ -231,20 +270,25 @@ class TargetCluster:
             state = decode_ledger(stored.value, path=at) if stored is not None else None
             if one.entries or one.offload is not None or (state is not None and state.confirmed_at_least >= 0):
                 return Undone(topic, count, f"producers have written to it: ledger {one.ledger_id}")
-            if stored is not None and state is not None:
-                if not state.closed:
-                    why = f"its ledger {one.ledger_id} is open: unload it first, pulsar-admin topics unload"
-                    return Undone(topic, count, why)
-                steps.append(Delete(at, stored.version))
+            if stored is None or state is None:
+                why = f"BookKeeper does not have its ledger {one.ledger_id}, which producers may have written to"
+                return Undone(topic, count, f"{why}: load and unload it first")
+            if not state.closed:
+                why = f"its ledger {one.ledger_id} is open: unload it first, pulsar-admin topics unload"
+                return Undone(topic, count, why)
+            steps.append(Delete(at, stored.version))
         return Undone(topic, count, "", tuple(steps))
 
-    async def undo(self, undone: Undone) -> None:
-        """Take a topic out, all of it at once. Raises Conflict if it has changed since it was planned, Transient."""
+    async def undo(self, undone: Undone) -> Undone:
+        """Take a topic out, all of it at once; returned with `why` if it has changed since. Raises Transient."""
         try:
             await self._store.transact(undone.steps)
+        except Conflict as error:
+            return replace(undone, why=f"it has changed meanwhile ({error}): repeat the command")
         except OutcomeUnknown:
             if await nodes.node(self._store, self._list(undone.topic)) is not None:
                 raise
+        return undone
 
     async def undo_partitions(self, patterns: Sequence[TopicPattern]) -> list[TopicName]:
         """Delete the partitioned topics that a mount has made and that have no partition left; return them."""
@@ -258,16 +302,36 @@ class TargetCluster:
             if not folder.endswith(f"/{DOMAIN}"):
                 continue
             others = await self._store.children(f"{self._lists_root}{folder.removeprefix(root)}")
-            left = {partitioned_topic(TopicName.from_managed_ledger(f"a/b/{DOMAIN}/{name}")) for name in others}
+            prefix = folder.removeprefix(root)[1:]
+            parts = [one for name in others if (one := _topic_of(f"{prefix}/{name}")) is not None]
+            left = set(map(partitioned_topic, parts))
             for name in names:
-                topic = TopicName.from_managed_ledger(f"{folder.removeprefix(root)[1:]}/{name}")
-                if TopicName("a", "b", topic.local) in left or not any(one.matches(topic) for one in patterns):
+                topic = _topic_of(f"{prefix}/{name}")
+                if topic is None or topic in left or not any(one.matches(topic) for one in patterns):
                     continue
                 node = await self._store.get(f"{folder}/{name}")
-                if MOUNTED in (_json(node.value, f"{folder}/{name}").get("properties") or {}):
-                    await self._store.delete(f"{folder}/{name}", node.version)
-                    deleted.append(topic)
+                with suppress(CorruptData):  # no mount has written it
+                    properties = _json(node.value, f"{folder}/{name}").get("properties")
+                    if isinstance(properties, dict) and MOUNTED in properties:
+                        await self._store.delete(f"{folder}/{name}", node.version)
+                        deleted.append(topic)
         return sorted(deleted)
+
+
+def _topic_of(managed_ledger_name: str) -> TopicName | None:
+    """Return the topic of a node; None for a name that no topic has."""
+    try:
+        return TopicName.from_managed_ledger(managed_ledger_name)
+    except InvalidInput:
+        return None
+
+
+def _partitions_of(content: bytes, path: str) -> int:
+    """Return the number of partitions in a node. Raises CorruptData."""
+    found = _json(content, path).get("partitions")
+    if not isinstance(found, int):
+        raise CorruptData(key=path, offset=0, expected="a number of partitions", found=content[:40])
+    return found
 
 
 def _json(content: bytes, path: str) -> Mapping[str, Any]:

@@ -15,13 +15,15 @@ from collections.abc import Mapping
 from offloaderd.core.model import DRIVER
 from offloaderd.core.names.managed_ledgers import mounted_id
 from offloaderd.format.pb.pulsar import ml_data_formats_pb2 as pb
-from offloaderd.ledgers.pulsar.managed_ledger import HEAD_BYTES, MAGIC
+from offloaderd.ledgers.pulsar.managed_ledger import HEAD_BYTES, MAGIC, ManagedLedger
 from offloaderd.mount.plan import MountedLedger, MountPlan
 
 MOUNTED = "offloaderd.mounted"
 """Property of a topic that was mounted: the id of the placeholder. All ledgers before it are in the bucket."""
 INDEX = "index"
 """Property by which brokers continue the message index of PIP-70 (ManagedLedgerInterceptorImpl)."""
+ID_DIGITS = 19
+"""Digits of the greatest id of a ledger."""
 PLAIN_BYTES_MAX = 512 * 1024
 """Longer lists are compressed: a node of ZooKeeper has 1 MiB at most."""
 
@@ -42,6 +44,35 @@ def encode_list(plan: MountPlan, *, placeholder: int, index_max: int | None) -> 
         return content
     head = pb.ManagedLedgerInfoMetadata(compressionType=pb.ZLIB, uncompressedSize=len(content)).SerializeToString()
     return MAGIC + len(head).to_bytes(HEAD_BYTES - len(MAGIC), "big") + head + zlib.compress(content)
+
+
+def placeholder_of(found: ManagedLedger) -> int | None:
+    """Return the placeholder of a list that a mount has written, whether or not it is still there; else None.
+
+    The property alone proves nothing, since users may set it: all ledgers before it have to be in the tier alone.
+    """
+    text = found.properties.get(MOUNTED, "")
+    if not (text.isascii() and text.isdecimal() and len(text) <= ID_DIGITS):
+        return None
+    placeholder = int(text)
+    before = [one.offload for one in found.ledgers if one.ledger_id < placeholder]
+    gone = all(one is not None and one.complete and one.bookkeeper_deleted for one in before)
+    return placeholder if gone else None
+
+
+def difference(found: ManagedLedger, placeholder: int, plan: MountPlan) -> str:
+    """Return how a mounted list differs from a plan; empty if it does not, or lacks what its brokers have trimmed."""
+    listed = {one.ledger_id: one.entries or 0 for one in found.ledgers if one.ledger_id < placeholder}
+    first = min(listed, default=placeholder)
+    planned = {one.ledger_id: one.entries for one in plan.ledgers if first <= one.ledger_id < placeholder}
+    for ledger_id in sorted(listed | planned):
+        there, here = listed.get(ledger_id, 0), planned.get(ledger_id, 0)
+        if there != here:
+            return (
+                f"it is mounted with {there} entries of ledger {ledger_id}, and this mount would give it {here}: "
+                "offloaderd mount undo, then apply"
+            )
+    return ""
 
 
 def _ledger(one: MountedLedger) -> pb.LedgerInfo:

@@ -1,18 +1,18 @@
 """A mount: plans for the topics of a bucket, compared with a cluster's metadata, and written into it."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from offloaderd.core.aio import each
-from offloaderd.core.errors import Archived, BucketMissing, Conflict, CorruptData, NotFound
+from offloaderd.core.errors import Archived, BucketMissing, Conflict, CorruptData, InvalidConfig, NotFound
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.managed_ledgers import system_reason
 from offloaderd.format import manifest_bytes
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.mount.cluster import TargetCluster
-from offloaderd.mount.lists import encode_list
+from offloaderd.mount.lists import difference, encode_list
 from offloaderd.mount.plan import AtGap, MountPlan, plan_mount
 from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.whole import whole
@@ -67,10 +67,13 @@ async def prepare(
         why = list(_reasons(plan))
         why += [found for found in [hindrances.get(f"{topic.tenant}/{topic.namespace}")] if found]
         try:
-            if await cluster.mounted_as(topic) is not None:
-                return Prepared(plan=plan, state=MOUNTED)
-        except Conflict as error:
+            there = await cluster.mounted_as(topic)
+        except (Conflict, CorruptData, InvalidConfig) as error:
             why.append(str(error))
+        else:
+            if there is not None:
+                differs = difference(*there, plan)
+                return Prepared(plan=plan, state=BLOCKED if differs else MOUNTED, why=(differs,) if differs else ())
         if not why:
             try:
                 index_max = await _index_max(objects, plan.ledgers[-1].last)
@@ -126,19 +129,24 @@ async def _index_max(objects: ObjectReader, segment: CommittedSegment) -> int | 
 async def apply(
     cluster: TargetCluster, prepared: Preparation, progress: Callable[[int], None]
 ) -> tuple[list[TopicName], list[str]]:
-    """Write what is ready; return the topics written, and what keeps partitioned topics from being complete.
+    """Write what is ready; return the topics written, and what is left to do for others.
 
-    May be repeated after an interruption. Raises Conflict, Transient and Denied as the metadata store does.
+    May be repeated after an interruption. Raises Transient and Denied as the metadata store does.
     """
     if prepared.ready:
         await cluster.raise_ids(prepared.placeholder)
     written: list[TopicName] = []
+    problems: list[str] = []
 
     async def write(one: Prepared) -> None:
-        await cluster.write(one.plan.topic, one.content)
+        try:
+            await cluster.write(one.plan.topic, one.content)
+        except Conflict as error:
+            problems.append(str(error))
+            return
         written.append(one.plan.topic)
         progress(len(written))
 
     await each(prepared.ready, write)
-    there: Sequence[Prepared] = [one for one in prepared.topics if one.state in {READY, MOUNTED}]
-    return sorted(written), await cluster.write_partitions(one.plan.topic for one in there)
+    there = [*written, *(one.plan.topic for one in prepared.topics if one.state == MOUNTED)]
+    return sorted(written), sorted(problems) + await cluster.write_partitions(there)

@@ -131,12 +131,12 @@ def undo(*, patterns: Sequence[TopicPattern], config: Path | None, yes: bool, as
 
     async def undone() -> tuple[list[Undone], list[TopicName]]:
         async with _cluster(settings_at(config, None)) as cluster:
+            await cluster.check()
             found = [await cluster.plan_undo(topic) for topic in await cluster.mounted(patterns)]
             possible = [one for one in found if not one.why]
             if possible and not yes:
                 options.confirm(f"take {show.plural(len(possible), 'topic')} out of the cluster?")
-            for one in possible:
-                await cluster.undo(one)
+            found = [one if one.why else await cluster.undo(one) for one in found]
             return found, await cluster.undo_partitions(patterns)
 
     log.configure("critical")
@@ -200,7 +200,14 @@ def _mounted(
                 with Bars() as bars:
                     written, problems = await work.apply(cluster, prepared, bars.counter("topics written"))
         seconds = clock.monotonic() - started
-        return Shown(prepared=prepared, written=set(written), problems=problems, applied=write, seconds=seconds)
+        return Shown(
+            prepared=prepared,
+            written=set(written),
+            problems=problems,
+            unread=[one.text for one in topics.problems],
+            applied=write,
+            seconds=seconds,
+        )
 
     shown = asyncio.run(mounted())
     if as_json:
@@ -212,11 +219,15 @@ def _mounted(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """The result, for people and for programs. `problems` are those of partitioned topics."""
+    """The result, for people and for programs. `problems` are what an operator has to do besides.
+
+    `unread`: what cannot be read in the bucket, and may be of any topic.
+    """
 
     prepared: Preparation
     written: Collection[TopicName]
     problems: Sequence[str]
+    unread: Sequence[str]
     applied: bool
     seconds: float
 
@@ -235,6 +246,8 @@ class Shown:
         for one in self.prepared.topics:
             for loss in one.plan.losses:
                 click.echo(f"lost     {one.plan.topic}: {_lost(loss)}")
+        for text in self.unread:
+            click.echo(f"UNREAD   {text}")
         for problem in self.problems:
             click.echo(f"TO DO    {problem}")
         if self.applied:
@@ -270,6 +283,7 @@ class Shown:
                 for one in self.prepared.topics
             ],
             "problems": list(self.problems),
+            "unread": list(self.unread),
         }
 
 

@@ -191,9 +191,77 @@ async def test_a_topic_that_changes_between_plan_and_undo_stays() -> None:
     await mounted(rig, target)
     undone = await target.cluster().plan_undo(TOPIC)
     await written_to(target)
-    with pytest.raises(Conflict):
-        await target.cluster().undo(undone)
+    assert "changed meanwhile" in (await target.cluster().undo(undone)).why
     assert LIST in await target.nodes()
+
+
+async def test_a_topic_whose_new_ledger_is_nowhere_stays() -> None:
+    """Its metadata may be in a place that the settings do not name."""
+    rig, target = await offloaded_topic(10), await Target().made()
+    await mounted(rig, target)
+    await written_to(target)
+    assert "may have written to" in (await target.cluster().plan_undo(TOPIC)).why
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1", "9" * 5000, str(FIRST_NEW)])
+async def test_the_property_of_a_mount_on_any_other_topic_takes_nothing_out(value: str) -> None:
+    """Users may set properties: a ledger that BookKeeper has is not a mount's."""
+    target = await Target().made()
+    message = pb.ManagedLedgerInfo(ledgerInfo=[pb.LedgerInfo(ledgerId=3, entries=10, size=100, timestamp=5)])
+    message.properties.add(key="offloaderd.mounted", value=value)
+    await target.store.create(LIST, message.SerializeToString())
+    assert "no mount has written" in (await target.cluster().plan_undo(TOPIC)).why
+    assert {one.state for one in (await prepared(await offloaded_topic(10), target.cluster())).topics} == {
+        BLOCKED,
+        READY,
+    }
+
+
+async def test_nodes_that_cannot_be_read_stop_no_other_topic() -> None:
+    """A damaged list may be of a mount, so it is told; a name that no topic has is none."""
+    rig, target = await offloaded_topic(10), await Target().made()
+    await target.store.create(LIST, b"\xff damaged")
+    await target.store.create(f"/managed-ledgers/{NAMESPACE}/persistent/%zz", b"")
+    await target.store.create(f"/admin/partitioned-topics/{NAMESPACE}/persistent/bad", b"[]")
+    found = await prepared(rig, target.cluster())
+    assert {one.plan.topic: one.state for one in found.topics} == {TOPIC: BLOCKED} | dict.fromkeys(PARTITIONS, READY)
+    await mounted(rig, target)
+    cluster = target.cluster()
+    undone = [await cluster.plan_undo(topic) for topic in await cluster.mounted(ALL)]
+    assert {one.topic: bool(one.why) for one in undone} == {TOPIC: True} | dict.fromkeys(PARTITIONS, False)
+    for one in undone:
+        if not one.why:
+            await cluster.undo(one)
+    assert await cluster.undo_partitions(ALL) == [replace(TOPIC, local="parts")]
+
+
+async def test_a_topic_that_was_mounted_otherwise_is_not_called_mounted() -> None:
+    """Of an earlier bucket, or up to a gap that has been repaired since; what brokers have trimmed does not count."""
+    rig, target = await offloaded_topic(10, 10, 10), await Target().made()
+    await mounted(rig, target)
+
+    async def state_without(number: int) -> str:
+        node = await target.store.get(LIST)
+        found = pb.ManagedLedgerInfo.FromString(node.value)
+        del found.ledgerInfo[number]
+        await target.store.replace(LIST, found.SerializeToString(), node.version)
+        states = {one.plan.topic: one for one in (await prepared(rig, target.cluster())).topics}
+        return " ".join([states[TOPIC].state, *states[TOPIC].why])
+
+    assert await state_without(0) == MOUNTED
+    assert "0 entries of ledger 2, and this mount would give it 10" in await state_without(1)
+
+
+async def test_a_topic_that_a_broker_makes_meanwhile_stops_no_other_one() -> None:
+    """It stays as the broker made it, and the command is to be repeated."""
+    rig, target = await offloaded_topic(10), await Target().made()
+    cluster = target.cluster()
+    found = await prepared(rig, cluster)
+    await target.store.create(LIST, b"")
+    written, problems = await apply(cluster, found, lambda _: None)
+    assert written == sorted(PARTITIONS)
+    assert [str(TOPIC) in one for one in problems] == [True]
+    assert (await target.nodes())[LIST] == b""
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -251,7 +319,16 @@ async def test_a_topic_of_the_cluster_itself_is_never_touched() -> None:
     assert TOPIC not in await target.cluster().mounted(ALL)
 
 
-@pytest.mark.parametrize("policies", [{}, {"retention_policies": {"retentionTimeInMinutes": -1}}])
+@pytest.mark.parametrize(
+    "policies",
+    [
+        {},
+        {"retention_policies": {"retentionTimeInMinutes": -1}},
+        {"retention_policies": {"retentionTimeInMinutes": -1, "retentionSizeInMB": 0}},
+        {"retention_policies": None},
+        {"retention_policies": [-1, -1]},
+    ],
+)
 async def test_a_namespace_whose_brokers_would_delete_the_ledgers_is_refused(policies: dict[str, Any]) -> None:
     """A broker that loads a topic without subscriptions trims what retention does not keep."""
     rig, target = await offloaded_topic(10), await Target().made(policies)
@@ -291,10 +368,36 @@ async def test_a_partitioned_topic_with_fewer_partitions_is_told() -> None:
     assert await mounted(rig, target) == []
 
 
+@pytest.mark.parametrize(("path", "value"), [(PARTITIONED, b'{"partitions":null}'), (PARTITIONED, b"[]")])
+async def test_a_partitioned_topic_that_cannot_be_read_is_told(path: str, value: bytes) -> None:
+    """And left as it is."""
+    rig, target = await offloaded_topic(10), await Target().made()
+    await target.store.create(path, value)
+    assert [path in one for one in await mounted(rig, target)] == [True]
+    assert (await target.nodes())[path] == value
+
+
+async def test_a_topic_without_partitions_is_not_hidden_by_a_partitioned_one() -> None:
+    """Clients would find the partitions alone."""
+    rig, target = await offloaded_topic(10), await Target().made()
+    await target.store.create(f"/managed-ledgers/{NAMESPACE}/persistent/parts", b"")
+    assert ["without partitions" in one for one in await mounted(rig, target)] == [True]
+    assert PARTITIONED not in await target.nodes()
+
+
+async def test_a_date_in_a_name_makes_no_millions_of_partitions() -> None:
+    """A topic without partitions may be named like one."""
+    target = await Target().made()
+    problems = await target.cluster().write_partitions([replace(TOPIC, local="logs-partition-20261128")])
+    assert ["create-partitioned-topic" in one for one in problems] == [True]
+    assert not any("partitioned-topics" in path for path in await target.nodes())
+
+
 async def test_ids_that_are_above_already_are_not_raised_again() -> None:
     """A cluster may have run out of short ids itself."""
     rig, target = await offloaded_topic(10), await Target().made()
     await target.store.create("/ledgers/idgen-long/HOB-0000000007", b"")
+    await target.store.create("/ledgers/idgen-long/OLD-0000000009", b"")
     await mounted(rig, target)
     nodes = await target.nodes()
     assert decode(nodes[LIST], key=LIST).ledgers[-1].ledger_id == (7 << 32) - 1
