@@ -7,6 +7,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
 from offloaderd.core.clock import SystemClock
+from offloaderd.core.names import managed_ledgers
+from offloaderd.ledgers.pulsar.managed_ledger import decode
+from offloaderd.mount.lists import INDEX
 from tests.integration.command_line import ran
 from tests.integration.processes import DaemonProcess, Site
 from tests.patience import PATIENCE_S
@@ -145,6 +148,10 @@ async def test_a_cluster_that_lost_everything_reads_on_under_the_old_ids(
         code, said = await mount(site, "apply", new)
         assert code == 0, said
 
+        path = managed_ledgers.topic_path(new.topic)
+        with cluster.zookeeper_client() as client:
+            listed = decode(client.get(path)[0], key=path)
+        assert int(listed.properties[INDEX]) >= len(written) - 1, "brokers count on from the last message"
         assert await new.read(len(written)) == written
         await new.unload()
         await new.write("keyed", count=COUNT)

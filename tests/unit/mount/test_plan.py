@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
 
 from offloaderd.core.errors import InvalidInput
-from offloaderd.core.model import START, LedgerEnd, Position
+from offloaderd.core.model import START, LedgerEnd, OffloadMethod, Position
 from offloaderd.core.names.managed_ledgers import mounted_entries, mounted_id
 from offloaderd.ledgers.pulsar.managed_ledger import decode
 from offloaderd.metadata.topic_map.map import TopicMap
@@ -108,6 +109,17 @@ def test_the_list_is_one_that_a_broker_reads(monkeypatch: pytest.MonkeyPatch, *,
         assert mounted_entries(one.offload.object_id) == one.entries
         assert one.offload.properties["driver"] == "offloaderd"
     assert (last.ledger_id, last.entries, last.closed, last.offload) == (PLACEHOLDER, 0, True, None)
+
+
+def test_a_ledger_that_a_broker_offloaded_itself_is_listed_as_its_broker_did() -> None:
+    """Under the id of its objects and the driver that wrote them; ours asks the daemon for it by bucket and id."""
+    one = known(7, (3, 0, 9)).segment
+    found = TopicMap(TOPIC, (replace(one, driver="aws-s3", method=OffloadMethod.LEDGER_BASED, prefix=""),))
+    content = encode_list(plan_mount(found, AtGap.REFUSE), placeholder=PLACEHOLDER, index_max=None)
+    offload = decode(content, key="node").ledgers[0].offload
+    assert offload is not None
+    assert (offload.driver, offload.object_id) == ("aws-s3", one.segment_id)
+    assert dict(offload.properties) == {"bucket": one.bucket}
 
 
 def test_a_topic_without_indexes_gets_none() -> None:
