@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 CLOCK = SystemClock()
 KINDS = ("unbatched", "batched", "batched zstd", "keyed", "chunked")
 COUNT = 60
+UNKNOWN = "unknown-source"
 SHORT_IDS_END = 2**31
 
 
@@ -64,11 +65,11 @@ def follower(directory: Path, cluster: BookKeeperCluster, s3: S3Server, bucket: 
 
 
 async def accept_source(client: DaemonClient, driven: Driven) -> None:
-    """Accept the new cluster as the source, once the topic is refused for it."""
+    """Accept the new cluster as the source of the topic, once the topic is refused for it."""
     async with asyncio.timeout(PATIENCE_S):
-        while "unknown-source" not in [one.kind for one in (await client.identity(driven.topic)).refusals]:
+        while UNKNOWN not in [one.kind for one in (await client.identity(driven.topic)).refusals]:
             await CLOCK.sleep(0.2)
-    await client.accept_identity(source=True, dry_run=False)
+    await client.accept_identity(driven.topic, kind=UNKNOWN, dry_run=False)
 
 
 async def offloaded(daemon: DaemonProcess, driven: Driven, least: tuple[int, int]) -> tuple[int, int]:
