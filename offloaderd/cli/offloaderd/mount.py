@@ -39,8 +39,8 @@ PATTERNS = click.argument(
 )
 AT_GAP = click.option(
     "--at-gap",
-    type=click.Choice(tuple(AtGap)),
-    default=AtGap.REFUSE,
+    type=click.Choice([one.value for one in AtGap]),
+    default=AtGap.REFUSE.value,
     show_default=True,
     help="Topics with entries that are missing, or that a list of ledgers cannot name: refuse them, skip these "
     "entries, or stop at the first gap.",

@@ -1,0 +1,111 @@
+"""offloaderd mount: its arguments, and what it shows."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from offloaderd.bookkeeper.metadata import instance_path
+from offloaderd.cli.offloaderd import mount
+from offloaderd.cli.offloaderd.__main__ import cli
+from offloaderd.mount.cluster import TargetCluster
+from offloaderd.objects.filesystem import FilesystemStore
+from offloaderd.testing.memory.metadata import MemoryTree
+from tests.unit.mount.test_mount import UNLIMITED
+from tests.unit.upkeep.site import TOPIC, Ground, runs
+from tests.virtual import LoopClock, virtually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from click.testing import Result
+
+PATTERN = f"{TOPIC.tenant}/*"
+NAME = str(TOPIC)
+POLICIES = f"/admin/policies/{TOPIC.tenant}/{TOPIC.namespace}"
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Settings with a directory as the bucket, and a cluster in memory."""
+    path = tmp_path / "mount.toml"
+    path.write_text(
+        f'[daemon]\ncluster = "standalone"\n[objects]\nkind = "filesystem"\ndirectory = "{tmp_path / "bucket"}"\n'
+        'prefix = "seg/"\n'
+    )
+    virtually(fill(tmp_path / "bucket"))
+    tree = MemoryTree()
+    virtually(found(tree))
+
+    @asynccontextmanager
+    async def cluster(_: object) -> AsyncIterator[TargetCluster]:
+        yield TargetCluster(tree.connect(), ledgers_root="/ledgers", lists_root="/managed-ledgers")
+
+    monkeypatch.setattr(mount, "_cluster", cluster)
+    return path
+
+
+async def fill(directory: Path) -> None:
+    """Store two segments of a topic, with a gap between them."""
+    store = FilesystemStore(directory, LoopClock())
+    await store.create_bucket()
+    ground = Ground()
+    ground.objects = store
+    await ground.store(1, runs(3, 0, 10))
+    await ground.store(2, runs(3, 12, 5))
+
+
+async def found(tree: MemoryTree) -> None:
+    """Write what an empty cluster has."""
+    store = tree.connect()
+    await store.create(instance_path("/ledgers"), b"an instance")
+    await store.create(POLICIES, json.dumps(UNLIMITED).encode())
+
+
+def run(config: Path, *words: str) -> Result:
+    """Run the command."""
+    result = CliRunner().invoke(cli, ["mount", *words, "--config", str(config)], prog_name="offloaderd")
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+    return result
+
+
+def test_a_topic_with_a_gap_waits_for_a_decision(config: Path) -> None:
+    """The plan shows how far it would come up, what is missing, and the option that decides."""
+    result = run(config, "plan", PATTERN)
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["STATE", "TOPIC", "LEDGERS", "ENTRIES", "PAYLOAD", "BEGIN", "END", "LEFT", "OUT"]
+    assert lines[1].split()[:4] == ["blocked", NAME, "1", "10"]
+    assert lines[1].split()[-3:] == ["3:0", "3:9", "5"]
+    assert any(one.startswith(f"BLOCKED  {NAME}: entries after 3:9 and before 3:12") for one in lines)
+    assert "--at-gap skip" in result.stdout
+
+
+@pytest.mark.parametrize("at_gap", ["skip", "stop"])
+def test_what_was_decided_is_mounted_and_taken_out_again(config: Path, at_gap: str) -> None:
+    """A plan writes nothing; after apply the topic is mounted, until undo."""
+    planned = run(config, "plan", PATTERN, "--at-gap", at_gap)
+    assert (planned.exit_code, "would mount 1 topic; nothing was written" in planned.stdout) == (0, True)
+    applied = run(config, "apply", PATTERN, "--at-gap", at_gap, "--json")
+    assert applied.exit_code == 0
+    (topic,) = json.loads(applied.stdout)["topics"]
+    assert (topic["state"], topic["entries"], topic["entries_left_out"], topic["end"]) == ("written", 10, 5, "3:9")
+    again = run(config, "apply", PATTERN, "--at-gap", at_gap)
+    assert (again.exit_code, "mounted 0 topics" in again.stdout) == (0, True)
+    assert run(config, "undo", PATTERN).exit_code == 2, "nobody to ask"
+    undone = run(config, "undo", PATTERN, "--yes", "--json")
+    assert json.loads(undone.stdout)["topics"] == [{"topic": NAME, "ledgers": 1, "why": None, "undone": True}]
+    assert run(config, "plan", PATTERN, "--at-gap", at_gap).stdout == planned.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [("plan",), ("plan", "a//b"), ("plan", "nobody/*"), ("apply", PATTERN, "--at-gap", "jump")]
+)
+def test_mistakes_are_exit_code_2(config: Path, words: tuple[str, ...]) -> None:
+    """No topic, no pattern, one that matches nothing, a decision that is none."""
+    assert run(config, *words).exit_code == 2
