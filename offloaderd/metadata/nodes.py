@@ -3,7 +3,7 @@
 A node that is deleted during a pass is left out: the caller repeats the pass until nothing changes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -103,6 +103,11 @@ async def topic_folders(store: MetadataStore) -> list[str]:
     """Return the folders of all topics, and of everything else beside them. Raises Transient."""
     folders = [paths.TOPICS]
     for _ in ("tenant", "namespace", "domain", "topic"):
-        names = await each(folders, store.children)
-        folders = [f"{folder}/{name}" for folder, below in zip(folders, names, strict=True) for name in below]
+        folders = await below(store, folders)
     return folders
+
+
+async def below(store: MetadataStore, folders: Sequence[str]) -> list[str]:
+    """Return the nodes below all of these folders, in order. Raises Transient."""
+    names = await each(folders, store.children)
+    return [f"{folder}/{name}" for folder, found in zip(folders, names, strict=True) for name in found]

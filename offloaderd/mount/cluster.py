@@ -210,7 +210,7 @@ class TargetCluster:
         """Return the topics that a pattern matches and that were mounted, or whose lists cannot be read, in order."""
         folders = [self._lists_root]
         for _ in ("tenant", "namespace"):
-            folders = await self._below(folders)
+            folders = await nodes.below(self._store, folders)
         folders = [f"{folder}/{DOMAIN}" for folder in folders]
         lists = await each(folders, self._store.children)
         prefix = len(self._lists_root) + 1
@@ -232,10 +232,6 @@ class TargetCluster:
             return found is not None and MOUNTED in managed_ledger.decode(found.value, key=path).properties
         except (CorruptData, InvalidConfig):
             return True
-
-    async def _below(self, folders: Sequence[str]) -> list[str]:
-        names = await each(folders, self._store.children)
-        return [f"{folder}/{name}" for folder, below in zip(folders, names, strict=True) for name in below]
 
     async def plan_undo(self, topic: TopicName) -> Undone:
         """Return how a topic that was mounted is taken out again, or why it is not.
@@ -295,7 +291,7 @@ class TargetCluster:
         root = f"{self._admin}/partitioned-topics"
         folders = [root]
         for _ in ("tenant", "namespace", "domain"):
-            folders = await self._below(folders)
+            folders = await nodes.below(self._store, folders)
         lists = await each(folders, self._store.children)
         deleted = []
         for folder, names in zip(folders, lists, strict=True):

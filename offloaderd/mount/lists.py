@@ -31,11 +31,11 @@ PLAIN_BYTES_MAX = 512 * 1024
 def encode_list(plan: MountPlan, *, placeholder: int, index_max: int | None) -> bytes:
     """Return the node of a topic's list; `index_max` is the index of its last message, None if it has none."""
     properties = {MOUNTED: str(placeholder)} | ({} if index_max is None else {INDEX: str(index_max)})
-    now_ms = plan.ledgers[-1].last.offloaded_ms
+    closed_ms = plan.ledgers[-1].last.offloaded_ms
     message = pb.ManagedLedgerInfo(
         ledgerInfo=[
             *map(_ledger, plan.ledgers),
-            pb.LedgerInfo(ledgerId=placeholder, entries=0, size=0, timestamp=now_ms),
+            pb.LedgerInfo(ledgerId=placeholder, entries=0, size=0, timestamp=closed_ms),
         ],
         properties=_pairs(properties),
     )
