@@ -21,6 +21,7 @@ from offloaderd.api.push import LedgerService, OffloadService
 from offloaderd.api.quota import QuotaService
 from offloaderd.api.read import ReadService
 from offloaderd.api.retention import RetentionService
+from offloaderd.capture.keeper import Keeper
 from offloaderd.core.clock import Clock
 from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics
@@ -92,6 +93,9 @@ class Components:
         )
         self.reader = reader = _reader(settings, engine, ledgers, clock, keeper)
         self.gc = _collector(settings, context, ledgers)
+        self.captures = Keeper(
+            objects, metadata, ledgers.pulsar, sites(settings)[0], clock=clock, registry=metrics.registry
+        )
         around, session_s = surroundings(settings), settings.metadata.session_timeout_s
         self.registration = registration_of(settings.daemon.id, engine, metadata, clock, session_timeout_s=session_s)
         self.reads = reads = read_service(settings, reader, metrics)

@@ -325,6 +325,7 @@ class Daemon:
             refused=lambda name: engine.store_refuses(buckets[name]),
         )
         collecting = components.gc.keep(lambda: self._settings.gc, lambda: engine.placement.leads("gc"))
+        capturing = components.captures.keep(lambda: self._settings.capture, lambda: engine.placement.leads("capture"))
         async with Group() as group:
             loops = [
                 group.create_task(watch_loop(self._clock, self.metrics), name="event-loop lag"),
@@ -334,6 +335,7 @@ class Daemon:
                 group.create_task(guard.keep(), name="certificates"),
                 group.create_task(self._levels.keep(), name="log levels"),
                 group.create_task(collecting, name="garbage collection"),
+                group.create_task(capturing, name="captures"),
             ]
             if components.disk is not None:
                 topics, load = partial(known_topics, metadata), partial(catalog.load, metadata)

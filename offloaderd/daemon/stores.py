@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from offloaderd.bookkeeper.connections.bookies import BookiePool
 from offloaderd.bookkeeper.rate_limits import Limits
+from offloaderd.capture.cluster import PulsarMetadata
 from offloaderd.core.aio import Group
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import NotFound, OffloaderError, Transient
@@ -70,7 +71,7 @@ class Ledgers:
     `origin` identifies the source. `probe` is a small request that raises what the source would. `register` lists the
     ledgers that were not deleted at the source; the embedded store deletes only what this daemon deletes. `describer`
     returns what BookKeeper records of a ledger, `retained` the retention of Pulsar for a tenant and namespace, `limits`
-    bounds the reads from bookies.
+    bounds the reads from bookies. `pulsar` reads what else Pulsar keeps of topics.
     """
 
     source: LedgerSource | None = None
@@ -82,6 +83,7 @@ class Ledgers:
     offloads: BrokerOffloads | None = None
     retained: Callable[[str, str], Awaitable[Retained]] | None = None
     limits: Limits | None = None
+    pulsar: PulsarMetadata | None = None
 
 
 async def open_ledgers(stack: AsyncExitStack, settings: Settings, *, clock: Clock, metrics: Metrics) -> Ledgers:
@@ -150,6 +152,7 @@ async def _open_cluster(opening: AsyncExitStack, settings: Settings, *, clock: C
         describer=source,
         retained=admin.retained if admin is not None else None,
         limits=source.limits,
+        pulsar=PulsarMetadata(znodes, source.internal, lists_root=settings.bookkeeper.managed_ledgers_root),
     )
 
 

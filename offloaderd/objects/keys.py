@@ -16,6 +16,7 @@ unchanged; the manifests are ours.
 | head          | `<prefix>offloaderd-heads/<cluster>/<tenant>/<namespace>/persistent/<local>.head` |
 | marker        | `<prefix>offloaderd-identity/<cluster>.marker` |
 | provisional marker | `<prefix>offloaderd-identity/<cluster>/<deployment>.marker` |
+| capture | `<prefix>offloaderd-captures/<cluster>/<time>-<8 hex digits>.jsonl.gz` |
 
 A draft is the manifest from a job's executor, without the totals of the entries before the segment. The commit writes
 the manifest and deletes the draft; readers ignore drafts.
@@ -50,7 +51,11 @@ RETENTION_CLOCK = "offloaderd-retention/clock"
 
 HEADS = "offloaderd-heads/"
 MARKERS = "offloaderd-identity/"
-"""Folders below the prefix, by the cluster's name: progress of each topic, and the deployment that uses the place."""
+CAPTURES = "offloaderd-captures/"
+"""Folders below the prefix, by the cluster's name: progress of each topic, the deployment that uses the place, and what
+topics need besides their entries."""
+CAPTURE_END = ".jsonl.gz"
+"""End of the key of a capture."""
 NAME_CHARS_MAX = 200
 """A longer local name is replaced by its digest: file systems allow names of 255 bytes."""
 
@@ -162,9 +167,14 @@ def provisional_marker(prefix: str, cluster: str, deployment_id: str) -> str:
     return f"{provisional_markers(prefix, cluster)}{deployment_id}.marker"
 
 
+def captures(prefix: str, cluster: str) -> str:
+    """Return the common begin of the keys of all captures; a name and `CAPTURE_END` follow."""
+    return f"{prefix}{CAPTURES}{quote(cluster, safe='')}/"
+
+
 def is_beside(prefix: str, key: str) -> bool:
-    """Whether an object is a head or a marker, which belongs to no segment and is never collected as garbage."""
-    return key.startswith((f"{prefix}{HEADS}", f"{prefix}{MARKERS}"))
+    """Whether an object is a head, a marker or a capture: it belongs to no segment and is never garbage."""
+    return key.startswith((f"{prefix}{HEADS}", f"{prefix}{MARKERS}", f"{prefix}{CAPTURES}"))
 
 
 def labels(

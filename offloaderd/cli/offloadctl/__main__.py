@@ -29,6 +29,7 @@ COMMANDS = LazyCommands(
         "identity:identity": "Show whose data these are, and accept what is refused.",
         "policies:import_broker_conf": "Import the offload settings of a broker.conf.",
         "ledgers:ledgers": "List a topic's ledgers, and delete them from the tier.",
+        "metadata:metadata": "Keep what topics need besides their entries. [daemon]",
         "offload:offload": "Offload what a topic holds now.",
         "places:places": "Show where segments lie, and change the first place of a topic.",
         "plan_cost:plan_cost": "Reckon what segment size and age cost. [daemon]",

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
+from offloaderd.core.metrics.captures import CaptureMetrics
 from offloaderd.core.metrics.families import OPEN, Documented, Families, counter, gauge
 from offloaderd.core.metrics.metrics import Metrics
 
@@ -23,5 +24,6 @@ class ProcessMetrics(Families):
 
 
 def all_documented() -> Sequence[Documented]:
-    """Return the metrics of a daemon, then those of a parent of several, in the order of their declaration."""
-    return [*Metrics(CollectorRegistry()).documented(), *ProcessMetrics(CollectorRegistry()).documented()]
+    """Return the metrics of a daemon, of captures, then those of a parent of several, in the order of declaration."""
+    kinds = (Metrics, CaptureMetrics, ProcessMetrics)
+    return [one for kind in kinds for one in kind(CollectorRegistry()).documented()]

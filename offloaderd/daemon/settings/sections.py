@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 from offloaderd.access.settings import AccessSettings, TlsSettings
 from offloaderd.api.settings import GrpcSettings
 from offloaderd.bookkeeper.settings import BookkeeperSettings
+from offloaderd.capture.settings import CaptureSettings
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.section import (
     Bytes,
@@ -217,6 +218,7 @@ class Settings(Section):
     gc: GcSettings = GcSettings()
     scrub: ScrubSettings = ScrubSettings()
     mirror: MirrorSettings = MirrorSettings()
+    capture: CaptureSettings = CaptureSettings()
     prices: Prices = Prices()
     shutdown: ShutdownSettings = ShutdownSettings()
     log: LogSettings = LogSettings()

@@ -1,0 +1,1 @@
+"""What topics need besides their entries: taken from the cluster's metadata, kept in the bucket as captures."""

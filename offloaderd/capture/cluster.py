@@ -1,0 +1,165 @@
+"""What Pulsar's metadata has of topics besides their ledgers. It only reads, and loads no broker.
+
+Rules: what cannot be read is a problem of the capture, and what was read beside it stays. Secrets are left out. A
+node that vanishes meanwhile was deleted. Where policies are in a ZooKeeper of their own
+(configurationMetadataStoreUrl), the namespaces are a problem.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from offloaderd.bookkeeper.ports import Znodes
+from offloaderd.capture.records import Key, Kind, cursor_value, schema_value
+from offloaderd.core.aio import each
+from offloaderd.core.errors import CorruptData, InvalidConfig, InvalidInput, NotFound, Transient
+from offloaderd.core.model import TopicName, decode_local
+from offloaderd.core.names.managed_ledgers import ROOT
+from offloaderd.core.names.patterns import partitioned_topic
+from offloaderd.ledgers.pulsar import cursors, managed_ledger, schemas
+from offloaderd.ledgers.pulsar.cursors import Cursor
+from offloaderd.ledgers.pulsar.internal_ledgers import InternalLedgers
+
+T = TypeVar("T")
+PROBLEMS_MAX = 100
+"""Problems of a capture that are told one by one."""
+SECRET = ("secret", "password", "token", "privatekey")
+"""Parts of names of fields that are left out, such as s3ManagedLedgerOffloadCredentialSecret."""
+
+
+@dataclass(slots=True)
+class Taken:
+    """Records, and what could not be read."""
+
+    records: dict[Key, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def told(self) -> tuple[str, ...]:
+        """Return the problems, of very many the first ones and how many there are."""
+        if len(self.problems) <= PROBLEMS_MAX:
+            return tuple(self.problems)
+        return (*self.problems[:PROBLEMS_MAX], f"and {len(self.problems) - PROBLEMS_MAX} more")
+
+
+class PulsarMetadata:
+    """Reads the metadata of a Pulsar cluster, from the root of its ZooKeeper."""
+
+    def __init__(self, znodes: Znodes, ledgers: InternalLedgers, *, lists_root: str) -> None:
+        self._znodes = znodes
+        self._ledgers = ledgers
+        self._lists_root = lists_root.rstrip("/")
+        self._root = self._lists_root.removesuffix(ROOT)
+
+    async def take(self, topics: Collection[TopicName]) -> Taken:
+        """Read what these topics have, and their namespaces and tenants. Raises Transient and Denied of ZooKeeper."""
+        taken = Taken()
+        wholes = {partitioned_topic(topic) or topic for topic in topics}
+        namespaces = sorted({f"{topic.tenant}/{topic.namespace}" for topic in topics})
+        tenants = sorted({topic.tenant for topic in topics})
+        admin = f"{self._root}/admin"
+        if topics and not await self._znodes.children(f"{admin}/policies"):
+            taken.problems.append(
+                f"no tenants below {admin}/policies: policies may be in a configuration store of their own, which is "
+                "not read"
+            )
+        await self._documents(taken, Kind.TENANT, {name: f"{admin}/policies/{name}" for name in tenants})
+        await self._documents(taken, Kind.NAMESPACE, {name: f"{admin}/policies/{name}" for name in namespaces})
+        partitioned = {str(one): f"{admin}/partitioned-topics/{one.managed_ledger}" for one in sorted(wholes)}
+        await self._documents(taken, Kind.PARTITIONS, partitioned)
+        await each(sorted(topics), lambda topic: self._topic(taken, topic))
+        await each(sorted(wholes), lambda topic: self._schemas(taken, topic))
+        return taken
+
+    async def _documents(self, taken: Taken, kind: Kind, wanted: dict[str, str]) -> None:
+        """Read nodes with JSON, by the name of each record."""
+
+        async def read(name: str) -> None:
+            found = await self._node(wanted[name])
+            value = await _or_problem(taken, self._document(found, wanted[name])) if found is not None else None
+            if value is not None:
+                taken.records[kind, name, ""] = value
+
+        await each(list(wanted), read)
+
+    async def _document(self, node: bytes, path: str) -> Any:  # noqa: ANN401 - JSON
+        try:
+            return without_secrets(json.loads(node))
+        except ValueError as error:
+            raise CorruptData(key=path, offset=0, expected="JSON", found=error) from None
+
+    async def _topic(self, taken: Taken, topic: TopicName) -> None:
+        path = f"{self._lists_root}/{topic.managed_ledger}"
+        node = await self._node(path)
+        if node is None:
+            return
+        listed = await _or_problem(taken, _decoded(lambda: managed_ledger.decode(node, key=path)))
+        if listed is not None and listed.properties:
+            taken.records[Kind.PROPERTIES, str(topic), ""] = dict(listed.properties)
+        for name in await self._znodes.children(path):
+            cursor = await _or_problem(taken, self._cursor(taken, f"{path}/{name}"))
+            if cursor is not None:
+                decoded = await _or_problem(taken, _decoded(lambda: decode_local(name)))  # noqa: B023 - awaited here
+                taken.records[Kind.SUBSCRIPTION, str(topic), decoded or name] = cursor_value(cursor)
+
+    async def _cursor(self, taken: Taken, path: str) -> Cursor | None:
+        """Return a cursor's newest position, else that at the begin of its ledger; None for one that is gone."""
+        node = await self._node(path)
+        if node is None:
+            return None
+        found = cursors.decode_node(node, path=path)
+        if found.ledger_id is None:
+            return found.cursor
+        try:
+            last = await self._ledgers.last(found.ledger_id)
+            if last is not None:
+                return cursors.decode_entry(last[1], key=f"{found.ledger_id}:{last[0]}", texts=found.cursor.texts)
+        except NotFound:
+            pass  # unloaded meanwhile; what was true when the ledger began is true still
+        except (CorruptData, Transient) as error:
+            taken.problems.append(f"{path} is captured as it was when its ledger began: {error}")
+        return found.cursor
+
+    async def _schemas(self, taken: Taken, topic: TopicName) -> None:
+        path = f"{self._root}{schemas.ROOT}/{topic.managed_ledger.replace('/persistent/', '/')}"
+        node = await self._node(path)
+        if node is None:
+            return
+        versions = await _or_problem(taken, _decoded(lambda: schemas.decode_versions(node, path=path)))
+        for version, where in (versions or {}).items():
+            found = await _or_problem(taken, self._schema(*where))
+            if found is not None:
+                taken.records[Kind.SCHEMA, str(topic), str(version)] = schema_value(found)
+
+    async def _schema(self, ledger_id: int, entry_id: int) -> schemas.Schema:
+        return schemas.decode_entry(await self._ledgers.entry(ledger_id, entry_id), key=f"{ledger_id}:{entry_id}")
+
+    async def _node(self, path: str) -> bytes | None:
+        try:
+            return (await self._znodes.get(path)).value
+        except NotFound:
+            return None
+
+
+async def _decoded(decode: Callable[[], T]) -> T:
+    return decode()
+
+
+async def _or_problem(taken: Taken, reading: Awaitable[T]) -> T | None:
+    """Return what was read, or None and note why it cannot be read."""
+    try:
+        return await reading
+    except (CorruptData, InvalidInput, InvalidConfig, NotFound, Transient) as error:
+        taken.problems.append(str(error))
+        return None
+
+
+def without_secrets(value: Any) -> Any:  # noqa: ANN401 - JSON
+    """Return a JSON value without fields whose names say that they are secret."""
+    if isinstance(value, dict):
+        return {
+            name: without_secrets(one)
+            for name, one in value.items()
+            if not any(part in name.replace("_", "").lower() for part in SECRET) or one is None
+        }
+    return [without_secrets(one) for one in value] if isinstance(value, list) else value

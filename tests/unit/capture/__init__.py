@@ -1,0 +1,1 @@
+"""Tests of captures: what topics need besides their entries."""

@@ -1,0 +1,227 @@
+"""Captures in the bucket: taken when due, kept in number, and put back after a rebuild."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from offloaderd.capture import storage
+from offloaderd.capture.keeper import Keeper, take
+from offloaderd.capture.records import Capture, Key, Kind, encode, node_value
+from offloaderd.capture.restore import restore
+from offloaderd.capture.settings import CaptureSettings
+from offloaderd.core.errors import CorruptData, InvalidInput, NotFound, OutcomeUnknown, Transient
+from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.metadata import paths
+from offloaderd.metadata.records import grant
+from offloaderd.policy import records, store
+from offloaderd.policy.policies import OffloadPolicies
+from offloaderd.policy.records import Paused, Selection, TopicPolicy
+from offloaderd.testing.faults import Faults, FaultyStore
+from offloaderd.testing.memory.metadata import MemoryTree
+from offloaderd.testing.memory.objects import MemoryStore
+from offloaderd.upkeep.grants import records as grants
+from offloaderd.upkeep.stored import Site
+from tests.unit.upkeep.site import TOPIC
+from tests.virtual import LoopClock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from offloaderd.metadata.port import MetadataStore
+    from offloaderd.objects.port import SegmentStore
+
+SITE = Site(cluster="prod", bucket="b", prefix="seg/")
+CAPTURE = Capture(cluster="prod", deployment_id="", taken_ms=1_800_000_000_000, records={("k", "a", ""): 1})
+DAY_S = 86_400.0
+
+
+@pytest.fixture
+def clock() -> LoopClock:
+    """Virtual time."""
+    return LoopClock()
+
+
+@pytest.fixture
+def objects(clock: LoopClock) -> MemoryStore:
+    """An empty bucket."""
+    return MemoryStore(clock)
+
+
+@pytest.fixture
+def metadata() -> MetadataStore:
+    """Empty metadata."""
+    return MemoryTree().connect()
+
+
+def keeper(objects: SegmentStore, metadata: MetadataStore, clock: LoopClock) -> Keeper:
+    """Return a keeper without a cluster."""
+    return Keeper(objects, metadata, None, SITE, clock=clock, registry=CollectorRegistry())
+
+
+@asynccontextmanager
+async def kept(one: Keeper, current: Callable[[], CaptureSettings], leads: Callable[[], bool]) -> AsyncIterator[None]:
+    """Have a keeper at work meanwhile."""
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(one.keep(current, leads))
+        yield
+        running.cancel()
+
+
+async def names(objects: SegmentStore) -> list[str]:
+    """Return the names of the captures in the bucket."""
+    return [one.name for one in await storage.stored_captures(objects, SITE)]
+
+
+async def test_a_capture_is_read_by_its_name_or_as_the_newest(objects: MemoryStore, clock: LoopClock) -> None:
+    """Other objects of the folder are none, and those of other clusters are in other folders."""
+    first = await storage.write(objects, SITE, CAPTURE, clock)
+    later = replace(CAPTURE, taken_ms=CAPTURE.taken_ms + 60_000, records={})
+    second = await storage.write(objects, SITE, later, clock)
+    await objects.put(second.key.replace(".jsonl.gz", ".txt"), b"")
+    await storage.write(objects, replace(SITE, cluster="prod2"), replace(later, cluster="prod2"), clock)
+    assert await names(objects) == [second.name, first.name]
+    assert await storage.read(objects, SITE) == (second, later)
+    assert (await storage.read(objects, SITE, first.name))[1] == CAPTURE
+    with pytest.raises(NotFound, match="no capture 2020"):
+        await storage.read(objects, SITE, "2020")
+    await objects.put(second.key, encode(replace(later, cluster="other")))
+    with pytest.raises(CorruptData, match="'prod'"):
+        await storage.read(objects, SITE)
+
+
+async def test_a_capture_is_stored_once_although_answers_are_lost(objects: MemoryStore, clock: LoopClock) -> None:
+    """The name is one of its own, so what is there is an earlier try's."""
+    faults = Faults()
+    faults.lose_answer("put", times=2)
+    await storage.write(FaultyStore(objects, faults), SITE, CAPTURE, clock)
+    assert len(await names(objects)) == 1
+    faults.fail("put", OutcomeUnknown("no answer"), times=100)
+    with pytest.raises(Transient, match="stays unknown"):
+        await storage.write(FaultyStore(objects, faults), SITE, CAPTURE, clock)
+
+
+async def test_the_newest_captures_stay(objects: MemoryStore, clock: LoopClock) -> None:
+    """As many as are to be kept; never none."""
+    for number in range(5):
+        await storage.write(objects, SITE, replace(CAPTURE, taken_ms=CAPTURE.taken_ms + number * 1000), clock)
+    before = await names(objects)
+    assert [one.name for one in await storage.prune(objects, SITE, 2)] == before[2:]
+    assert await names(objects) == before[:2]
+    assert await storage.prune(objects, SITE, 2) == []
+    with pytest.raises(InvalidInput):
+        await storage.prune(objects, SITE, 0)
+
+
+async def test_captures_are_taken_when_due_by_the_daemon_that_leads(
+    objects: MemoryStore, metadata: MetadataStore, clock: LoopClock
+) -> None:
+    """Also by one that has just started, and by the next leader no sooner."""
+    settings, leads = CaptureSettings(interval_s=DAY_S, keep=3), True
+    async with kept(keeper(objects, metadata, clock), lambda: settings, lambda: leads):
+        await clock.sleep(601)
+        assert len(await names(objects)) == 1
+        await clock.sleep(DAY_S / 2)
+    async with kept(keeper(objects, metadata, clock), lambda: settings, lambda: leads):
+        await clock.sleep(DAY_S / 4)
+        assert len(await names(objects)) == 1
+        await clock.sleep(DAY_S / 2)
+        assert len(await names(objects)) == 2
+        leads = False
+        await clock.sleep(3 * DAY_S)
+        assert len(await names(objects)) == 2
+        leads = True
+        await clock.sleep(9 * DAY_S)
+        assert len(await names(objects)) == 3
+
+
+async def test_a_capture_that_fails_is_tried_again_and_counted(
+    objects: MemoryStore, metadata: MetadataStore, clock: LoopClock
+) -> None:
+    """The daemon goes on."""
+    faults = Faults()
+    faults.fail("put", Transient("away"), times=2)
+    one = keeper(FaultyStore(objects, faults), metadata, clock)
+    with capture_logs() as logs:
+        async with kept(one, CaptureSettings, lambda: True):
+            await clock.sleep(1801)
+    assert [one["event"] for one in logs][:2] == ["capture.failed"] * 2
+    assert len(await names(objects)) == 1
+
+
+async def owned(metadata: MetadataStore, clock: LoopClock) -> None:
+    """Write what operators decide: levels, a selection, a paused topic, and a ledger that must stay."""
+    await store.put_level(metadata, clock, None, OffloadPolicies(segment_age_max_s=77.0))
+    await store.put_level(metadata, clock, (TOPIC.tenant, TOPIC.namespace), OffloadPolicies(segment_age_max_s=88.0))
+    selection = Selection(pattern=TopicPattern.parse("acme/*"), policy=TopicPolicy(), created_ms=5)
+    await store.put(metadata, clock, selection)
+    policy = TopicPolicy(paused=Paused(5, "me"), segment_age_max_s=99.0)
+    await store.write(metadata, clock, [TOPIC], lambda *_: policy, known=[])
+    await grants.revoke(metadata, TOPIC, 7, reason="lawyers", now_ms=5)
+    await metadata.create(paths.grant(TOPIC, 8), grant.encode(grant.Grant(ledger_id=8, verified_ms=5)))
+
+
+async def rebuilt(metadata: MetadataStore, clock: LoopClock, *, enabled: bool) -> None:
+    """Write what a rebuild leaves of the topic."""
+    await store.write(metadata, clock, [TOPIC], lambda *_: TopicPolicy(enabled=enabled), known=[])
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_what_operators_decided_comes_back_after_a_rebuild(
+    metadata: MetadataStore, clock: LoopClock, *, enabled: bool
+) -> None:
+    """A grant that was not revoked is found anew by a verification; a topic that waits for a check stays disabled."""
+    await owned(metadata, clock)
+    taken = await take(metadata, None, cluster="prod", clock=clock)
+    fresh = MemoryTree().connect()
+    await rebuilt(fresh, clock, enabled=enabled)
+    planned = await restore(fresh, taken, clock, write=False)
+    assert len(planned.written) == 5
+    assert await fresh.children(paths.SELECTIONS) == []
+    assert (await restore(fresh, taken, clock, write=True)).written == planned.written
+    for path in planned.written:
+        if path not in {paths.policy(TOPIC), paths.grant(TOPIC, 7)}:
+            assert (await fresh.get(path)).value == (await metadata.get(path)).value
+    policy = (await store.read(fresh, [TOPIC]))[TOPIC]
+    assert isinstance(policy, TopicPolicy)
+    assert (policy.enabled, policy.paused, policy.segment_age_max_s) == (enabled, Paused(5, "me"), 99.0)
+    revoked = grant.decode((await fresh.get(paths.grant(TOPIC, 7))).value, path="g")
+    assert (revoked.revoked_ms, revoked.revoked_reason) == (5, "lawyers")
+    assert await fresh.children(paths.grants(TOPIC)) == ["7"]
+    again = await restore(fresh, taken, clock, write=True)
+    assert (again.written, len(again.left)) == ([], 5)
+
+
+async def test_what_is_there_stays(metadata: MetadataStore, clock: LoopClock) -> None:
+    """An operator has decided something else meanwhile; topics without a map get nothing."""
+    await owned(metadata, clock)
+    taken = await take(metadata, None, cluster="prod", clock=clock)
+    other = MemoryTree().connect()
+    await store.put_level(other, clock, None, OffloadPolicies(segment_age_max_s=11.0))
+    done = await restore(other, taken, clock, write=True)
+    assert done.left[paths.BROKER_POLICY] == "another one is there"
+    assert "not in these metadata" in done.left[paths.policy(TOPIC)]
+    assert "not in these metadata" in done.left[paths.grant(TOPIC, 7)]
+    level = records.decode_level((await other.get(paths.BROKER_POLICY)).value, path="b")
+    assert level.policies.segment_age_max_s == 11.0
+    await store.write(other, clock, [TOPIC], lambda *_: TopicPolicy(segment_age_max_s=12.0), known=[])
+    done = await restore(other, taken, clock, write=True)
+    assert done.left[paths.policy(TOPIC)] == "another one is there"
+
+
+async def test_a_capture_that_was_edited_writes_nothing_damaged(metadata: MetadataStore, clock: LoopClock) -> None:
+    """Each node is read before it is written."""
+    bad: dict[Key, object] = {
+        (Kind.NODE, paths.BROKER_POLICY, ""): node_value(b"\xff"),
+        (Kind.NODE, paths.policy(TOPIC), ""): node_value(b"\xff"),
+        (Kind.NODE, paths.grant(TOPIC, 1), ""): "%",
+        (Kind.NODE, "nowhere", ""): node_value(b""),
+    }
+    done = await restore(metadata, replace(CAPTURE, records=bad), clock, write=True)
+    assert (done.written, set(done.left)) == ([], {about for _, about, _ in bad})
