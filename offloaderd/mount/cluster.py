@@ -28,7 +28,7 @@ from offloaderd.core.names.patterns import TopicPattern, partitioned_topic
 from offloaderd.ledgers.pulsar import managed_ledger
 from offloaderd.ledgers.pulsar.managed_ledger import ManagedLedger
 from offloaderd.metadata import nodes
-from offloaderd.metadata.port import Delete, MetadataStore, Step
+from offloaderd.metadata.port import Delete, MetadataStore, Step, parent
 from offloaderd.mount.lists import MOUNTED, encode_partitions, placeholder_of
 
 TRIES = 5
@@ -125,11 +125,23 @@ class TargetCluster:
         numbers = [name.removeprefix("HOB-") for name in await self._store.children(self._ids)]
         return max((int(one) for one in numbers if one.isascii() and one.isdecimal()), default=0)
 
-    async def raise_ids(self, placeholder: int) -> None:
-        """Have all later ledgers get ids above a placeholder's."""
+    async def raise_ids(self, placeholder: int) -> bool:
+        """Have all later ledgers get ids above a placeholder's; return whether that had to be written."""
         high = (placeholder + 1) >> HIGH_BITS
-        if await self._high() < high:
-            await self._put(f"{self._ids}/HOB-{high:010d}", b"")
+        if await self._high() >= high:
+            return False
+        await self._put(f"{self._ids}/HOB-{high:010d}", b"")
+        return True
+
+    async def ids_in_use(self, ledger_ids: Iterable[int]) -> set[int]:
+        """Return those of the ledger ids that BookKeeper has ledgers of, by one listing for 10,000 neighbouring ids.
+
+        A node has the four last digits of an id in its name, and the others in its folder (see `Layout.path`).
+        """
+        layout = await self._layout()
+        paths = {layout.path(self._ledgers_root, one): one for one in ledger_ids}
+        found = await nodes.below(self._store, sorted(set(map(parent, paths))))
+        return {paths[path] for path in found if path in paths}
 
     async def _put(self, path: str, value: bytes) -> bool:
         """Create a node, or find it as an earlier try has written it; return False for another value."""

@@ -1,11 +1,11 @@
 """A mount: plans for the topics of a bucket, compared with a cluster's metadata, and written into it."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from offloaderd.core.aio import each
-from offloaderd.core.errors import Archived, BucketMissing, Conflict, CorruptData, InvalidConfig, NotFound
+from offloaderd.core.errors import Archived, BucketMissing, Conflict, CorruptData, InvalidConfig, NoSpace, NotFound
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.managed_ledgers import system_reason
 from offloaderd.format import manifest_bytes
@@ -43,6 +43,11 @@ class Preparation:
         return [one for one in self.topics if one.state == READY]
 
 
+def newest_ledger(maps: Iterable[TopicMap]) -> int:
+    """Return the greatest ledger id of these topics; 0 without any."""
+    return max((one.segments[-1].end.ledger_id for one in maps if one.segments), default=0)
+
+
 async def prepare(
     objects: ObjectReader,
     cluster: TargetCluster,
@@ -57,14 +62,15 @@ async def prepare(
     Raises InvalidConfig, Conflict or Transient where the cluster takes no topics, and as the stores do.
     """
     await cluster.check()
-    newest = max((one.segments[-1].end.ledger_id for one in maps.values() if one.segments), default=0)
-    placeholder = await cluster.placeholder(newest)
+    placeholder = await cluster.placeholder(newest_ledger(maps.values()))
+    plans = {topic: plan_mount(maps[topic], at_gap) for topic in chosen}
+    in_use = await _in_use(cluster, plans.values())
     namespaces = {f"{topic.tenant}/{topic.namespace}" for topic in chosen}
     hindrances = {} if any_retention else await cluster.namespace_hindrances(namespaces)
 
     async def one(topic: TopicName) -> Prepared:
-        plan = plan_mount(maps[topic], at_gap)
-        why = list(_reasons(plan))
+        plan = plans[topic]
+        why = [*_reasons(plan), *_clashes(plan, in_use)]
         why += [found for found in [hindrances.get(f"{topic.tenant}/{topic.namespace}")] if found]
         try:
             there = await cluster.mounted_as(topic)
@@ -72,8 +78,8 @@ async def prepare(
             why.append(str(error))
         else:
             if there is not None:
-                differs = difference(*there, plan)
-                return Prepared(plan=plan, state=BLOCKED if differs else MOUNTED, why=(differs,) if differs else ())
+                why = [found for found in [difference(*there, plan)] if found] + _clashes(plan, in_use)
+                return Prepared(plan=plan, state=BLOCKED if why else MOUNTED, why=tuple(why))
         if not why:
             try:
                 index_max = await _index_max(objects, plan.ledgers[-1].last)
@@ -99,6 +105,26 @@ def _reasons(plan: MountPlan) -> list[str]:
         part, reason = plan.left_out[0]
         missing.append(f"{plan.entries_left_out} entries of the bucket would not come up, first {part.range}: {reason}")
     return [*missing, f"decide with --at-gap {AtGap.SKIP} or --at-gap {AtGap.STOP}"]
+
+
+async def _in_use(cluster: TargetCluster, plans: Collection[MountPlan]) -> set[int]:
+    return await cluster.ids_in_use(ledger.ledger_id for plan in plans for ledger in plan.ledgers)
+
+
+def _clashes(plan: MountPlan, in_use: Collection[int]) -> list[str]:
+    """Return why a topic must not have its ledgers here: BookKeeper has others of their ids.
+
+    Brokers delete each ledger of a topic by its number alone. Whether one that survived is the same ledger cannot be
+    seen here; if it is, to delete it with the topic may be as wrong.
+    """
+    found = [one.ledger_id for one in plan.ledgers if one.ledger_id in in_use]
+    if not found:
+        return []
+    return [
+        f"BookKeeper here has {len(found)} of its {len(plan.ledgers)} ledger ids in use, first {found[0]}: brokers "
+        "that delete the topic would delete these ledgers, whatever is in them. Delete the topics that they are of, or "
+        "mount into a cluster whose ids were raised before its brokers were started: offloaderd mount raise-ids"
+    ]
 
 
 async def _index_max(objects: ObjectReader, segment: CommittedSegment) -> int | None:
@@ -135,13 +161,17 @@ async def apply(
     """
     if prepared.ready:
         await cluster.raise_ids(prepared.placeholder)
+    in_use = await _in_use(cluster, [one.plan for one in prepared.ready])  # made until the ids were raised
     written: list[TopicName] = []
     problems: list[str] = []
 
     async def write(one: Prepared) -> None:
+        if clashes := _clashes(one.plan, in_use):
+            problems.extend(f"{one.plan.topic}: {why}" for why in clashes)
+            return
         try:
             await cluster.write(one.plan.topic, one.content)
-        except Conflict as error:
+        except (Conflict, NoSpace) as error:
             problems.append(str(error))
             return
         written.append(one.plan.topic)

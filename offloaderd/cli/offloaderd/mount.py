@@ -1,12 +1,12 @@
 """`offloaderd mount`: bring topics up in another cluster out of the bucket."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import click
 
@@ -16,18 +16,20 @@ from offloaderd.cli.program import FAILED, OK
 from offloaderd.cli.progress import Bars
 from offloaderd.cli.settings import CONFIG, settings_at
 from offloaderd.core.clock import SystemClock
-from offloaderd.core.errors import InvalidInput
+from offloaderd.core.errors import Denied, InvalidInput
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Loss, TopicName
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.daemon import log
 from offloaderd.daemon.stores import sites
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.mount import mount as work
 from offloaderd.mount.cluster import TargetCluster, Undone
 from offloaderd.mount.mount import BLOCKED, Preparation, Prepared
 from offloaderd.mount.plan import AtGap
 from offloaderd.objects.opening import bucket_store
+from offloaderd.objects.port import SegmentStore
 from offloaderd.protocol.conversion import picked
 from offloaderd.upkeep.bucket_topics import BucketTopics
 
@@ -50,6 +52,7 @@ ANY_RETENTION = click.option(
     is_flag=True,
     help="Mount also where retention is limited or unknown: brokers may delete the ledgers at once.",
 )
+CLUSTER_HINT = "daemon.cluster has to be the name of the cluster that offloaded it"
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one document.")
 
 
@@ -63,10 +66,43 @@ def mount() -> None:
 
     \b
     Examples:
+      offloaderd mount raise-ids --config offloaderd.toml
       offloaderd mount plan 'public/default/*' --config offloaderd.toml
       offloaderd mount apply 'public/*' 're:acme/.*/orders-.*' --config offloaderd.toml
       offloaderd mount undo public/default/orders --config offloaderd.toml
     """
+
+
+@mount.command()
+@CONFIG
+@AS_JSON
+def raise_ids(*, config: Path | None, as_json: bool) -> int:
+    """Raise the ids of new ledgers above all of the bucket, for good. The first step, before brokers are started.
+
+    Ledgers that brokers make before that may get ids of ledgers in the bucket, and topics with such ids are not
+    mounted. Repeatable; `apply` does it as well.
+
+    \b
+    Examples:
+      offloaderd mount raise-ids --config offloaderd.toml
+    """
+
+    async def raised() -> tuple[int, int, bool]:
+        async with AsyncExitStack() as stack:
+            opened = await _Opened.on(stack, settings_at(config, None))
+            await opened.cluster.check()
+            newest = work.newest_ledger(opened.maps.values())
+            placeholder = await opened.cluster.placeholder(newest)
+            return newest, placeholder + 1, await opened.cluster.raise_ids(placeholder)
+
+    log.configure("critical")
+    newest, first_new, wrote = asyncio.run(raised())
+    if as_json:
+        show.document({"greatest_ledger_id": newest, "first_new_ledger_id": first_new, "raised": wrote})
+    else:
+        done = "raised the ids of new ledgers" if wrote else "the ids of new ledgers are raised already"
+        click.echo(f"{done}: they begin at {first_new}, and the greatest in the bucket is {newest}")
+    return OK
 
 
 @mount.command()
@@ -157,12 +193,42 @@ def undo(*, patterns: Sequence[TopicPattern], config: Path | None, yes: bool, as
 async def _cluster(settings: "Settings") -> AsyncIterator[TargetCluster]:
     """Open the cluster's ZooKeeper with rights to write. Brokers have to be able to change what is written."""
     options_open = settings.metadata.model_copy(update={"acl": "open"})
-    async with ZooKeeperStore(settings.cluster_servers, "/", options_open) as store:
-        yield TargetCluster(
-            store,
-            ledgers_root=settings.bookkeeper.ledgers_root,
-            lists_root=settings.bookkeeper.managed_ledgers_root,
+    ledgers_root, lists_root = settings.bookkeeper.ledgers_root, settings.bookkeeper.managed_ledgers_root
+    try:
+        async with ZooKeeperStore(settings.cluster_servers, "/", options_open) as store:
+            yield TargetCluster(store, ledgers_root=ledgers_root, lists_root=lists_root)
+    except Denied as error:
+        if "metadata.root" not in error.hint:
+            raise  # it is the bucket that refuses
+        todo = (
+            "give the user of the mount (metadata.username, or its certificate) the right to read everything below "
+            f"{ledgers_root}, {lists_root} and /admin, and to create and delete nodes there"
         )
+        raise Denied(error.message, hint=todo) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """Both stores of a mount, and the maps of all topics in the bucket. `unread`: what of it cannot be read."""
+
+    objects: SegmentStore
+    cluster: TargetCluster
+    maps: Mapping[TopicName, TopicMap]
+    unread: Sequence[str]
+
+    @classmethod
+    async def on(cls, stack: AsyncExitStack, settings: "Settings") -> Self:
+        """Open the stores and list the bucket. Raises InvalidInput for one without topics, and as the stores do."""
+        clock = SystemClock()
+        objects = await stack.enter_async_context(bucket_store(settings.objects, clock))
+        cluster = await stack.enter_async_context(_cluster(settings))
+        topics = BucketTopics(objects, sites(settings), listing_s=inf, head_s=inf, clock=clock, metrics=Metrics())
+        with Bars() as bars:
+            await topics.refresh(bars.counter("segments read"))
+        maps = {topic: found for topic in topics.topics if (found := topics.known(topic)) is not None}
+        if not maps:
+            raise InvalidInput(f"no topic of cluster {settings.daemon.cluster!r} in the bucket", hint=CLUSTER_HINT)
+        return cls(objects=objects, cluster=cluster, maps=maps, unread=[one.text for one in topics.problems])
 
 
 def _mounted(
@@ -182,29 +248,30 @@ def _mounted(
         settings = settings_at(config, None)
         written: Collection[TopicName] = ()
         problems: Sequence[str] = ()
-        async with bucket_store(settings.objects, clock) as objects, _cluster(settings) as cluster:
-            topics = BucketTopics(objects, sites(settings), listing_s=inf, head_s=inf, clock=clock, metrics=Metrics())
-            with Bars() as bars:
-                await topics.refresh(bars.counter("segments read"))
-            maps = {topic: found for topic in topics.topics if (found := topics.known(topic)) is not None}
-            chosen = [topic for topic in maps if any(pattern.matches(topic) for pattern in patterns)]
+        async with AsyncExitStack() as stack:
+            opened = await _Opened.on(stack, settings)
+            chosen = [topic for topic in opened.maps if any(pattern.matches(topic) for pattern in patterns)]
             if not chosen:
                 raise InvalidInput(
-                    f"no topic of cluster {settings.daemon.cluster!r} in the bucket matches",
-                    hint="daemon.cluster has to be the name of the cluster that offloaded it",
+                    f"no topic of cluster {settings.daemon.cluster!r} in the bucket matches", hint=CLUSTER_HINT
                 )
             prepared = await work.prepare(
-                objects, cluster, maps, chosen, at_gap=AtGap(at_gap), any_retention=any_retention
+                opened.objects,
+                opened.cluster,
+                opened.maps,
+                chosen,
+                at_gap=AtGap(at_gap),
+                any_retention=any_retention,
             )
             if write:
                 with Bars() as bars:
-                    written, problems = await work.apply(cluster, prepared, bars.counter("topics written"))
+                    written, problems = await work.apply(opened.cluster, prepared, bars.counter("topics written"))
         seconds = clock.monotonic() - started
         return Shown(
             prepared=prepared,
             written=set(written),
             problems=problems,
-            unread=[one.text for one in topics.problems],
+            unread=opened.unread,
             applied=write,
             seconds=seconds,
         )

@@ -45,12 +45,15 @@ def place_of(message: Message) -> tuple[int, int]:
 
 
 @asynccontextmanager
-async def empty_cluster(directory: Path) -> AsyncIterator[tuple[BookKeeperCluster, PulsarBroker]]:
-    """Run a ZooKeeper, two bookies and a broker that know no topic."""
+async def empty_cluster(directory: Path, site: Site) -> AsyncIterator[tuple[BookKeeperCluster, PulsarBroker]]:
+    """Run a ZooKeeper, two bookies and a broker that know no topic; its ledgers have ids above those of the bucket."""
     for name in ("bookies", "broker"):
         (directory / name).mkdir(parents=True)
     await asyncio.to_thread(offloaders, directory / "broker")
     async with bookkeeper_cluster(ClusterOptions(directory=directory / "bookies", bookies=2), CLOCK) as cluster:
+        site.settings["bookkeeper"] = {"servers": cluster.zookeeper}
+        code, said, _ = await ran(site, "offloaderd", "mount", "raise-ids")
+        assert code == 0, said
         options = BrokerOptions(directory=directory / "broker", cluster=cluster, name="new", settings=TOPIC_SETTINGS)
         async with pulsar_broker(options, CLOCK) as broker:
             yield cluster, broker
@@ -136,9 +139,8 @@ async def test_a_cluster_that_lost_everything_reads_on_under_the_old_ids(
     site = Site.at(tmp_path, "127.0.0.1:1", s3_server, s3_bucket)
     site.cluster, site.daemon_id = old_site.cluster, "reader"
     site.settings["daemon"] = {"read_only": True}
-    async with empty_cluster(tmp_path / "new") as (cluster, broker), DaemonProcess(site) as reader:
+    async with empty_cluster(tmp_path / "new", site) as (cluster, broker), DaemonProcess(site) as reader:
         await reader.serving()
-        site.settings["bookkeeper"] = {"servers": cluster.zookeeper}
         new = Driven(broker, cluster, reader.address, namespace=old.namespace)
         await new.create()
         await new.offload()

@@ -12,8 +12,10 @@ from click.testing import CliRunner
 from offloaderd.bookkeeper.metadata import instance_path
 from offloaderd.cli.offloaderd import mount
 from offloaderd.cli.offloaderd.__main__ import cli
+from offloaderd.core.errors import Denied
 from offloaderd.mount.cluster import TargetCluster
 from offloaderd.objects.filesystem import FilesystemStore
+from offloaderd.testing.faults import Faults, FaultyMetadata
 from offloaderd.testing.memory.metadata import MemoryTree
 from tests.unit.mount.test_mount import UNLIMITED
 from tests.unit.upkeep.site import TOPIC, Ground, runs
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from click.testing import Result
+
+    from offloaderd.metadata.port import MetadataStore
 
 PATTERN = f"{TOPIC.tenant}/*"
 NAME = str(TOPIC)
@@ -101,6 +105,39 @@ def test_what_was_decided_is_mounted_and_taken_out_again(config: Path, at_gap: s
     undone = run(config, "undo", PATTERN, "--yes", "--json")
     assert json.loads(undone.stdout)["topics"] == [{"topic": NAME, "ledgers": 1, "why": None, "undone": True}]
     assert run(config, "plan", PATTERN, "--at-gap", at_gap).stdout == planned.stdout
+
+
+def test_ids_are_raised_before_any_topic_is_chosen(config: Path) -> None:
+    """Above every ledger of the bucket, once; the mount that follows takes the same ids."""
+    first = run(config, "raise-ids", "--json")
+    assert json.loads(first.stdout) == {"greatest_ledger_id": 3, "first_new_ledger_id": 1 << 32, "raised": True}
+    again = run(config, "raise-ids")
+    assert again.stdout == (
+        "the ids of new ledgers are raised already: they begin at 4294967296, and the greatest in the bucket is 3\n"
+    )
+
+
+def test_a_refusal_of_the_clusters_zookeeper_names_the_nodes_of_a_mount(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon's rights below metadata.root are of no use here; a refusal of the bucket is told as it is."""
+
+    @asynccontextmanager
+    async def cluster(*_: object) -> AsyncIterator[MetadataStore]:
+        yield FaultyMetadata(MemoryTree().connect(), faults)
+
+    monkeypatch.undo()
+    monkeypatch.setattr(mount, "ZooKeeperStore", cluster)
+    monkeypatch.setenv("OFFLOADERD__BOOKKEEPER__SERVERS", "127.0.0.1:1")
+    faults = Faults()
+    faults.fail("get", Denied("read /ledgers: no", hint="give the user all rights below metadata.root"), times=-1)
+    refused = run(config, "plan", PATTERN)
+    assert refused.exit_code == 7
+    assert "metadata.root" not in refused.stderr
+    assert "read everything below /ledgers, /managed-ledgers and /admin" in refused.stderr
+    faults.heal()
+    faults.fail("get", Denied("GET refused", hint="s3:GetObject"), times=-1)
+    assert "hint: s3:GetObject" in run(config, "plan", PATTERN).stderr
 
 
 @pytest.mark.parametrize(

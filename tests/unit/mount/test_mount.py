@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from offloaderd.bookkeeper.metadata import Layout, instance_path, layout_path
-from offloaderd.core.errors import Conflict, InvalidConfig, OutcomeUnknown, Transient
+from offloaderd.core.errors import Conflict, InvalidConfig, NoSpace, OutcomeUnknown, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.patterns import TopicPattern
@@ -403,6 +403,50 @@ async def test_ids_that_are_above_already_are_not_raised_again() -> None:
     nodes = await target.nodes()
     assert decode(nodes[LIST], key=LIST).ledgers[-1].ledger_id == (7 << 32) - 1
     assert HIGH not in nodes
+
+
+@pytest.mark.parametrize("layout", [Layout.HIERARCHICAL, Layout.LONG_HIERARCHICAL])
+async def test_a_topic_whose_ids_other_ledgers_have_is_not_mounted(layout: Layout) -> None:
+    """Its brokers would delete them with it, by their numbers. Other ids in the same folder prevent nothing."""
+    rig, target = await offloaded_topic(10, 10), await Target().made()
+    named = f"2\norg.apache.bookkeeper.meta.{layout}LedgerManagerFactory:1"
+    await target.store.create(layout_path("/ledgers"), named.encode())
+    await target.store.create(layout.path("/ledgers", 7), b"")
+    assert {one.state for one in (await prepared(rig, target.cluster())).topics} == {READY}
+    await target.store.create(layout.path("/ledgers", 1), b"")
+    found = await prepared(rig, target.cluster())
+    assert {one.state for one in found.topics} == {BLOCKED}
+    assert "1 of its 2 ledger ids in use, first 1: brokers that delete" in found.topics[0].why[0]
+
+
+async def test_ledgers_that_brokers_make_until_the_ids_are_raised_count_as_well() -> None:
+    """The plan did not see them."""
+    rig, target = await offloaded_topic(10), await Target().made()
+    cluster = target.cluster()
+    found = await prepared(rig, cluster)
+    await target.store.create(Layout.HIERARCHICAL.path("/ledgers", 0), b"")
+    written, problems = await apply(cluster, found, lambda _: None)
+    assert (written, ["in use, first 0" in one for one in problems]) == ([], [True] * 4)
+
+
+async def test_a_topic_that_was_mounted_over_ids_in_use_is_told() -> None:
+    """To be taken out before anybody deletes it."""
+    rig, target = await offloaded_topic(10), await Target().made()
+    await mounted(rig, target)
+    await target.store.create(Layout.HIERARCHICAL.path("/ledgers", 0), b"")
+    assert {one.state for one in (await prepared(rig, target.cluster())).topics} == {BLOCKED}
+
+
+async def test_a_list_that_no_node_holds_stops_no_other_topic() -> None:
+    """A list of very many ledgers, or a quota: the others are mounted."""
+    rig, target = await offloaded_topic(10), await Target().made()
+    found = await prepared(rig, target.cluster())
+
+    def full(_: str, path: str, when: str) -> Exception | None:
+        return NoSpace("the list is too large") if (path, when) == (LIST, "before") else None
+
+    written, problems = await apply(target.cluster(full), found, lambda _: None)
+    assert (len(written), problems) == (3, ["the list is too large"])
 
 
 async def test_long_ids_of_the_bucket_get_longer_ones_above() -> None:
