@@ -6,7 +6,7 @@ that finds a partitioned topic would have its brokers make lists of their own fo
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,13 +22,14 @@ from offloaderd.core.errors import (
     OutcomeUnknown,
     Transient,
 )
-from offloaderd.core.model import DOMAIN, TopicName
+from offloaderd.core.model import DOMAIN, TopicName, encode_local
 from offloaderd.core.names.managed_ledgers import ROOT, partition_of
 from offloaderd.core.names.patterns import TopicPattern, partitioned_topic
 from offloaderd.ledgers.pulsar import managed_ledger
 from offloaderd.ledgers.pulsar.managed_ledger import ManagedLedger
 from offloaderd.metadata import nodes
-from offloaderd.metadata.port import Delete, MetadataStore, Step, parent
+from offloaderd.metadata.port import Create, Delete, MetadataStore, Step, parent
+from offloaderd.mount.captured import is_mounted
 from offloaderd.mount.lists import MOUNTED, encode_partitions, placeholder_of
 
 TRIES = 5
@@ -85,6 +86,26 @@ class TargetCluster:
         path = layout_path(self._ledgers_root)
         found = await nodes.node(self._store, path)
         return decode_layout(found.value if found is not None else None, path=path)
+
+    async def namespaces_to_make(self, namespaces: Iterable[str]) -> list[str]:
+        """Return those of the namespaces (`tenant/name`) that the cluster lacks, in order.
+
+        None where its policies are in a store of their own (configurationMetadataStoreUrl), which a mount does not see.
+        """
+        if not await self._store.children(f"{self._admin}/policies"):
+            return []
+        wanted = sorted(set(namespaces))
+        found = await each(wanted, lambda name: nodes.node(self._store, f"{self._admin}/policies/{name}"))
+        return [name for name, one in zip(wanted, found, strict=True) if one is None]
+
+    async def clusters(self) -> list[str]:
+        """Return the names of the clusters that this one knows, its own among them."""
+        return [name for name in await self._store.children(f"{self._admin}/clusters") if name != "global"]
+
+    async def make_namespace(self, name: str, tenant: bytes, policies: bytes) -> None:
+        """Create a namespace, and its tenant if it is missing; what others have made meanwhile stays."""
+        await self._put(f"{self._admin}/policies/{name.partition('/')[0]}", tenant)
+        await self._put(f"{self._admin}/policies/{name}", policies)
 
     async def namespace_hindrances(self, namespaces: Iterable[str]) -> dict[str, str]:
         """Return why topics of a namespace (`tenant/name`) would not last, for each where they would not.
@@ -143,11 +164,19 @@ class TargetCluster:
         found = await nodes.below(self._store, sorted(set(map(parent, paths))))
         return {paths[path] for path in found if path in paths}
 
-    async def _put(self, path: str, value: bytes) -> bool:
-        """Create a node, or find it as an earlier try has written it; return False for another value."""
+    async def _put(self, path: str, value: bytes, *below: Create) -> bool:
+        """Create a node, with those below it at once, or find it as an earlier try has written it.
+
+        Return False for another value.
+        """
+        if below:
+            await self._put(parent(path), b"")
         for _ in range(TRIES):
             try:
-                await self._store.create(path, value)
+                if below:
+                    await self._store.transact([Create(path, value), *below])
+                else:
+                    await self._store.create(path, value)
             except OutcomeUnknown:
                 continue
             except Conflict:
@@ -174,15 +203,23 @@ class TargetCluster:
             raise Conflict(f"the cluster has a topic {topic} of its own", hint="only topics that it lacks are mounted")
         return listed, placeholder
 
-    async def write(self, topic: TopicName, content: bytes) -> None:
-        """Create the list of a topic. Raises Conflict if another one is there."""
-        if not await self._put(self._list(topic), content):
+    async def write(self, topic: TopicName, content: bytes, subscriptions: Mapping[str, bytes]) -> None:
+        """Create the list of a topic with its subscriptions, all of it at once.
+
+        Raises Conflict if another list is there, InvalidInput for more than a transaction holds.
+        """
+        path = self._list(topic)
+        cursors = (Create(f"{path}/{encode_local(name)}", node) for name, node in sorted(subscriptions.items()))
+        if not await self._put(path, content, *cursors):
             raise Conflict(f"{topic} was made by others meanwhile: repeat the command")
 
-    async def write_partitions(self, topics: Iterable[TopicName]) -> list[str]:
+    async def write_partitions(
+        self, topics: Iterable[TopicName], captured: Callable[[TopicName], int] = lambda _: 0
+    ) -> list[str]:
         """Create the partitioned topics of these partitions; return what prevents it for those where it is prevented.
 
-        A topic gets as many partitions as the highest number shows; empty ones behind it left no trace in the bucket.
+        A topic gets as many partitions as were `captured`, and as the highest number shows: empty ones behind it left
+        no trace among the segments.
         Where the cluster keeps policies in a store of its own (configurationMetadataStoreUrl), nothing is created.
         """
         counts: dict[TopicName, int] = {}
@@ -190,6 +227,7 @@ class TargetCluster:
             whole, partition = partitioned_topic(topic), partition_of(topic)
             if whole is not None and partition is not None:
                 counts[whole] = max(counts.get(whole, 0), partition.number + 1)
+        counts = {whole: max(count, captured(whole)) for whole, count in counts.items()}
         here = bool(await self._store.children(f"{self._admin}/policies")) if counts else False
         problems = []
         for whole, count in sorted(counts.items()):
@@ -263,13 +301,19 @@ class TargetCluster:
         if placeholder is None:
             return Undone(topic, 0, f"it is marked as mounted, and has ledgers that no mount has written: {path}")
         count = sum(one.ledger_id < placeholder for one in found.ledgers)
-        cursors = await self._store.children(path)
-        if cursors:
-            names = ", ".join(cursors[:3])
+        steps: list[Step] = []
+        used = []
+        for name in await self._store.children(path):
+            cursor = await self._store.get(f"{path}/{name}")
+            if cursor.version or not is_mounted(cursor.value, path=f"{path}/{name}"):
+                used.append(name)
+            steps.append(Delete(f"{path}/{name}", cursor.version))
+        if used:
+            names = ", ".join(used[:3])
             why = f"it has subscriptions ({names}): delete them first, pulsar-admin topics unsubscribe"
             return Undone(topic, count, why)
         layout = await self._layout()
-        steps: list[Step] = [Delete(path, node.version)]
+        steps.append(Delete(path, node.version))
         for one in found.ledgers:
             if one.ledger_id <= placeholder:
                 continue

@@ -11,6 +11,7 @@ A broker opens the last ledger of a list in BookKeeper, and drops it from the li
 import json
 import zlib
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from offloaderd.core.model import DRIVER
 from offloaderd.core.names.managed_ledgers import mounted_id
@@ -28,16 +29,21 @@ PLAIN_BYTES_MAX = 512 * 1024
 """Longer lists are compressed: a node of ZooKeeper has 1 MiB at most."""
 
 
-def encode_list(plan: MountPlan, *, placeholder: int, index_max: int | None) -> bytes:
-    """Return the node of a topic's list; `index_max` is the index of its last message, None if it has none."""
-    properties = {MOUNTED: str(placeholder)} | ({} if index_max is None else {INDEX: str(index_max)})
+def encode_list(
+    plan: MountPlan, *, placeholder: int, index_max: int | None, properties: Mapping[str, str] = MappingProxyType({})
+) -> bytes:
+    """Return the node of a topic's list; `index_max` is the index of its last message, None if it has none.
+
+    `properties` are those that the topic had.
+    """
+    own = {MOUNTED: str(placeholder)} | ({} if index_max is None else {INDEX: str(index_max)})
     closed_ms = plan.ledgers[-1].last.offloaded_ms
     message = pb.ManagedLedgerInfo(
         ledgerInfo=[
             *map(_ledger, plan.ledgers),
             pb.LedgerInfo(ledgerId=placeholder, entries=0, size=0, timestamp=closed_ms),
         ],
-        properties=_pairs(properties),
+        properties=_pairs({**properties, **own}),
     )
     content = message.SerializeToString(deterministic=True)
     if len(content) <= PLAIN_BYTES_MAX:

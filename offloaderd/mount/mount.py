@@ -1,16 +1,26 @@
 """A mount: plans for the topics of a bucket, compared with a cluster's metadata, and written into it."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from offloaderd.core.aio import each
-from offloaderd.core.errors import Archived, BucketMissing, Conflict, CorruptData, InvalidConfig, NoSpace, NotFound
+from offloaderd.core.errors import (
+    Archived,
+    BucketMissing,
+    Conflict,
+    CorruptData,
+    InvalidConfig,
+    InvalidInput,
+    NoSpace,
+    NotFound,
+)
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.managed_ledgers import system_reason
 from offloaderd.format import manifest_bytes
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.mount.captured import NONE, Captured, Subscriptions
 from offloaderd.mount.cluster import TargetCluster
 from offloaderd.mount.lists import difference, encode_list
 from offloaderd.mount.plan import AtGap, MountPlan, plan_mount
@@ -28,14 +38,20 @@ class Prepared:
     state: str
     why: tuple[str, ...] = ()
     content: bytes = b""
+    subscriptions: Subscriptions = NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
-    """All chosen topics, and the placeholder of their lists, above every ledger id in the bucket."""
+    """All chosen topics, and the placeholder of their lists, above every ledger id in the bucket.
+
+    `namespaces` are those that are to be made, each with the nodes of its tenant and of its policies.
+    """
 
     topics: tuple[Prepared, ...]
     placeholder: int
+    captured: Captured | None = None
+    namespaces: Mapping[str, tuple[bytes, bytes]] = field(default_factory=dict)
 
     @property
     def ready(self) -> list[Prepared]:
@@ -56,8 +72,9 @@ async def prepare(
     *,
     at_gap: AtGap,
     any_retention: bool,
+    captured: Captured | None = None,
 ) -> Preparation:
-    """Plan the mount of the chosen topics of a bucket, whose maps are all in `maps`.
+    """Plan the mount of the chosen topics of a bucket, whose maps are all in `maps`, with what a capture has of them.
 
     Raises InvalidConfig, Conflict or Transient where the cluster takes no topics, and as the stores do.
     """
@@ -65,8 +82,9 @@ async def prepare(
     placeholder = await cluster.placeholder(newest_ledger(maps.values()))
     plans = {topic: plan_mount(maps[topic], at_gap) for topic in chosen}
     in_use = await _in_use(cluster, plans.values())
-    namespaces = {f"{topic.tenant}/{topic.namespace}" for topic in chosen}
-    hindrances = {} if any_retention else await cluster.namespace_hindrances(namespaces)
+    names = {f"{topic.tenant}/{topic.namespace}" for topic in chosen}
+    namespaces = await _namespaces(cluster, names, captured) if captured is not None else {}
+    hindrances = {} if any_retention else await cluster.namespace_hindrances(names - namespaces.keys())
 
     async def one(topic: TopicName) -> Prepared:
         plan = plans[topic]
@@ -83,13 +101,29 @@ async def prepare(
         if not why:
             try:
                 index_max = await _index_max(objects, plan.ledgers[-1].last)
-                content = encode_list(plan, placeholder=placeholder, index_max=index_max)
-                return Prepared(plan=plan, state=READY, content=content)
+                properties = captured.properties(topic) if captured is not None else {}
+                content = encode_list(plan, placeholder=placeholder, index_max=index_max, properties=properties)
+                subscriptions = captured.subscriptions(plan) if captured is not None else NONE
+                return Prepared(plan=plan, state=READY, content=content, subscriptions=subscriptions)
             except (NotFound, CorruptData, Archived) as error:
                 why.append(str(error))
         return Prepared(plan=plan, state=BLOCKED, why=tuple(why))
 
-    return Preparation(topics=tuple(await each(sorted(chosen), one)), placeholder=placeholder)
+    topics = tuple(await each(sorted(chosen), one))
+    return Preparation(topics=topics, placeholder=placeholder, captured=captured, namespaces=namespaces)
+
+
+async def _namespaces(
+    cluster: TargetCluster, names: Iterable[str], captured: Captured
+) -> dict[str, tuple[bytes, bytes]]:
+    """Return the captured namespaces that the cluster lacks, each with the nodes of its tenant and of its policies."""
+    missing = [name for name in await cluster.namespaces_to_make(names) if name in captured.namespaces]
+    clusters = await cluster.clusters() if missing else []
+    if not clusters:
+        return {}
+    return {
+        name: (captured.tenant(name.partition("/")[0], clusters), captured.policies(name, clusters)) for name in missing
+    }
 
 
 def _reasons(plan: MountPlan) -> list[str]:
@@ -164,14 +198,16 @@ async def apply(
     in_use = await _in_use(cluster, [one.plan for one in prepared.ready])  # made until the ids were raised
     written: list[TopicName] = []
     problems: list[str] = []
+    for name, (tenant, policies) in prepared.namespaces.items() if prepared.ready else ():
+        await cluster.make_namespace(name, tenant, policies)
 
     async def write(one: Prepared) -> None:
         if clashes := _clashes(one.plan, in_use):
             problems.extend(f"{one.plan.topic}: {why}" for why in clashes)
             return
         try:
-            await cluster.write(one.plan.topic, one.content)
-        except (Conflict, NoSpace) as error:
+            await cluster.write(one.plan.topic, one.content, one.subscriptions.nodes)
+        except (Conflict, InvalidInput, NoSpace) as error:
             problems.append(str(error))
             return
         written.append(one.plan.topic)
@@ -179,4 +215,5 @@ async def apply(
 
     await each(prepared.ready, write)
     there = [*written, *(one.plan.topic for one in prepared.topics if one.state == MOUNTED)]
-    return sorted(written), sorted(problems) + await cluster.write_partitions(there)
+    counted = prepared.captured.partitions if prepared.captured is not None else lambda _: 0
+    return sorted(written), sorted(problems) + await cluster.write_partitions(there, counted)

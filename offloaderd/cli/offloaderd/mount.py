@@ -1,7 +1,7 @@
 """`offloaderd mount`: bring topics up in another cluster out of the bucket."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from math import inf
@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Self
 
 import click
 
+from offloaderd.capture import storage
+from offloaderd.capture.storage import NEWEST
 from offloaderd.cli import options, show
 from offloaderd.cli.options import YES, Parsed
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.cli.progress import Bars
 from offloaderd.cli.settings import CONFIG, settings_at
 from offloaderd.core.clock import SystemClock
-from offloaderd.core.errors import Denied, InvalidInput
+from offloaderd.core.errors import CorruptData, Denied, InvalidInput
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Loss, TopicName
 from offloaderd.core.names.patterns import TopicPattern
@@ -25,6 +27,7 @@ from offloaderd.daemon.stores import sites
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.mount import mount as work
+from offloaderd.mount.captured import Captured
 from offloaderd.mount.cluster import TargetCluster, Undone
 from offloaderd.mount.mount import BLOCKED, Preparation, Prepared
 from offloaderd.mount.plan import AtGap
@@ -36,6 +39,7 @@ from offloaderd.upkeep.bucket_topics import BucketTopics
 if TYPE_CHECKING:
     from offloaderd.daemon.settings import Settings
 
+NO_CAPTURE = "none"
 PATTERNS = click.argument(
     "patterns", metavar="TOPIC|PATTERN...", nargs=-1, required=True, type=Parsed("pattern", TopicPattern.parse)
 )
@@ -51,6 +55,15 @@ ANY_RETENTION = click.option(
     "--any-retention",
     is_flag=True,
     help="Mount also where retention is limited or unknown: brokers may delete the ledgers at once.",
+)
+CAPTURE = click.option(
+    "--capture",
+    "capture",
+    metavar="NAME",
+    default=NEWEST,
+    show_default=True,
+    help="Take subscriptions, properties, partitions and missing namespaces from this capture of the bucket "
+    f'(offloadctl metadata list). "{NO_CAPTURE}": from none.',
 )
 CLUSTER_HINT = "daemon.cluster has to be the name of the cluster that offloaded it"
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one document.")
@@ -110,6 +123,7 @@ def raise_ids(*, config: Path | None, as_json: bool) -> int:
 @CONFIG
 @AT_GAP
 @ANY_RETENTION
+@CAPTURE
 @AS_JSON
 def plan(**arguments: object) -> int:
     """Show which topics would come up, how far, what would not, and why. Nothing is written.
@@ -129,6 +143,7 @@ def plan(**arguments: object) -> int:
 @CONFIG
 @AT_GAP
 @ANY_RETENTION
+@CAPTURE
 @AS_JSON
 def apply(**arguments: object) -> int:
     """Mount the topics that `plan` shows as ready. The same command again continues after an interruption.
@@ -231,6 +246,23 @@ class _Opened:
         return cls(objects=objects, cluster=cluster, maps=maps, unread=[one.text for one in topics.problems])
 
 
+async def _captured(objects: SegmentStore, settings: "Settings", name: str) -> Captured | None:
+    """Return a capture of the bucket; None if none is wanted, or there is none.
+
+    Raises NotFound for a name that there is not, CorruptData, and as the store does.
+    """
+    if name == NO_CAPTURE:
+        return None
+    site = sites(settings)[0]
+    if name == NEWEST and not await storage.stored_captures(objects, site):
+        return None
+    try:
+        return Captured((await storage.read(objects, site, name))[1])
+    except CorruptData as error:
+        error.hint = f"name another one with --capture, or {NO_CAPTURE}"
+        raise
+
+
 def _mounted(
     *,
     write: bool,
@@ -238,6 +270,7 @@ def _mounted(
     config: Path | None,
     at_gap: str,
     any_retention: bool,
+    capture: str,
     as_json: bool,
 ) -> int:
     log.configure("critical")
@@ -262,6 +295,7 @@ def _mounted(
                 chosen,
                 at_gap=AtGap(at_gap),
                 any_retention=any_retention,
+                captured=await _captured(opened.objects, settings, capture),
             )
             if write:
                 with Bars() as bars:
@@ -307,21 +341,38 @@ class Shown:
         """Write the result as text."""
         TABLE.show(map(self._topic, self.prepared.topics))
         click.echo()
-        for one in self.blocked:
-            for why in one.why:
-                click.echo(f"BLOCKED  {one.plan.topic}: {why}")
-        for one in self.prepared.topics:
-            for loss in one.plan.losses:
-                click.echo(f"lost     {one.plan.topic}: {_lost(loss)}")
-        for text in self.unread:
-            click.echo(f"UNREAD   {text}")
-        for problem in self.problems:
-            click.echo(f"TO DO    {problem}")
+        for text in self._notes():
+            click.echo(text)
         if self.applied:
             click.echo(f"mounted {show.plural(len(self.written), 'topic')} in {show.age(self.seconds)}")
         elif self.prepared.ready:
             count = show.plural(len(self.prepared.ready), "topic")
             click.echo(f"would mount {count}; nothing was written: offloaderd mount apply does it")
+
+    def _notes(self) -> Iterator[str]:
+        """Yield what is to be told beside the table."""
+        topics, captured = self.prepared.topics, self.prepared.captured
+        yield from (f"BLOCKED  {one.plan.topic}: {why}" for one in self.blocked for why in one.why)
+        yield from (f"lost     {one.plan.topic}: {_lost(loss)}" for one in topics for loss in one.plan.losses)
+        for one in topics:
+            for name, why in one.subscriptions.left_out.items():
+                yield f"left out {one.plan.topic}: subscription {name}: {why}"
+        yield from (f"UNREAD   {text}" for text in self.unread)
+        yield from (f"TO DO    {problem}" for problem in self.problems)
+        yield from (f"LATER    {text}" for text in self._later)
+        if captured is None:
+            yield "no capture: topics come up without subscriptions, properties and partitions that are empty"
+            return
+        yield from (f"not captured: {text}" for text in captured.problems)
+        yield f"capture of {show.moment(captured.taken_ms)}: what was acknowledged later is delivered again"
+
+    @property
+    def _later(self) -> list[str]:
+        """What is to be done with the namespaces that the mount makes, or would make."""
+        captured = self.prepared.captured
+        if captured is None:
+            return []
+        return [text for name in self.prepared.namespaces if (text := captured.retention_todo(name))]
 
     def _topic(self, one: Prepared) -> dict[str, object]:
         plan = one.plan
@@ -334,6 +385,7 @@ class Shown:
             "begin": str(plan.begin) if plan.begin is not None else None,
             "end": str(plan.end) if plan.end is not None else None,
             "entries_left_out": plan.entries_left_out,
+            "subscriptions": len(one.subscriptions.nodes),
         }
 
     def document(self) -> dict[str, object]:
@@ -346,9 +398,13 @@ class Shown:
                     "why": list(one.why),
                     "gaps": [str(gap) for gap in one.plan.gaps],
                     "losses": list(map(_lost, one.plan.losses)),
+                    "subscriptions_left_out": dict(one.subscriptions.left_out),
                 }
                 for one in self.prepared.topics
             ],
+            "captured_ms": self.prepared.captured.taken_ms if self.prepared.captured is not None else None,
+            "namespaces": sorted(self.prepared.namespaces),
+            "later": self._later,
             "problems": list(self.problems),
             "unread": list(self.unread),
         }
@@ -368,4 +424,5 @@ TABLE = show.Table[dict[str, object]](
     ("BEGIN", "begin"),
     ("END", "end"),
     (">LEFT OUT", "entries_left_out"),
+    (">SUBSCRIPTIONS", "subscriptions"),
 )
