@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from offloaderd.bookkeeper.ports import Znodes
 from offloaderd.capture.records import Key, Kind, cursor_value, schema_value
 from offloaderd.core.aio import each
-from offloaderd.core.errors import CorruptData, InvalidConfig, InvalidInput, NotFound, Transient
+from offloaderd.core.errors import CorruptData, Denied, InvalidConfig, InvalidInput, NotFound, Transient
 from offloaderd.core.model import TopicName, decode_local
 from offloaderd.core.names.managed_ledgers import ROOT
 from offloaderd.core.names.patterns import partitioned_topic
@@ -57,19 +57,32 @@ class PulsarMetadata:
         wholes = {partitioned_topic(topic) or topic for topic in topics}
         namespaces = sorted({f"{topic.tenant}/{topic.namespace}" for topic in topics})
         tenants = sorted({topic.tenant for topic in topics})
+        await self._unless_denied(taken, self._policies(taken, tenants, namespaces))
+        partitioned = {str(one): f"{self._root}/admin/partitioned-topics/{one.managed_ledger}" for one in wholes}
+        await self._unless_denied(taken, self._documents(taken, Kind.PARTITIONS, partitioned))
+        await each(sorted(topics), lambda topic: self._topic(taken, topic))
+        await self._unless_denied(taken, each(sorted(wholes), lambda topic: self._schemas(taken, topic)))
+        return taken
+
+    async def _unless_denied(self, taken: Taken, reading: Awaitable[object]) -> None:
+        """Read nodes that only captures need, which this user may have no right to read."""
+        try:
+            await reading
+        except Denied as error:
+            taken.problems.append(
+                f"{error.message}: give the daemon's user the right to read {self._root}/admin and "
+                f"{self._root}{schemas.ROOT} in the cluster's ZooKeeper"
+            )
+
+    async def _policies(self, taken: Taken, tenants: list[str], namespaces: list[str]) -> None:
         admin = f"{self._root}/admin"
-        if topics and not await self._znodes.children(f"{admin}/policies"):
+        if tenants and not await self._znodes.children(f"{admin}/policies"):
             taken.problems.append(
                 f"no tenants below {admin}/policies: policies may be in a configuration store of their own, which is "
                 "not read"
             )
         await self._documents(taken, Kind.TENANT, {name: f"{admin}/policies/{name}" for name in tenants})
         await self._documents(taken, Kind.NAMESPACE, {name: f"{admin}/policies/{name}" for name in namespaces})
-        partitioned = {str(one): f"{admin}/partitioned-topics/{one.managed_ledger}" for one in sorted(wholes)}
-        await self._documents(taken, Kind.PARTITIONS, partitioned)
-        await each(sorted(topics), lambda topic: self._topic(taken, topic))
-        await each(sorted(wholes), lambda topic: self._schemas(taken, topic))
-        return taken
 
     async def _documents(self, taken: Taken, kind: Kind, wanted: dict[str, str]) -> None:
         """Read nodes with JSON, by the name of each record."""

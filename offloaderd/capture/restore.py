@@ -5,7 +5,7 @@ was not enabled is not enabled here, and a topic that a rebuild left disabled st
 map that was rebuilt begins where the bucket does.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from offloaderd.capture.records import Capture, Kind, node_of
@@ -36,13 +36,20 @@ class Restored:
     left: dict[str, str] = field(default_factory=dict)
 
 
-async def restore(metadata: MetadataStore, capture: Capture, clock: Clock, *, write: bool) -> Restored:
-    """Write the nodes of a capture; without `write` only say which. May be repeated. Raises Transient, Denied."""
+async def restore(
+    metadata: MetadataStore, capture: Capture, clock: Clock, *, write: bool, topics: Collection[TopicName] = ()
+) -> Restored:
+    """Write the nodes of a capture, or those of some topics alone; without `write` only say which.
+
+    May be repeated. Raises Transient, Denied.
+    """
     done = Restored()
     policies: dict[TopicName, TopicPolicy] = {}
     for path, value in capture.of(Kind.NODE):
         try:
             content, root = node_of(value), f"/{path.split('/')[1]}"
+            if topics and (root != paths.TOPICS or paths.parse_topic(path) not in topics):
+                continue
             if root in _LEVELS:
                 await _level(metadata, clock, done, path, content, write=write)
             elif path.endswith("/policy"):

@@ -10,11 +10,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from offloaderd.capture.records import Capture, Kind, cursor_of
+from offloaderd.capture.records import Capture, Kind, cursor_of, schema_of
 from offloaderd.core.errors import CorruptData, InvalidConfig, InvalidInput
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.managed_ledgers import COMPACTION_CURSOR
 from offloaderd.ledgers.pulsar.cursors import Cursor, decode_node, encode_node
+from offloaderd.ledgers.pulsar.schemas import Schema
 from offloaderd.mount.lists import INDEX, MOUNTED
 from offloaderd.mount.plan import MountPlan
 
@@ -42,6 +43,7 @@ class Captured:
         self.taken_ms = capture.taken_ms
         self.problems = capture.problems
         self._subscriptions = capture.about(Kind.SUBSCRIPTION)
+        self._schemas = capture.about(Kind.SCHEMA)
         self._properties = dict(capture.of(Kind.PROPERTIES))
         self._partitions = dict(capture.of(Kind.PARTITIONS))
         self._tenants = dict(capture.of(Kind.TENANT))
@@ -77,6 +79,11 @@ class Captured:
         found = self._partitions.get(str(topic))
         count = found.get("partitions") if isinstance(found, dict) else None
         return count if isinstance(count, int) else 0
+
+    def schemas(self, topic: TopicName) -> dict[int, Schema]:
+        """Return the versions of a topic's schema, by number. Raises InvalidInput for one that cannot be read."""
+        found = self._schemas.get(str(topic), {})
+        return {int(version): schema_of(value) for version, value in found.items() if version.isdecimal()}
 
     def policies(self, namespace: str, clusters: Collection[str]) -> bytes:
         """Return the node of a namespace in a cluster with these clusters' names: retention has no limit at first."""

@@ -8,9 +8,9 @@ operator has checked them.
 Ledgers that brokers have offloaded have no manifest; where segments do not join, such objects are searched to fill the
 gap, by labels, index and last block of each. No object shows whether a broker refers to it; one that a failed try left
 looks the same. So these ledgers only fill gaps, and two copies of one ledger fill none. An object in an archive is a
-problem like a damaged one, so that all of them are named at once. Policies, selections, marks of
+problem like a damaged one, so that all of them are named at once. Marks of
 deleted ledgers, grants, and ends of ledgers or losses that were found after a topic's last segment are not in a bucket
-and do not come back.
+and do not come back; policies, selections and revocations come out of a capture (package capture).
 """
 
 import hashlib

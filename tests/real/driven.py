@@ -48,6 +48,10 @@ class Driven:
         """Its topic in the admin API."""
         return f"persistent/public/{self.namespace}/t"
 
+    def schemas(self, what: str) -> str:
+        """Return a path about its topic's schemas in the admin API."""
+        return f"schemas/public/{self.namespace}/t/{what}"
+
     async def create(self) -> None:
         """Make the namespace, of one bundle."""
         bundles = {"boundaries": BUNDLE.split("_"), "numBundles": 1}

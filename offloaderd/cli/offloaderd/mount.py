@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Self
 
 import click
 
-from offloaderd.capture import storage
-from offloaderd.capture.storage import NEWEST
-from offloaderd.cli import options, show
+from offloaderd.cli import captures, options, show
+from offloaderd.cli.captures import CAPTURE
 from offloaderd.cli.options import YES, Parsed
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.cli.progress import Bars
 from offloaderd.cli.settings import CONFIG, settings_at
 from offloaderd.core.clock import SystemClock
-from offloaderd.core.errors import CorruptData, Denied, InvalidInput
+from offloaderd.core.errors import Denied, InvalidConfig, InvalidInput
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Loss, TopicName
-from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.core.names.patterns import TopicPattern, partitioned_topic
 from offloaderd.daemon import log
 from offloaderd.daemon.stores import sites
 from offloaderd.metadata.topic_map.map import TopicMap
@@ -31,6 +30,7 @@ from offloaderd.mount.captured import Captured
 from offloaderd.mount.cluster import TargetCluster, Undone
 from offloaderd.mount.mount import BLOCKED, Preparation, Prepared
 from offloaderd.mount.plan import AtGap
+from offloaderd.mount.schemas import SchemaAdmin, restored
 from offloaderd.objects.opening import bucket_store
 from offloaderd.objects.port import SegmentStore
 from offloaderd.protocol.conversion import picked
@@ -39,7 +39,6 @@ from offloaderd.upkeep.bucket_topics import BucketTopics
 if TYPE_CHECKING:
     from offloaderd.daemon.settings import Settings
 
-NO_CAPTURE = "none"
 PATTERNS = click.argument(
     "patterns", metavar="TOPIC|PATTERN...", nargs=-1, required=True, type=Parsed("pattern", TopicPattern.parse)
 )
@@ -55,15 +54,6 @@ ANY_RETENTION = click.option(
     "--any-retention",
     is_flag=True,
     help="Mount also where retention is limited or unknown: brokers may delete the ledgers at once.",
-)
-CAPTURE = click.option(
-    "--capture",
-    "capture",
-    metavar="NAME",
-    default=NEWEST,
-    show_default=True,
-    help="Take subscriptions, properties, partitions and missing namespaces from this capture of the bucket "
-    f'(offloadctl metadata list). "{NO_CAPTURE}": from none.',
 )
 CLUSTER_HINT = "daemon.cluster has to be the name of the cluster that offloaded it"
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one document.")
@@ -164,6 +154,47 @@ def apply(**arguments: object) -> int:
 @mount.command()
 @PATTERNS
 @CONFIG
+@CAPTURE
+@AS_JSON
+def schemas(*, patterns: Sequence[TopicPattern], config: Path | None, capture: str, as_json: bool) -> int:
+    """Write the captured schemas of mounted topics, once the brokers run: they alone store schemas.
+
+    Goes through the brokers' admin API (pulsar.admin_url, with a token that may write schemas). Each version gets its
+    old number, which the messages name. Repeatable. Exit code 1 when a schema was not written.
+
+    \b
+    Examples:
+      offloaderd mount schemas 'public/default/*' --config offloaderd.toml
+    """
+
+    async def written() -> tuple[dict[TopicName, int], dict[TopicName, str]]:
+        settings, clock = settings_at(config, None), SystemClock()
+        if settings.pulsar.admin_url is None:
+            raise InvalidConfig("schemas are written by brokers", hint="set pulsar.admin_url to their web service")
+        async with bucket_store(settings.objects, clock) as objects, _cluster(settings) as cluster:
+            captured = await _captured(objects, settings, capture)
+            if captured is None:
+                raise InvalidInput("there is no capture in the bucket, and so no schema", hint="see docs/mount.md")
+            mounted = {partitioned_topic(one) or one for one in await cluster.mounted(patterns)}
+        async with SchemaAdmin(settings.pulsar.admin_url, settings.pulsar) as admin:
+            return await restored(admin, captured, sorted(mounted))
+
+    log.configure("critical")
+    counts, problems = asyncio.run(written())
+    if as_json:
+        rows = [{"topic": str(topic), "versions_written": count} for topic, count in counts.items()]
+        show.document({"topics": rows, "problems": {str(topic): why for topic, why in problems.items()}})
+    else:
+        for topic, why in problems.items():
+            click.echo(f"LEFT  {topic}: {why}")
+        versions = show.plural(sum(counts.values()), "version")
+        click.echo(f"wrote {versions} of the schemas of {show.plural(len(counts), 'topic')}")
+    return FAILED if problems else OK
+
+
+@mount.command()
+@PATTERNS
+@CONFIG
 @YES
 @AS_JSON
 def undo(*, patterns: Sequence[TopicPattern], config: Path | None, yes: bool, as_json: bool) -> int:
@@ -247,20 +278,8 @@ class _Opened:
 
 
 async def _captured(objects: SegmentStore, settings: "Settings", name: str) -> Captured | None:
-    """Return a capture of the bucket; None if none is wanted, or there is none.
-
-    Raises NotFound for a name that there is not, CorruptData, and as the store does.
-    """
-    if name == NO_CAPTURE:
-        return None
-    site = sites(settings)[0]
-    if name == NEWEST and not await storage.stored_captures(objects, site):
-        return None
-    try:
-        return Captured((await storage.read(objects, site, name))[1])
-    except CorruptData as error:
-        error.hint = f"name another one with --capture, or {NO_CAPTURE}"
-        raise
+    capture = await captures.chosen(objects, settings, name)
+    return Captured(capture) if capture is not None else None
 
 
 def _mounted(

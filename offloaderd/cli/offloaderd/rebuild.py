@@ -9,7 +9,10 @@ from uuid import UUID
 
 import click
 
-from offloaderd.cli import options, show
+from offloaderd.capture.records import Capture
+from offloaderd.capture.restore import Restored, restore
+from offloaderd.cli import captures, options, show
+from offloaderd.cli.captures import CAPTURE
 from offloaderd.cli.options import Parsed
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.cli.progress import Bars
@@ -56,6 +59,7 @@ SEGMENT = Parsed("segment", UUID, lambda text, _: f"not a segment: {text!r}; wri
     multiple=True,
     help="Record what is missing behind this last position before a gap as lost. May be repeated.",
 )
+@CAPTURE
 @click.option("--enable", is_flag=True, help="Enable the topics at once. Without this they come back disabled.")
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one document.")
 def rebuild(
@@ -64,6 +68,7 @@ def rebuild(
     standalone: Path | None,
     apply_: bool,
     topics: tuple[TopicName, ...],
+    capture: str,
     enable: bool,
     as_json: bool,
     **decisions: Any,  # noqa: ANN401 - prefer, without, lost
@@ -73,7 +78,8 @@ def rebuild(
     Overlaps, gaps, contradictions, and segments that are incomplete or cannot be read are reported and never decided:
     nothing of such a topic is written. No daemon may run meanwhile, unless topics are named; with --standalone, stop it
     before --apply, and its ZooKeeper and S3 server are started for this alone. What was broken off goes
-    on with the same command. Policies, selections and grants are not in the bucket: enable the topics again.
+    on with the same command. Policies, selections, quotas, pauses and revocations come out of a capture, if there is
+    one; grants do not: the copies are verified anew.
 
     Exit code 1 when a topic is, or would be, left out.
 
@@ -96,9 +102,11 @@ def rebuild(
                 with Bars() as bars:
                     found = await work.read_buckets(objects, places, bars.counter("segments read"))
                     await work.read_brokers(objects, places, found)
+                captured = await captures.chosen(objects, settings, capture)
             plan = work.make_plan(found, topics=topics, **decisions)
             written: Sequence[TopicName] = ()
             target = ""
+            restored: Restored | None = None
             try:
                 async with metadata_store(settings) as metadata:
                     if apply_:
@@ -107,6 +115,8 @@ def rebuild(
                             written = await work.write(
                                 metadata, plan, topics=topics, enable=enable, now_ms=now_ms, progress=progress
                             )
+                        if captured is not None:
+                            restored = await restore(metadata, captured, clock, write=True, topics=topics)
                     else:
                         await work.check_target(metadata, topics)
             except (Conflict, Transient) as error:
@@ -114,7 +124,16 @@ def rebuild(
                     raise
                 target = str(error)
             seconds = clock.monotonic() - started
-        return Shown(found=found, plan=plan, written=set(written), target=target, applied=apply_, seconds=seconds)
+        return Shown(
+            found=found,
+            plan=plan,
+            written=set(written),
+            target=target,
+            applied=apply_,
+            seconds=seconds,
+            captured=captured,
+            restored=restored,
+        )
 
     shown = asyncio.run(rebuilt())
     if as_json:
@@ -134,6 +153,8 @@ class Shown:
     target: str
     applied: bool
     seconds: float
+    captured: Capture | None
+    restored: Restored | None
 
     @property
     def left_out(self) -> int:
@@ -168,6 +189,7 @@ class Shown:
         ready = sum(self.state(plan) == "ready" for plan in plans)
         if self.applied:
             click.echo(f"wrote {show.plural(len(self.written), 'topic')}")
+            self._write_restored()
         else:
             click.echo(f"would write {show.plural(ready, 'topic')}")
         if self.left_out:
@@ -178,6 +200,16 @@ class Shown:
             click.echo(f"the target cannot take it: {self.target}")
         elif not self.applied and ready:
             click.echo("nothing was written: this was a dry run, add --apply")
+
+    def _write_restored(self) -> None:
+        """Write what came out of the capture."""
+        if self.captured is None or self.restored is None:
+            click.echo("no capture: policies, selections, quotas and revocations are to be set again")
+            return
+        for path, why in self.restored.left.items():
+            click.echo(f"left {path}: {why}")
+        nodes = show.plural(len(self.restored.written), "node")
+        click.echo(f"wrote {nodes} out of the capture of {show.moment(self.captured.taken_ms)}")
 
     def _topic(self, plan: TopicPlan) -> dict[str, object]:
         segments = plan.map.segments
@@ -203,6 +235,8 @@ class Shown:
                 for plan in self.plan.topics
             ],
             "problems": list(map(_problem_json, self.plan.problems)),
+            "captured_ms": self.captured.taken_ms if self.captured is not None else None,
+            "restored": self.restored.written if self.restored is not None else [],
         }
 
 

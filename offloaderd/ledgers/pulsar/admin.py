@@ -1,8 +1,9 @@
 """The brokers' admin API: the last confirmed entry of a topic, and the retention of a namespace.
 
-Rules: it only reads. A broker may redirect to the owner of the topic: this class follows it itself, and sends the token
-only over the configured scheme. A token file is read for every request, so that it may be rotated. A failure does not
-stop the source, which works without the API; one line of log reports it.
+Rules: a daemon only reads; a mount, which builds on this class, also writes schemas. A broker may redirect to the owner
+of the topic: this class follows it itself, and sends the token only over the configured scheme. A token file is read
+for every request, so that it may be rotated. A failure does not stop the source, which works without the API; one line
+of log reports it.
 """
 
 import json
@@ -14,7 +15,7 @@ from urllib.parse import quote, urlsplit
 import aiohttp
 import structlog
 
-from offloaderd.core.errors import Denied, InvalidConfig, OffloaderError, Transient
+from offloaderd.core.errors import Conflict, Denied, InvalidConfig, OffloaderError, Transient
 from offloaderd.core.model import Position, Retained, TopicName
 from offloaderd.ledgers.settings import PulsarSettings
 
@@ -24,6 +25,7 @@ TIMEOUT_S = 5.0
 REDIRECTS_MAX = 5
 ANSWER_BYTES_MAX = 64 << 20
 """A topic's internal statistics name every ledger and cursor; more than this is no answer of a broker."""
+REASON_CHARS = 500
 MIB = 1 << 20
 _REDIRECTS = {301, 302, 303, 307, 308}
 
@@ -89,22 +91,25 @@ class PulsarAdmin:
         url = f"{self._url}/admin/v2/namespaces/{quote(tenant, safe='')}/{quote(namespace, safe='')}/retention"
         return _retained(*await self._followed(url))
 
-    async def _followed(self, url: str) -> tuple[bytes | None, str]:
-        """Return the body at a URL, redirects followed (None: it does not exist), and the URL that answered."""
+    async def _followed(self, url: str, method: str = "GET", content: object = None) -> tuple[bytes | None, str]:
+        """Return the body at a URL, redirects followed (None: it does not exist), and the URL that answered.
+
+        `content` is sent as JSON. Raises Conflict if the broker does not accept it, Denied, Transient.
+        """
         for _ in range(REDIRECTS_MAX + 1):
-            answer = await self._get(url)
+            answer = await self._asked(method, url, content)
             if not isinstance(answer, str):
                 return answer, url
             url = answer
         raise Transient(f"the admin API redirects more than {REDIRECTS_MAX} times, last to {url}")
 
-    async def _get(self, url: str) -> bytes | str | None:
+    async def _asked(self, method: str, url: str, content: object) -> bytes | str | None:
         """Return the body at a URL, the target of a redirect (a string), or None if it does not exist."""
         if self._session is None:
             raise Transient("the admin client is not open")
         try:
-            async with self._session.get(
-                url, headers=self._headers(url), allow_redirects=False, ssl=self._ssl
+            async with self._session.request(
+                method, url, json=content, headers=self._headers(url), allow_redirects=False, ssl=self._ssl
             ) as answer:
                 if answer.status in _REDIRECTS:
                     location = answer.headers.get("Location", "")
@@ -118,7 +123,10 @@ class PulsarAdmin:
                         f"the admin API refused {url} ({answer.status})",
                         hint="set pulsar.admin_token to a token that may read the topic's statistics",
                     )
-                if answer.status != 200:
+                if content is not None and answer.status in {400, 409, 412, 422}:
+                    reason = (await _limited(answer, url)).decode(errors="replace")[:REASON_CHARS]
+                    raise Conflict(f"the broker does not accept it ({answer.status}): {reason}")
+                if answer.status not in {200, 202}:
                     raise Transient(f"the admin API answered {url} with {answer.status}")
                 return await _limited(answer, url)
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
+
+import pulsar
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.names import managed_ledgers
 from offloaderd.ledgers.pulsar.managed_ledger import decode
+from offloaderd.ledgers.pulsar.schemas import Schema
 from offloaderd.mount.lists import INDEX
+from offloaderd.mount.schemas import SchemaAdmin
 from tests.integration.command_line import ran
 from tests.integration.processes import DaemonProcess, Site
 from tests.patience import PATIENCE_S
 from tests.real.bookies import ClusterOptions, bookkeeper_cluster
 from tests.real.broker import BrokerOptions, offloaders, pulsar_broker
-from tests.real.driven import Driven
-from tests.real.pulsar_topics import TOPIC_SETTINGS
+from tests.real.driven import RECEIVE_MS, Driven
+from tests.real.pulsar_topics import TOPIC_SETTINGS, pulsar_client
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
 CLOCK = SystemClock()
 KINDS = ("unbatched", "batched", "batched zstd", "keyed", "chunked")
 COUNT = 60
+SUBSCRIPTION = "billing & more"
 UNKNOWN = "unknown-source"
 SHORT_IDS_END = 2**31
 
@@ -86,8 +93,58 @@ async def offloaded(daemon: DaemonProcess, driven: Driven, least: tuple[int, int
             await CLOCK.sleep(0.2)
 
 
-async def written_and_offloaded(driven: Driven, site: Site) -> list[Message]:
-    """Write messages of all kinds, and return those that the bucket has when the daemon ends."""
+async def half_consumed(driven: Driven) -> list[Message]:
+    """Have a subscription acknowledge the first messages, and two behind them; returns these."""
+
+    def consume() -> list[Message]:
+        with pulsar_client(driven.broker.service_url) as client:
+            earliest = pulsar.InitialPosition.Earliest
+            consumer = client.subscribe(str(driven.topic), SUBSCRIPTION, initial_position=earliest)
+            received = [consumer.receive(RECEIVE_MS) for _ in range(15)]
+            consumer.acknowledge_cumulative(received[9])
+            for one in (received[11], received[13]):
+                consumer.acknowledge(one)
+            return [message_of(one) for one in (*received[:10], received[11], received[13])]
+
+    return await asyncio.to_thread(consume)
+
+
+async def consumed(driven: Driven, count: int) -> list[Message]:
+    """Return what the subscription gets next."""
+
+    def consume() -> list[Message]:
+        with pulsar_client(driven.broker.service_url) as client:
+            consumer = client.subscribe(str(driven.topic), SUBSCRIPTION)
+            return [message_of(consumer.receive(RECEIVE_MS)) for _ in range(count)]
+
+    return await asyncio.to_thread(consume)
+
+
+def message_of(message: pulsar.Message) -> Message:
+    """Return a message as a reader of `Driven` gives it."""
+    place = message.message_id()
+    return (place.ledger_id(), place.entry_id(), place.batch_index()), message.data(), message.partition_key()
+
+
+def avro(*fields: str) -> str:
+    """Return a record with these optional fields."""
+    found = [{"name": name, "type": ["null", "string"], "default": None} for name in fields]
+    return json.dumps({"type": "record", "name": "R", "fields": found})
+
+
+async def described(driven: Driven) -> None:
+    """Give the topic three versions of a schema, and a property."""
+    for number in range(1, 4):
+        given = {"type": "AVRO", "schema": avro(*"abc"[:number]), "properties": {"number": str(number)}}
+        assert await driven.broker.send("POST", driven.schemas("schema"), given) == 200
+    assert await driven.broker.put(f"{driven.path}/properties", {"colour": "red"}) == 204
+
+
+async def written_and_offloaded(driven: Driven, site: Site) -> tuple[list[Message], list[Message]]:
+    """Write messages of all kinds, and capture the rest.
+
+    Returns the messages that the bucket has when the daemon ends, and those that a subscription has acknowledged.
+    """
     async with DaemonProcess(site) as daemon:
         await daemon.serving()
         driven.address = daemon.address
@@ -98,7 +155,11 @@ async def written_and_offloaded(driven: Driven, site: Site) -> list[Message]:
             await driven.write("unbatched", count=3)
         written = await driven.read(COUNT * len(KINDS) + 6)
         end = await offloaded(daemon, driven, place_of(written[-4]))
-        return [one for one in written if place_of(one) <= end]
+        await described(driven)
+        acknowledged = await half_consumed(driven)
+        code, said, _ = await ran(site, "offloadctl", "metadata", "capture")
+        assert code == 0, said
+        return [one for one in written if place_of(one) <= end], acknowledged
 
 
 async def mount(site: Site, command: str, driven: Driven, *words: str) -> tuple[int, str]:
@@ -124,6 +185,32 @@ async def continued(driven: Driven, site: Site, written: list[Message]) -> None:
         assert max(await driven.opened_in_tier()) > SHORT_IDS_END
 
 
+async def schemas_come_up(old: Driven, new: Driven, site: Site) -> None:
+    """The topic has the same versions, of the same numbers; a pair of schemas is written and compared as well."""
+    admin_url = f"http://127.0.0.1:{new.broker.web}"
+    site.settings["pulsar"] = {"admin_url": admin_url}
+    for count in (3, 0):
+        code, said = await mount(site, "schemas", new, "--json")
+        assert (code, json.loads(said)["topics"][0]["versions_written"]) == (0, count), said
+    found = [await one.broker.get(one.schemas("schemas")) for one in (old, new)]
+    versions = [
+        [(one["version"], one["data"], one["properties"]) for one in answer["getSchemaResponses"]] for answer in found
+    ]
+    assert versions[0] == versions[1]
+    assert [number for number, _, _ in versions[0]] == [0, 1, 2]
+    parts = [avro("a").encode(), b""]
+    pair = Schema(
+        type="KEY_VALUE",
+        content=b"".join(len(part).to_bytes(4, "big") + part for part in parts),
+        deleted=False,
+        created_ms=0,
+        properties={"key.schema.type": "AVRO", "value.schema.type": "STRING"},
+    )
+    async with SchemaAdmin(admin_url) as admin:
+        topic = replace(new.topic, local="pairs")
+        assert [await admin.restore(topic, {0: pair}) for _ in range(2)] == [1, 0]
+
+
 async def test_a_cluster_that_lost_everything_reads_on_under_the_old_ids(
     tmp_path: Path,
     s3_server: S3Server,
@@ -134,7 +221,7 @@ async def test_a_cluster_that_lost_everything_reads_on_under_the_old_ids(
     """Every message of the old cluster, its open ledger included; producers go on above, and join the same history."""
     old_site = follower(tmp_path, bookkeeper, s3_server, s3_bucket, CLOCK.uuid().hex)
     old = Driven(driven_broker, bookkeeper, "")
-    written = await written_and_offloaded(old, old_site)
+    written, acknowledged = await written_and_offloaded(old, old_site)
 
     site = Site.at(tmp_path, "127.0.0.1:1", s3_server, s3_bucket)
     site.cluster, site.daemon_id = old_site.cluster, "reader"
@@ -142,19 +229,20 @@ async def test_a_cluster_that_lost_everything_reads_on_under_the_old_ids(
     async with empty_cluster(tmp_path / "new", site) as (cluster, broker), DaemonProcess(site) as reader:
         await reader.serving()
         new = Driven(broker, cluster, reader.address, namespace=old.namespace)
-        await new.create()
-        await new.offload()
-        code, said = await mount(site, "plan", new)
-        assert (code, "set-retention" in said) == (1, True)
-        unlimited = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
-        assert await broker.send("POST", f"namespaces/public/{new.namespace}/retention", unlimited) == 204
+        code, said = await mount(site, "plan", new, "--capture", "none")
+        assert (code, "the cluster has no namespace" in said) == (1, True)
         code, said = await mount(site, "apply", new)
-        assert code == 0, said
+        assert (code, f"remove-retention public/{new.namespace}" in said) == (0, True), said
+        await new.offload()
+        await schemas_come_up(old, new, site)
 
         path = managed_ledgers.topic_path(new.topic)
         with cluster.zookeeper_client() as client:
             listed = decode(client.get(path)[0], key=path)
         assert int(listed.properties[INDEX]) >= len(written) - 1, "brokers count on from the last message"
+        assert listed.properties["colour"] == "red"
+        left = [one for one in written if one not in acknowledged]
+        assert await consumed(new, len(left)) == left
         assert await new.read(len(written)) == written
         await new.unload()
         await new.write("keyed", count=COUNT)
@@ -167,4 +255,4 @@ async def test_a_cluster_that_lost_everything_reads_on_under_the_old_ids(
         await continued(new, follower(tmp_path, cluster, s3_server, s3_bucket, old_site.cluster), everything)
 
         code, said = await mount(site, "undo", new, "--yes")
-        assert (code, "producers have written to it" in said) == (1, True)
+        assert (code, "it has subscriptions" in said) == (1, True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from offloaderd.capture.cluster import Taken
+    from offloaderd.metadata.port import Versioned
     from tests.unit.bookkeeper.fake_cluster import FakeLedger
 
 PARTITION = TopicName.parse("public/default/trips-partition-1")
@@ -138,6 +139,24 @@ async def test_bookies_that_want_other_credentials_end_the_capture(
     cluster.bookies.locked |= {"b0", "b1"}
     with pytest.raises(Denied):
         await pulsar.take([TOPIC])
+
+
+async def test_policies_that_may_not_be_read_are_a_problem_beside_the_rest(
+    cluster: FakeCluster, pulsar: PulsarMetadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that only offloads needs the lists of ledgers alone."""
+    await topic_with_cursor(cluster, pb.ManagedCursorInfo(cursorsLedgerId=-1, markDeleteLedgerId=3))
+    get = cluster.znodes.get
+
+    async def refused(path: str) -> Versioned:
+        if path.startswith(("/admin", "/schemas")):
+            raise Denied(f"no right to read {path}")
+        return await get(path)
+
+    monkeypatch.setattr(cluster.znodes, "get", refused)
+    taken = await pulsar.take([TOPIC])
+    assert SUBSCRIPTION in taken.records
+    assert ["/admin" in one for one in taken.problems] == [True] * 3
 
 
 async def test_secrets_are_left_out_of_policies(cluster: FakeCluster, pulsar: PulsarMetadata) -> None:

@@ -181,6 +181,8 @@ async def test_what_operators_decided_comes_back_after_a_rebuild(
     taken = await take(metadata, None, cluster="prod", clock=clock)
     fresh = MemoryTree().connect()
     await rebuilt(fresh, clock, enabled=enabled)
+    one = await restore(fresh, taken, clock, write=False, topics=[TOPIC])
+    assert set(one.written) == {paths.policy(TOPIC), paths.grant(TOPIC, 7)}
     planned = await restore(fresh, taken, clock, write=False)
     assert len(planned.written) == 5
     assert await fresh.children(paths.SELECTIONS) == []

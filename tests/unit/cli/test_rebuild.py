@@ -9,9 +9,17 @@ from uuid import UUID
 import pytest
 from click.testing import CliRunner
 
+from offloaderd.capture import storage
+from offloaderd.capture.records import Capture, Key, Kind, node_value
+from offloaderd.cli.offloaderd import rebuild
 from offloaderd.cli.offloaderd.__main__ import cli
+from offloaderd.metadata import paths
 from offloaderd.objects import keys
 from offloaderd.objects.filesystem import FilesystemStore
+from offloaderd.policy import records
+from offloaderd.policy.policies import OffloadPolicies
+from offloaderd.testing.memory.metadata import MemoryTree
+from offloaderd.upkeep.stored import Site
 from tests.unit.upkeep.site import Ground, runs
 from tests.virtual import LoopClock, virtually
 
@@ -94,3 +102,25 @@ def test_applying_needs_the_metadata(config: Path) -> None:
 def test_mistakes_are_exit_code_2(config: Path, words: tuple[str, ...]) -> None:
     """No uuid, a segment or topic that is not there, a position at which no segment ends."""
     assert run(config, *words).exit_code == 2
+
+
+@pytest.mark.parametrize("named", ["newest", "none"])
+def test_what_operators_decided_comes_out_of_a_capture(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """Policies are written once the maps are; without a capture it is told that they are missing."""
+    tree = MemoryTree()
+    monkeypatch.setattr(rebuild, "metadata_store", lambda _: tree.connect())
+    site = Site(cluster="standalone", bucket="pulsar-offload", prefix="seg/")
+    level = records.encode_level(records.LevelPolicy(OffloadPolicies(segment_age_max_s=77.0)))
+    found: dict[Key, object] = {(Kind.NODE, paths.BROKER_POLICY, ""): node_value(level)}
+    capture = Capture(cluster="standalone", deployment_id="", taken_ms=1_700_000_000_000, records=found)
+    virtually(storage.write(FilesystemStore(tmp_path / "bucket", LoopClock()), site, capture, LoopClock()))
+    result = run(config, "--apply", "--prefer", str(UUID(int=2)), "--capture", named)
+    assert result.exit_code == 0, result.stdout
+    if named == "none":
+        assert "no capture: policies" in result.stdout
+        assert virtually(tree.connect().children(paths.POLICIES)) == []
+    else:
+        assert "wrote 1 node out of the capture of 2023-11-14" in result.stdout
+        assert virtually(tree.connect().get(paths.BROKER_POLICY)).value == level

@@ -10,13 +10,18 @@ import pytest
 from click.testing import CliRunner
 
 from offloaderd.bookkeeper.metadata import instance_path
+from offloaderd.capture import storage
+from offloaderd.capture.records import Capture, Key, Kind, cursor_value
 from offloaderd.cli.offloaderd import mount
 from offloaderd.cli.offloaderd.__main__ import cli
 from offloaderd.core.errors import Denied
+from offloaderd.core.model import Position
+from offloaderd.ledgers.pulsar.cursors import Cursor
 from offloaderd.mount.cluster import TargetCluster
 from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.testing.faults import Faults, FaultyMetadata
 from offloaderd.testing.memory.metadata import MemoryTree
+from offloaderd.upkeep.stored import Site
 from tests.unit.mount.test_mount import UNLIMITED
 from tests.unit.upkeep.site import TOPIC, Ground, runs
 from tests.virtual import LoopClock, virtually
@@ -146,3 +151,26 @@ def test_a_refusal_of_the_clusters_zookeeper_names_the_nodes_of_a_mount(
 def test_mistakes_are_exit_code_2(config: Path, words: tuple[str, ...]) -> None:
     """No topic, no pattern, one that matches nothing, a decision that is none."""
     assert run(config, *words).exit_code == 2
+
+
+def test_a_capture_of_the_bucket_is_used_unless_another_is_named(config: Path, tmp_path: Path) -> None:
+    """Its time is told, since what was acknowledged later is delivered again; a damaged one is named."""
+    site = Site(cluster="standalone", bucket="pulsar-offload", prefix="seg/")
+    records: dict[Key, object] = {
+        (Kind.SUBSCRIPTION, NAME, "s"): cursor_value(Cursor(mark_delete=Position(3, 4))),
+        (Kind.SUBSCRIPTION, NAME, "pulsar.repl.eu"): cursor_value(Cursor(mark_delete=Position(3, 4))),
+    }
+    capture = Capture(cluster="standalone", deployment_id="", taken_ms=1_700_000_000_000, records=records)
+    bucket = FilesystemStore(tmp_path / "bucket", LoopClock())
+    stored = virtually(storage.write(bucket, site, capture, LoopClock()))
+    assert "no capture:" in run(config, "plan", PATTERN, "--at-gap", "skip", "--capture", "none").stdout
+    planned = run(config, "plan", PATTERN, "--at-gap", "skip").stdout
+    assert "capture of 2023-11-14" in planned
+    assert f"left out {NAME}: subscription pulsar.repl.eu" in planned
+    applied = json.loads(run(config, "apply", PATTERN, "--at-gap", "skip", "--capture", stored.name, "--json").stdout)
+    assert (applied["captured_ms"], applied["topics"][0]["subscriptions"]) == (1_700_000_000_000, 1)
+    assert run(config, "plan", PATTERN, "--capture", "20200101T000000Z-00000000").exit_code != 0
+    assert run(config, "schemas", PATTERN).exit_code == 2, "no admin API"
+    virtually(bucket.put(stored.key, b"damaged"))
+    result = run(config, "plan", PATTERN)
+    assert (result.exit_code != 0, "--capture" in result.stderr) == (True, True)
