@@ -17,11 +17,12 @@ from offloaderd.cli.options import Parsed
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.cli.progress import Bars
 from offloaderd.cli.settings import CONFIG, STANDALONE, served
-from offloaderd.core.clock import SystemClock
+from offloaderd.core.clock import Clock, SystemClock
 from offloaderd.core.errors import Conflict, Transient
 from offloaderd.core.model import TopicName
 from offloaderd.daemon import log
 from offloaderd.daemon.stores import metadata_store, sites
+from offloaderd.metadata.port import MetadataStore
 from offloaderd.objects.opening import bucket_store
 from offloaderd.protocol.conversion import picked
 from offloaderd.upkeep import rebuild as work
@@ -77,9 +78,8 @@ def rebuild(
 
     Overlaps, gaps, contradictions, and segments that are incomplete or cannot be read are reported and never decided:
     nothing of such a topic is written. No daemon may run meanwhile, unless topics are named; with --standalone, stop it
-    before --apply, and its ZooKeeper and S3 server are started for this alone. What was broken off goes
-    on with the same command. Policies, selections, quotas, pauses and revocations come out of a capture, if there is
-    one; grants do not: the copies are verified anew.
+    before --apply. What was broken off goes on with the same command. Policies, selections, quotas, pauses and
+    revocations come out of a capture.
 
     Exit code 1 when a topic is, or would be, left out.
 
@@ -98,39 +98,31 @@ def rebuild(
     async def rebuilt() -> Shown:
         async with served(config, standalone) as settings:
             async with bucket_store(settings.objects, clock) as objects:
-                places = sites(settings)
                 with Bars() as bars:
-                    found = await work.read_buckets(objects, places, bars.counter("segments read"))
-                    await work.read_brokers(objects, places, found)
+                    found = await work.read_buckets(objects, sites(settings), bars.counter("segments read"))
+                    await work.read_brokers(objects, sites(settings), found)
                 captured = await captures.chosen(objects, settings, capture)
             plan = work.make_plan(found, topics=topics, **decisions)
             written: Sequence[TopicName] = ()
-            target = ""
             restored: Restored | None = None
+            target = ""
             try:
                 async with metadata_store(settings) as metadata:
                     if apply_:
-                        with Bars() as bars:
-                            progress, now_ms = bars.counter("topics written"), clock.wall_ms()
-                            written = await work.write(
-                                metadata, plan, topics=topics, enable=enable, now_ms=now_ms, progress=progress
-                            )
-                        if captured is not None:
-                            restored = await restore(metadata, captured, clock, write=True, topics=topics)
+                        written, restored = await _written(metadata, plan, captured, topics, enable=enable, clock=clock)
                     else:
                         await work.check_target(metadata, topics)
             except (Conflict, Transient) as error:
                 if apply_:
                     raise
                 target = str(error)
-            seconds = clock.monotonic() - started
         return Shown(
             found=found,
             plan=plan,
             written=set(written),
             target=target,
             applied=apply_,
-            seconds=seconds,
+            seconds=clock.monotonic() - started,
             captured=captured,
             restored=restored,
         )
@@ -141,6 +133,24 @@ def rebuild(
     else:
         shown.write()
     return FAILED if shown.left_out or shown.target else OK
+
+
+async def _written(
+    metadata: MetadataStore,
+    plan: Plan,
+    captured: Capture | None,
+    topics: Collection[TopicName],
+    *,
+    enable: bool,
+    clock: Clock,
+) -> tuple[Sequence[TopicName], Restored | None]:
+    """Write the maps, then what a capture has; return the topics written, and what came out of the capture."""
+    with Bars() as bars:
+        progress, now_ms = bars.counter("topics written"), clock.wall_ms()
+        written = await work.write(metadata, plan, topics=topics, enable=enable, now_ms=now_ms, progress=progress)
+    if captured is None:
+        return written, None
+    return written, await restore(metadata, captured, clock, write=True, topics=topics)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,22 +113,22 @@ async def test_the_newest_position_of_any_bookie_counts(cluster: FakeCluster, pu
     assert mark_delete(await pulsar.take([TOPIC])) == Position(3, 5)
 
 
-@pytest.mark.parametrize("trouble", ["gone", "empty", "down", "damaged"])
+@pytest.mark.parametrize("failure", ["gone", "empty", "down", "damaged"])
 async def test_a_cursor_whose_ledger_cannot_be_read_is_as_it_was_when_that_began(
-    cluster: FakeCluster, pulsar: PulsarMetadata, trouble: str
+    cluster: FakeCluster, pulsar: PulsarMetadata, failure: str
 ) -> None:
     """Consumers get more again, never less. It is a problem unless the topic was just unloaded."""
-    ledger = await loaded(cluster, *([] if trouble == "empty" else [at(5)]))
-    if trouble == "gone":
+    ledger = await loaded(cluster, *([] if failure == "empty" else [at(5)]))
+    if failure == "gone":
         await ledger.delete()
-    elif trouble == "down":
+    elif failure == "down":
         cluster.bookies.down |= {"b0", "b1"}
-    elif trouble == "damaged":
+    elif failure == "damaged":
         ledger.spoil("b0", 0)
         ledger.spoil("b1", 0)
     taken = await pulsar.take([TOPIC])
     assert mark_delete(taken) == Position(3, 0)
-    assert len(taken.problems) == (trouble in {"down", "damaged"})
+    assert len(taken.problems) == (failure in {"down", "damaged"})
 
 
 async def test_bookies_that_want_other_credentials_end_the_capture(
