@@ -27,6 +27,8 @@ from offloaderd.mount.plan import AtGap, MountPlan, plan_mount
 from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.whole import whole
 
+BY_NAME = ("__change_events", "__transaction_buffer_snapshot")
+"""Begins of the names of Pulsar's own topics that hold what users need: policies of topics, aborted transactions."""
 READY, MOUNTED, BLOCKED = "ready", "mounted", "blocked"
 
 
@@ -73,8 +75,11 @@ async def prepare(
     at_gap: AtGap,
     any_retention: bool,
     captured: Captured | None = None,
+    named: Collection[TopicName] = (),
 ) -> Preparation:
     """Plan the mount of the chosen topics of a bucket, whose maps are all in `maps`, with what a capture has of them.
+
+    Of Pulsar's own topics only those of BY_NAME are mounted, where they are `named`.
 
     Raises InvalidConfig, Conflict or Transient where the cluster takes no topics, and as the stores do.
     """
@@ -88,7 +93,7 @@ async def prepare(
 
     async def one(topic: TopicName) -> Prepared:
         plan = plans[topic]
-        why = [*_reasons(plan), *_clashes(plan, in_use)]
+        why = [*_reasons(plan, is_named=topic in named), *_clashes(plan, in_use)]
         why += [found for found in [hindrances.get(f"{topic.tenant}/{topic.namespace}")] if found]
         try:
             there = await cluster.mounted_as(topic)
@@ -126,10 +131,13 @@ async def _namespaces(
     }
 
 
-def _reasons(plan: MountPlan) -> list[str]:
+def _reasons(plan: MountPlan, *, is_named: bool) -> list[str]:
     """Return why a topic cannot be mounted as it is, whatever the cluster."""
     if (system := system_reason(plan.topic)) is not None:
-        return [f"a topic of Pulsar's own is not mounted: {system}"]
+        if not plan.topic.local.startswith(BY_NAME):
+            return [f"a topic of Pulsar's own is not mounted: {system}"]
+        if not is_named:
+            return [f"a topic of Pulsar's own is mounted only where it is named: {system}"]
     if not plan.ledgers:
         return ["no ledger of it is in the bucket from its first entry on"]
     if not plan.undecided:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from offloaderd.core.clock import Clock
+    from tests.real.broker import PulsarBroker
     from tests.real.pulsar import PulsarServer
 
 TRANSACTION_SETTINGS = {"transactionCoordinatorEnabled": True, "systemTopicEnabled": True}
@@ -120,7 +121,9 @@ class TransactionalClient:
 
 
 @asynccontextmanager
-async def transactional(server: PulsarServer, directory: Path, clock: Clock) -> AsyncIterator[TransactionalClient]:
+async def transactional(
+    server: PulsarServer | PulsarBroker, directory: Path, clock: Clock
+) -> AsyncIterator[TransactionalClient]:
     """Run a JVM with a client of this Pulsar. Raises FetchFailed (no jars), InvalidConfig (no Java), ServerDied."""
     async with java_gateway(directory, clock, [f"{server_jars('pulsar')}/*"]) as gateway:
         client = TransactionalClient(gateway.java.jvm, server.service_url)

@@ -315,6 +315,7 @@ def _mounted(
                 at_gap=AtGap(at_gap),
                 any_retention=any_retention,
                 captured=await _captured(opened.objects, settings, capture),
+                named={topic for topic in chosen for pattern in patterns if pattern.topic == topic},
             )
             if write:
                 with Bars() as bars:

@@ -23,19 +23,30 @@ from tests.real.bookies import ClusterOptions, bookkeeper_cluster
 from tests.real.broker import BrokerOptions, offloaders, pulsar_broker
 from tests.real.driven import RECEIVE_MS, Driven
 from tests.real.pulsar_topics import TOPIC_SETTINGS, pulsar_client
+from tests.real.pulsar_transactions import TRANSACTION_SETTINGS, transactional
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
     from offloaderd.client import DaemonClient
+    from offloaderd.core.model import TopicName
     from tests.real.bookies import BookKeeperCluster
     from tests.real.broker import PulsarBroker
+    from tests.real.pulsar_transactions import TransactionalClient
     from tests.servers import S3Server
 
 CLOCK = SystemClock()
 KINDS = ("unbatched", "batched", "batched zstd", "keyed", "chunked")
 COUNT = 60
+COORDINATED = {
+    **TOPIC_SETTINGS,
+    **TRANSACTION_SETTINGS,
+    "topicLevelPoliciesEnabled": True,
+    "transactionBufferSnapshotMaxTransactionCount": 1,
+    "transactionBufferSnapshotMinTimeInMillis": 100,
+}
+OWN = ("__change_events", "__transaction_buffer_snapshot")
 SUBSCRIPTION = "billing & more"
 UNKNOWN = "unknown-source"
 SHORT_IDS_END = 2**31
@@ -52,18 +63,33 @@ def place_of(message: Message) -> tuple[int, int]:
 
 
 @asynccontextmanager
-async def empty_cluster(directory: Path, site: Site) -> AsyncIterator[tuple[BookKeeperCluster, PulsarBroker]]:
-    """Run a ZooKeeper, two bookies and a broker that know no topic; its ledgers have ids above those of the bucket."""
+async def cluster_of_its_own(
+    directory: Path, settings: Mapping[str, object], before_broker: Callable[[BookKeeperCluster], Awaitable[None]]
+) -> AsyncIterator[tuple[BookKeeperCluster, PulsarBroker]]:
+    """Run a ZooKeeper, two bookies and a broker that know no topic; do something before the broker starts."""
     for name in ("bookies", "broker"):
         (directory / name).mkdir(parents=True)
     await asyncio.to_thread(offloaders, directory / "broker")
     async with bookkeeper_cluster(ClusterOptions(directory=directory / "bookies", bookies=2), CLOCK) as cluster:
+        await before_broker(cluster)
+        options = BrokerOptions(directory=directory / "broker", cluster=cluster, name="new", settings=settings)
+        async with pulsar_broker(options, CLOCK) as broker:
+            yield cluster, broker
+
+
+@asynccontextmanager
+async def empty_cluster(
+    directory: Path, site: Site, settings: Mapping[str, object] = TOPIC_SETTINGS
+) -> AsyncIterator[tuple[BookKeeperCluster, PulsarBroker]]:
+    """Run a cluster whose ledgers have ids above those of the bucket."""
+
+    async def raised(cluster: BookKeeperCluster) -> None:
         site.settings["bookkeeper"] = {"servers": cluster.zookeeper}
         code, said, _ = await ran(site, "offloaderd", "mount", "raise-ids")
         assert code == 0, said
-        options = BrokerOptions(directory=directory / "broker", cluster=cluster, name="new", settings=TOPIC_SETTINGS)
-        async with pulsar_broker(options, CLOCK) as broker:
-            yield cluster, broker
+
+    async with cluster_of_its_own(directory, settings, raised) as found:
+        yield found
 
 
 def follower(directory: Path, cluster: BookKeeperCluster, s3: S3Server, bucket: str, name: str) -> Site:
@@ -256,3 +282,81 @@ async def test_a_cluster_that_lost_everything_reads_on_under_the_old_ids(
 
         code, said = await mount(site, "undo", new, "--yes")
         assert (code, "it has subscriptions" in said) == (1, True)
+
+
+async def coordinated(broker: PulsarBroker, cluster: str) -> None:
+    """Make what `pulsar initialize-transaction-coordinator-metadata` makes, with one coordinator."""
+    tenant = {"allowedClusters": [cluster], "adminRoles": []}
+    assert await broker.put("tenants/pulsar", tenant) in {204, 409}
+    assert await broker.put("namespaces/pulsar/system", {"replication_clusters": [cluster]}) in {204, 409}
+    assert await broker.put("persistent/pulsar/system/transaction_coordinator_assign/partitions", 1) in {204, 409}
+
+
+async def all_offloaded(daemon: DaemonProcess, topics: Sequence[TopicName]) -> None:
+    """Wait until the bucket has all of topics that were unloaded."""
+    async with daemon.client() as client, asyncio.timeout(PATIENCE_S):
+        for topic in topics:
+            while True:
+                found = (await client.status(topic)).topics
+                if found and found[0].offloaded.entry_id >= 0 and not found[0].lag_entries:
+                    break
+                await CLOCK.sleep(0.2)
+
+
+async def test_policies_of_topics_and_aborted_transactions_come_up_where_they_are_named(
+    tmp_path: Path, s3_server: S3Server, s3_bucket: str
+) -> None:
+    """Brokers keep both in topics of their own, one of each a namespace."""
+    kept, gone = [b"kept %d" % number for number in range(20)], [b"gone"] * 20
+
+    async def nothing(_: BookKeeperCluster) -> None:
+        pass
+
+    async with cluster_of_its_own(tmp_path / "old", COORDINATED, nothing) as (bookkeeper, broker):
+        (name,) = await broker.get("clusters")
+        await coordinated(broker, name)
+        site = follower(tmp_path, bookkeeper, s3_server, s3_bucket, CLOCK.uuid().hex)
+        async with DaemonProcess(site) as daemon:
+            await daemon.serving()
+            old = Driven(broker, bookkeeper, daemon.address)
+            topics = [old.topic, *(replace(old.topic, local=one) for one in OWN)]
+            await old.create()
+            await old.offload()
+            async with transactional(broker, tmp_path, CLOCK) as client:
+                await asyncio.to_thread(in_transactions, client, str(old.topic), kept, gone)
+                assert [one.data for one in await asyncio.to_thread(client.receive, str(old.topic), len(kept))] == kept
+            assert await broker.send("POST", f"{old.path}/maxConsumers", 7) == 204
+            async with daemon.client() as api:
+                for topic in topics:
+                    await api.enable(topic)
+            assert await broker.put(f"namespaces/public/{old.namespace}/unload") == 204
+            await all_offloaded(daemon, topics)
+            code, said, _ = await ran(site, "offloadctl", "metadata", "capture")
+            assert code == 0, said
+
+    reading = Site.at(tmp_path, "127.0.0.1:1", s3_server, s3_bucket)
+    reading.cluster, reading.daemon_id = site.cluster, "reader"
+    reading.settings["daemon"] = {"read_only": True}
+    async with (
+        empty_cluster(tmp_path / "new", reading, COORDINATED) as (cluster, broker),
+        DaemonProcess(reading) as reader,
+    ):
+        await reader.serving()
+        new = Driven(broker, cluster, reader.address, namespace=old.namespace)
+        await coordinated(broker, name)
+        code, said = await mount(reading, "apply", new, *map(str, topics[1:]))
+        assert code == 0, said
+        await new.offload()
+        async with transactional(broker, tmp_path, CLOCK) as client:
+            assert [one.data for one in await asyncio.to_thread(client.receive, str(new.topic), len(kept))] == kept
+        assert await broker.get(f"{new.path}/maxConsumers") == 7
+
+
+def in_transactions(client: TransactionalClient, topic: str, kept: Sequence[bytes], gone: Sequence[bytes]) -> None:
+    """Send messages of a transaction that is aborted before and behind those of one that is committed."""
+    half = len(gone) // 2
+    with client.producer(topic) as producer:
+        for contents, end in ((gone[:half], client.abort), (kept, client.commit), (gone[half:], client.abort)):
+            transaction = client.begin()
+            producer.send(contents, transaction)
+            end(transaction)

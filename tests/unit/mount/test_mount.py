@@ -487,3 +487,21 @@ async def test_topics_of_pulsar_itself_are_not_mounted() -> None:
     found = await prepare(rig.store, cluster, maps, [own], at_gap=AtGap.SKIP, any_retention=True)
     assert found.topics[0].state == BLOCKED
     assert found.topics[0].plan.end == Position(0, 9)
+
+
+async def test_of_pulsars_own_topics_those_that_users_need_are_mounted_where_they_are_named() -> None:
+    """Policies of topics, and what was aborted; a pattern of a namespace does not choose them."""
+    rig, target = await offloaded_topic(10), await Target().made()
+    own = [replace(TOPIC, local=name) for name in ("__change_events", "__transaction_buffer_snapshot_segments")]
+    never = replace(TOPIC, local="t-s__transaction_pending_ack")
+    maps = {one: replace((await maps_of(rig))[TOPIC], topic=one) for one in (*own, never)}
+
+    async def states(*named: TopicName) -> list[str]:
+        found = await prepare(
+            rig.store, target.cluster(), maps, list(maps), at_gap=AtGap.SKIP, any_retention=True, named=named
+        )
+        return [one.state for one in found.topics if one.plan.topic in named or not named]
+
+    assert await states() == [BLOCKED] * 3
+    assert await states(*own) == [READY] * 2
+    assert await states(never) == [BLOCKED]
