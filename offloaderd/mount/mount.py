@@ -1,10 +1,11 @@
 """A mount: plans for the topics of a bucket, compared with a cluster's metadata, and written into it."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from offloaderd.core.aio import each
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import (
     Archived,
     BucketMissing,
@@ -17,6 +18,7 @@ from offloaderd.core.errors import (
 )
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.managed_ledgers import system_reason
+from offloaderd.core.retry import retried
 from offloaderd.format import manifest_bytes
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.topic_map.map import TopicMap
@@ -72,15 +74,17 @@ async def prepare(
     maps: Mapping[TopicName, TopicMap],
     chosen: Collection[TopicName],
     *,
+    unread: Callable[[TopicName], Sequence[str]],
     at_gap: AtGap,
     any_retention: bool,
+    clock: Clock,
     captured: Captured | None = None,
     named: Collection[TopicName] = (),
 ) -> Preparation:
     """Plan the mount of the chosen topics of a bucket, whose maps are all in `maps`, with what a capture has of them.
 
-    Of Pulsar's own topics only those of BY_NAME are mounted, where they are `named`.
-
+    `unread` returns segments of a topic that cannot be read, and that may be anywhere in it (`BucketTopics.unread`). Of
+    Pulsar's own topics only those of BY_NAME are mounted, where they are `named`.
     Raises InvalidConfig, Conflict or Transient where the cluster takes no topics, and as the stores do.
     """
     await cluster.check()
@@ -93,7 +97,8 @@ async def prepare(
 
     async def one(topic: TopicName) -> Prepared:
         plan = plans[topic]
-        why = [*_reasons(plan, is_named=topic in named), *_clashes(plan, in_use)]
+        unknown = unread(topic) if at_gap is AtGap.REFUSE else ()
+        why = [*_reasons(plan, unknown, is_named=topic in named), *_clashes(plan, in_use)]
         why += [found for found in [hindrances.get(f"{topic.tenant}/{topic.namespace}")] if found]
         try:
             there = await cluster.mounted_as(topic)
@@ -105,7 +110,7 @@ async def prepare(
                 return Prepared(plan=plan, state=BLOCKED if why else MOUNTED, why=tuple(why))
         if not why:
             try:
-                index_max = await _index_max(objects, plan.ledgers[-1].last)
+                index_max = await retried(partial(_index_max, objects, plan.ledgers[-1].last), clock=clock)
                 properties = captured.properties(topic) if captured is not None else {}
                 content = encode_list(plan, placeholder=placeholder, index_max=index_max, properties=properties)
                 subscriptions = captured.subscriptions(plan) if captured is not None else NONE
@@ -131,22 +136,23 @@ async def _namespaces(
     }
 
 
-def _reasons(plan: MountPlan, *, is_named: bool) -> list[str]:
-    """Return why a topic cannot be mounted as it is, whatever the cluster."""
+def _reasons(plan: MountPlan, unread: Sequence[str], *, is_named: bool) -> list[str]:
+    """Return why a topic cannot be mounted as it is, whatever the cluster. Reasons of gaps name what is `unread`."""
     if (system := system_reason(plan.topic)) is not None:
         if not plan.topic.local.startswith(BY_NAME):
             return [f"a topic of Pulsar's own is not mounted: {system}"]
         if not is_named:
             return [f"a topic of Pulsar's own is mounted only where it is named: {system}"]
+    gaps = [f"entries {gap} are in no readable segment ({gap.why})" for gap in plan.gaps]
     if not plan.ledgers:
-        return ["no ledger of it is in the bucket from its first entry on"]
-    if not plan.undecided:
-        return []
-    missing = [f"entries {gap} are in no readable segment ({gap.why})" for gap in plan.gaps]
-    if plan.left_out:
+        return ["no ledger of it is in the bucket from its first entry on", *gaps]
+    missing = gaps if plan.undecided else []
+    if plan.undecided and plan.left_out:
         part, reason = plan.left_out[0]
         missing.append(f"{plan.entries_left_out} entries of the bucket would not come up, first {part.range}: {reason}")
-    return [*missing, f"decide with --at-gap {AtGap.SKIP} or --at-gap {AtGap.STOP}"]
+    if not plan.gaps:
+        missing += [f"its newest entries may be missing: {text}" for text in unread]
+    return [*missing, f"decide with --at-gap {AtGap.SKIP} or --at-gap {AtGap.STOP}"] if missing else []
 
 
 async def _in_use(cluster: TargetCluster, plans: Collection[MountPlan]) -> set[int]:
@@ -216,7 +222,7 @@ async def apply(
         try:
             await cluster.write(one.plan.topic, one.content, one.subscriptions.nodes)
         except (Conflict, InvalidInput, NoSpace) as error:
-            problems.append(str(error))
+            problems.append(f"{one.plan.topic}: {error}")
             return
         written.append(one.plan.topic)
         progress(len(written))

@@ -165,6 +165,12 @@ class BucketTopics:
         found = self._topics.get(topic)
         return found.map if found is not None else None
 
+    def unread(self, topic: TopicName) -> tuple[str, ...]:
+        """Return which segments of a topic cannot be read and are at unknown positions: a gap need not show them."""
+        found = self._topics.get(topic)
+        problems = found.problems if found is not None else ()
+        return tuple(one.text for one in problems if one.blocks and one.entries is None)
+
     async def topic_map(self, topic: TopicName) -> TopicMap:
         """Return the map, at most `head_s` old while the store answers. Raises Transient before the first listing."""
         self._check_listed()

@@ -17,6 +17,7 @@ COMMANDS = LazyCommands(
     {
         "check:check_config": "Check the settings and show them.",
         "check:doctor": "Try everything the daemon needs, and say what to do.",
+        "drill:drill": "Prove that the bucket's topics would come up again.",
         "serve:health": "Ask the daemon on this machine whether it is alive.",
         "mount:mount": "Bring topics up in another cluster out of the bucket.",
         "rebuild:rebuild": "Rebuild the metadata from the bucket alone.",

@@ -255,12 +255,12 @@ async def _cluster(settings: "Settings") -> AsyncIterator[TargetCluster]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
-    """Both stores of a mount, and the maps of all topics in the bucket. `unread`: what of it cannot be read."""
+    """Both stores of a mount, and the topics of the bucket with their maps."""
 
     objects: SegmentStore
     cluster: TargetCluster
+    topics: BucketTopics
     maps: Mapping[TopicName, TopicMap]
-    unread: Sequence[str]
 
     @classmethod
     async def on(cls, stack: AsyncExitStack, settings: "Settings") -> Self:
@@ -274,7 +274,7 @@ class _Opened:
         maps = {topic: found for topic in topics.topics if (found := topics.known(topic)) is not None}
         if not maps:
             raise InvalidInput(f"no topic of cluster {settings.daemon.cluster!r} in the bucket", hint=CLUSTER_HINT)
-        return cls(objects=objects, cluster=cluster, maps=maps, unread=[one.text for one in topics.problems])
+        return cls(objects=objects, cluster=cluster, topics=topics, maps=maps)
 
 
 async def _captured(objects: SegmentStore, settings: "Settings", name: str) -> Captured | None:
@@ -312,10 +312,12 @@ def _mounted(
                 opened.cluster,
                 opened.maps,
                 chosen,
+                unread=opened.topics.unread,
                 at_gap=AtGap(at_gap),
                 any_retention=any_retention,
                 captured=await _captured(opened.objects, settings, capture),
                 named={topic for topic in chosen for pattern in patterns if pattern.topic == topic},
+                clock=clock,
             )
             if write:
                 with Bars() as bars:
@@ -325,7 +327,7 @@ def _mounted(
             prepared=prepared,
             written=set(written),
             problems=problems,
-            unread=opened.unread,
+            unread=[one.text for one in opened.topics.problems],
             applied=write,
             seconds=seconds,
         )

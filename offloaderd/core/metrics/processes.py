@@ -1,10 +1,11 @@
-"""Metrics of a parent of several processes, which are on its page beside those of its processes."""
+"""Metrics of a parent of several processes, which are on its page beside those of its processes; a list of all."""
 
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
 from offloaderd.core.metrics.captures import CaptureMetrics
+from offloaderd.core.metrics.drills import RestoreDrillMetrics
 from offloaderd.core.metrics.families import OPEN, Documented, Families, counter, gauge
 from offloaderd.core.metrics.metrics import Metrics
 
@@ -24,6 +25,6 @@ class ProcessMetrics(Families):
 
 
 def all_documented() -> Sequence[Documented]:
-    """Return the metrics of a daemon, of captures, then those of a parent of several, in the order of declaration."""
-    kinds = (Metrics, CaptureMetrics, ProcessMetrics)
+    """Return the metrics of a daemon, of captures, of several processes, and of drills, in the order of declaration."""
+    kinds = (Metrics, CaptureMetrics, ProcessMetrics, RestoreDrillMetrics)
     return [one for kind in kinds for one in kind(CollectorRegistry()).documented()]

@@ -148,6 +148,20 @@ def unpacked_bytes(payload: bytes, *, content_bytes_max: int = CONTENT_BYTES_MAX
     return size + MESSAGE_BYTES * max(0, min(batch, content_bytes_max // MESSAGE_BYTES))
 
 
+def message_count(payload: bytes) -> int:
+    """Return the number of messages of an entry, as its producer's metadata state it; nothing is unpacked.
+
+    A message in chunks counts with its last one, a broker's marker not at all, and any other bytes are one message.
+    """
+    try:
+        metadata, _ = _client_part(broker_entry.without_head(payload))
+    except (CorruptData, Undecodable):
+        return 1
+    if metadata.HasField("marker_type") or metadata.chunk_id < metadata.num_chunks_from_msg - 1:
+        return 0
+    return max(1, metadata.num_messages_in_batch)
+
+
 def _client_part(payload: bytes) -> tuple[pb.MessageMetadata, bytes]:
     """Return the producer's metadata and content. Raises Undecodable, CorruptData."""
     if payload.startswith(CHECKSUM):

@@ -29,6 +29,8 @@ from tests.unit.rigs.owned import offloaded_topic
 from tests.unit.rigs.rig import TOPIC
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.testing.faults import Plan
     from tests.unit.rigs.rig import Rig
@@ -81,11 +83,31 @@ async def maps_of(rig: Rig) -> dict[TopicName, TopicMap]:
     return {topic: found for topic in topics.topics if (found := topics.known(topic)) is not None}
 
 
-async def prepared(rig: Rig, cluster: TargetCluster, *, any_retention: bool = False) -> Preparation:
+def nothing(_: TopicName) -> tuple[str, ...]:
+    """Nothing of any topic is unread."""
+    return ()
+
+
+async def prepared(
+    rig: Rig,
+    cluster: TargetCluster,
+    *,
+    any_retention: bool = False,
+    unread: Callable[[TopicName], Sequence[str]] = nothing,
+) -> Preparation:
     """Plan the mount of all topics of the bucket, and of partitions with the same segments."""
     maps = await maps_of(rig)
     maps |= {one: replace(maps[TOPIC], topic=one) for one in PARTITIONS}
-    return await prepare(rig.store, cluster, maps, list(maps), at_gap=AtGap.REFUSE, any_retention=any_retention)
+    return await prepare(
+        rig.store,
+        cluster,
+        maps,
+        list(maps),
+        unread=unread,
+        at_gap=AtGap.REFUSE,
+        any_retention=any_retention,
+        clock=rig.clock,
+    )
 
 
 async def mounted(rig: Rig, target: Target, plan: Plan | None = None) -> list[str]:
@@ -446,7 +468,7 @@ async def test_a_list_that_no_node_holds_stops_no_other_topic() -> None:
         return NoSpace("the list is too large") if (path, when) == (LIST, "before") else None
 
     written, problems = await apply(target.cluster(full), found, lambda _: None)
-    assert (len(written), problems) == (3, ["the list is too large"])
+    assert (len(written), problems) == (3, [f"{TOPIC}: the list is too large"])
 
 
 async def test_long_ids_of_the_bucket_get_longer_ones_above() -> None:
@@ -478,13 +500,26 @@ async def test_what_is_no_cluster_takes_no_topics() -> None:
         await prepared(rig, moving.cluster())
 
 
+async def test_a_segment_that_cannot_be_read_and_may_be_the_newest_is_decided_by_an_operator() -> None:
+    """Its entries are behind all that is known, where no gap shows them."""
+    rig, target = await offloaded_topic(10), await Target().made()
+    damage = {TOPIC: ["segment 7: corrupt data"]}
+    found = await prepared(rig, target.cluster(), unread=lambda topic: damage.get(topic, []))
+    first, second = next(one.why for one in found.topics if one.plan.topic == TOPIC)
+    assert first == "its newest entries may be missing: segment 7: corrupt data"
+    assert second == "decide with --at-gap skip or --at-gap stop"
+    assert {one.state for one in found.topics if one.plan.topic != TOPIC} == {READY}
+
+
 async def test_topics_of_pulsar_itself_are_not_mounted() -> None:
     """Transactions and load balancing of another cluster are no good here."""
     rig, target = await offloaded_topic(10), await Target().made()
     own = TopicName("pulsar", "system", "transaction_coordinator_assign")
     maps = {own: replace((await maps_of(rig))[TOPIC], topic=own)}
     cluster = target.cluster()
-    found = await prepare(rig.store, cluster, maps, [own], at_gap=AtGap.SKIP, any_retention=True)
+    found = await prepare(
+        rig.store, cluster, maps, [own], unread=nothing, at_gap=AtGap.SKIP, any_retention=True, clock=rig.clock
+    )
     assert found.topics[0].state == BLOCKED
     assert found.topics[0].plan.end == Position(0, 9)
 
