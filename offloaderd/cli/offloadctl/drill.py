@@ -28,7 +28,7 @@ from offloaderd.drill.scratch import Scratch
 @options.common
 def drill(session: Session, *, apply: bool, output: Path | None, word: str | None, config: Path | None) -> int:
     """Run a separate daemon on the bucket and the ZooKeeper of the settings, inject faults into both, and check the
-    promises P1 to P10.
+    promises P1 to P10. Whether the topics in the bucket would come up again is `offloaderd drill restore`.
 
     It takes about a minute and 25 MB. All keys are below a prefix, and all nodes below the name of a cluster, that no
     other daemon uses; both are deleted at the end. Proxies on this machine inject the faults, and only the drill uses

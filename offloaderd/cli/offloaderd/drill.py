@@ -16,6 +16,7 @@ from offloaderd.core.clock import Clock, SystemClock
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.daemon import log
 from offloaderd.daemon.settings import Settings
+from offloaderd.daemon.stores import sites
 from offloaderd.drill.restore import BYTES_READ, Found, Reading, RestoreDrill, Wish
 from offloaderd.drill.restore_report import RestoreReport, last_success, write_metrics
 from offloaderd.mount.plan import AtGap
@@ -113,7 +114,7 @@ async def _tried(config: Path | None, standalone: Path | None, wish: Wish, metri
             write(None)
             raise
         write(found)
-        return RestoreReport(cluster=cluster, bucket=settings.objects.bucket, wish=wish, found=found)
+        return RestoreReport(cluster=cluster, bucket=sites(settings)[0].bucket, wish=wish, found=found)
 
 
 async def _run(settings: Settings, clock: Clock, wish: Wish) -> Found:

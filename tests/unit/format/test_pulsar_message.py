@@ -17,7 +17,7 @@ from offloaderd.core.model import Position
 from offloaderd.format.pb.pulsar import messages_pb2 as pb
 from offloaderd.format.pulsar import broker_entry
 from offloaderd.format.pulsar.compression import Compression
-from offloaderd.format.pulsar.messages import Joiner, Message, MessageState, decode_entry
+from offloaderd.format.pulsar.messages import Joiner, Message, MessageState, decode_entry, message_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -265,3 +265,11 @@ def test_a_joined_message_that_does_not_decompress_is_raw() -> None:
     (message,) = Joiner().take(bad)
     assert message.state is MessageState.RAW
     assert "ZSTD" in message.reason
+
+
+def test_messages_are_counted_as_their_producers_state() -> None:
+    """A batch has many, a message in chunks is one with its last chunk, a marker is none, other bytes are one."""
+    two = entry(batch((b"a", {}), (b"b", {})), num_messages_in_batch=2)
+    chunks = [entry(b"c", num_chunks_from_msg=3, chunk_id=number) for number in range(3)]
+    others = [entry(b"d"), entry(b"", marker_type=10), b"anything", entry(b"e", num_messages_in_batch=-1)]
+    assert list(map(message_count, [two, *chunks, *others])) == [2, 0, 0, 1, 1, 0, 1, 1]
