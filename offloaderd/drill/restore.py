@@ -138,8 +138,8 @@ class Found:
 
     @property
     def sound(self) -> bool:
-        """Whether every topic would come up, and everything in the bucket could be read."""
-        return not self.unread and not self.failed
+        """Whether every topic would come up, one at least, and everything in the bucket could be read."""
+        return bool(self.topics) and not self.unread and not self.failed
 
     @property
     def failed(self) -> list[TopicResult]:
@@ -162,7 +162,7 @@ class RestoreDrill:
     clock: Clock
     progress: Progress = lambda *_: None
     _seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("listing", "plan", "apply", "read"), 0.0))
-    _damaged: dict[tuple[TopicName, UUID], str] = field(default_factory=dict)
+    _damaged: dict[TopicName, dict[UUID, str]] = field(default_factory=dict)
     _to_do: set[str] = field(default_factory=set)
     _done: int = 0
     _total: int = 0
@@ -209,6 +209,7 @@ class RestoreDrill:
                 changed = [topic for topic in doubtful if self._state(topic) != before[topic]]
                 for topic in changed:
                     del found[topic]
+                    self._damaged.pop(topic, None)
                 found |= await self._tried([one for one in changed if self._topics.known(one) is not None])
         return Found(
             started_ms=started_ms,
@@ -268,10 +269,9 @@ class RestoreDrill:
 
     def _whole(self, maps: Iterable[TopicMap]) -> int:
         """Return the bytes of payload of these topics if everything is read, else the number of their ledgers."""
-        segments = [segment for one in maps for segment in one.segments]
         if self.wish.reading is Reading.ALL:
-            return sum(segment.payload_bytes for segment in segments)
-        return sum(len({part.ledger_id for part in one.slices}) for one in segments)
+            return sum(segment.payload_bytes for one in maps for segment in one.segments)
+        return sum(len({part.ledger_id for segment in one.segments for part in segment.slices}) for one in maps)
 
     def _advance(self, count: int) -> None:
         self._done += count
@@ -286,7 +286,8 @@ class RestoreDrill:
             there = await cluster.mounted_as(plan.topic)
             if there is None:
                 name = f"{plan.topic}: "
-                why += [text.removeprefix(name) for text in problems if text.startswith(name)]
+                told = [text.removeprefix(name) for text in problems if text.startswith(name)]
+                why += told or ["its list was not written"]
             else:
                 listed, placeholder = there
                 ledgers = [ledger for ledger in listed.ledgers if ledger.ledger_id < placeholder]
@@ -294,7 +295,6 @@ class RestoreDrill:
                 outcomes = await each(ledgers, read_one, in_flight_max=IN_FLIGHT[self.wish.reading])
                 read = _sum([outcome.read for outcome in outcomes])
                 why += _described([outcome.failure for outcome in outcomes if outcome.failure])
-        damaged = [text for (topic, _), text in self._damaged.items() if topic == plan.topic]
         return TopicResult(
             topic=plan.topic,
             ledgers=len(plan.ledgers),
@@ -306,7 +306,7 @@ class RestoreDrill:
             losses=plan.losses,
             why=tuple(why),
             read=read,
-            damaged=() if why else tuple(damaged),
+            damaged=() if why else tuple(self._damaged.get(plan.topic, {}).values()),
         )
 
     async def _ledger(self, topic_map: TopicMap, listed: ListedLedger) -> _Outcome:
@@ -355,7 +355,7 @@ class RestoreDrill:
         return Counts(entries, payload_bytes, messages)
 
     def _note_damage(self, topic: TopicName, segment: CommittedSegment, error: OffloaderError) -> None:
-        self._damaged[topic, segment.segment_id] = str(error)
+        self._damaged.setdefault(topic, {})[segment.segment_id] = str(error)
 
 
 def _sum(counts: Iterable[Counts]) -> Counts:

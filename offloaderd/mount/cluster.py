@@ -211,7 +211,7 @@ class TargetCluster:
         path = self._list(topic)
         cursors = (Create(f"{path}/{encode_local(name)}", node) for name, node in sorted(subscriptions.items()))
         if not await self._put(path, content, *cursors):
-            raise Conflict("it was made by others meanwhile: repeat the command")
+            raise Conflict("the topic was made by others meanwhile; repeat the command")
 
     async def write_partitions(
         self, topics: Iterable[TopicName], captured: Callable[[TopicName], int] = lambda _: 0

@@ -222,7 +222,8 @@ async def apply(
         try:
             await cluster.write(one.plan.topic, one.content, one.subscriptions.nodes)
         except (Conflict, InvalidInput, NoSpace) as error:
-            problems.append(f"{one.plan.topic}: {error}")
+            ledgers = len(one.plan.ledgers)
+            problems.append(f"{one.plan.topic}: its list of {ledgers} ledgers is not written: {error.message}")
             return
         written.append(one.plan.topic)
         progress(len(written))

@@ -98,9 +98,8 @@ async def test_a_sound_bucket_comes_up_and_is_not_written_to(reading: Reading) -
         Reading.ALL: Counts(25, size, 25),
     }
     assert one.read == expected[reading]
-    counted = {Reading.ALL: ("bytes read", sum(one.payload_bytes for one in found.topics))}
-    name, done = counted.get(reading, ("ledgers read", 6))
-    assert site.last[:2] == (name, done)
+    size = sum(one.payload_bytes for one in found.topics)
+    assert site.last == (("bytes read", size, size) if reading is Reading.ALL else ("ledgers read", 6, 6))
     assert {operation.split()[0] for operation in site.faults.asked}.isdisjoint(WRITES)
 
 
@@ -207,6 +206,12 @@ async def test_what_the_live_bucket_replaces_meanwhile_is_tried_again() -> None:
     assert next(one.end for one in found.topics if one.topic == TOPIC) == Position(8, 3)
 
 
+async def test_a_bucket_whose_topics_go_meanwhile_is_not_sound() -> None:
+    """Nothing would come up then."""
+    found = Found(started_ms=1, topics=[], system_topics=0, to_do=[], unread=[], seconds={})
+    assert not found.sound
+
+
 async def test_topics_of_pulsar_itself_fail_no_drill() -> None:
     """They are never mounted."""
     site = await Site().filled()
@@ -224,7 +229,7 @@ async def test_a_list_that_no_node_holds_fails_its_topic(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("offloaderd.mount.cluster.TargetCluster.write", refused)
     found = await (await Site().filled()).drilled(str(TOPIC))
-    assert whys(found) == {TOPIC: ("a write of 2000000 bytes is too large",)}
+    assert whys(found) == {TOPIC: ("its list of 3 ledgers is not written: a write of 2000000 bytes is too large",)}
 
 
 async def test_what_an_operator_has_to_do_besides_fails_nothing() -> None:

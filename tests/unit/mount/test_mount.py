@@ -468,7 +468,7 @@ async def test_a_list_that_no_node_holds_stops_no_other_topic() -> None:
         return NoSpace("the list is too large") if (path, when) == (LIST, "before") else None
 
     written, problems = await apply(target.cluster(full), found, lambda _: None)
-    assert (len(written), problems) == (3, [f"{TOPIC}: the list is too large"])
+    assert (len(written), problems) == (3, [f"{TOPIC}: its list of 1 ledgers is not written: the list is too large"])
 
 
 async def test_long_ids_of_the_bucket_get_longer_ones_above() -> None:
