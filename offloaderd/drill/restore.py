@@ -40,8 +40,9 @@ from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.topic_map.conversion import holders_of
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.mount import mount
+from offloaderd.mount.captured import Captured
 from offloaderd.mount.cluster import UNLIMITED, TargetCluster
-from offloaderd.mount.mount import READY, Prepared
+from offloaderd.mount.mount import READY, Bucket, Prepared
 from offloaderd.mount.plan import AtGap
 from offloaderd.objects.port import ObjectReader
 from offloaderd.read.reader import TopicReader
@@ -94,6 +95,7 @@ class Counts(NamedTuple):
 class TopicResult:
     """A topic: what would come up, why not all of it would, and what of it was read. `begin` and `end`: None for none.
 
+    `subscriptions` are those of a capture, `subscriptions_left_out` why others do not come up, by their names.
     `damaged` are objects that were not as they should be, and whose copy was read instead.
     """
 
@@ -107,6 +109,8 @@ class TopicResult:
     losses: tuple[Loss, ...]
     why: tuple[str, ...]
     read: Counts
+    subscriptions: int
+    subscriptions_left_out: Mapping[str, str]
     damaged: tuple[str, ...]
 
     @property
@@ -154,13 +158,14 @@ class Found:
 
 @dataclass(slots=True)
 class RestoreDrill:
-    """One drill on the places of the settings. `objects` is the bucket, which is only read."""
+    """One drill on the places of the settings. `objects` is the bucket, which is only read, `captured` its capture."""
 
     objects: ObjectReader
     settings: Settings
     wish: Wish
     clock: Clock
     progress: Progress = lambda *_: None
+    captured: Captured | None = None
     _seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("listing", "plan", "apply", "read"), 0.0))
     _damaged: dict[TopicName, dict[UUID, str]] = field(default_factory=dict)
     _to_do: set[str] = field(default_factory=set)
@@ -241,20 +246,14 @@ class RestoreDrill:
     async def _tried(self, topics: Collection[TopicName]) -> dict[TopicName, TopicResult]:
         """Mount topics in empty clusters, partitions of one topic in the same, and read them."""
         maps = {one: known for one in self._topics.topics if (known := self._topics.known(one)) is not None}
+        bucket = Bucket(objects=self.objects, maps=maps, unread=self._topics.unread, clock=self.clock)
         found: dict[TopicName, TopicResult] = {}
         self._done, self._total = 0, self._whole(maps[one] for one in topics)
         for batch in _batches(topics):
             cluster = await _empty_cluster(batch)
             with self._timed("plan"):
                 prepared = await mount.prepare(
-                    self.objects,
-                    cluster,
-                    maps,
-                    batch,
-                    unread=self._topics.unread,
-                    at_gap=self.wish.at_gap,
-                    any_retention=False,
-                    clock=self.clock,
+                    bucket, cluster, batch, at_gap=self.wish.at_gap, any_retention=False, captured=self.captured
                 )
             with self._timed("apply"):
                 _, problems = await mount.apply(cluster, prepared, lambda _: None)
@@ -275,7 +274,7 @@ class RestoreDrill:
 
     def _advance(self, count: int) -> None:
         self._done += count
-        self.progress(BYTES_READ if self.wish.reading is Reading.ALL else "ledgers read", self._done, self._total)
+        self.progress(BYTES_READ if self.wish.reading is Reading.ALL else "ledgers", self._done, self._total)
 
     async def _result(
         self, cluster: TargetCluster, maps: Mapping[TopicName, TopicMap], problems: Sequence[str], one: Prepared
@@ -306,6 +305,8 @@ class RestoreDrill:
             losses=plan.losses,
             why=tuple(why),
             read=read,
+            subscriptions=len(one.subscriptions.nodes),
+            subscriptions_left_out=one.subscriptions.left_out,
             damaged=() if why else tuple(self._damaged.get(plan.topic, {}).values()),
         )
 

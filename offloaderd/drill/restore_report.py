@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from offloaderd import __version__
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.metrics.drills import RestoreDrillMetrics
-from offloaderd.core.units import age, number, plural, size
+from offloaderd.core.units import age, moment, number, plural, size
 from offloaderd.drill.restore import Counts, Found, Reading, TopicResult, Wish
 
 CLUSTER = "pulsar_cluster"
@@ -34,18 +34,20 @@ class Totals:
     messages: int | None
     payload_bytes: int
     entries_left_out: int
+    subscriptions: int
     entries_read: int
     payload_bytes_read: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreReport:
-    """The report of a drill of `cluster` in `bucket`."""
+    """The report of a drill of `cluster` in `bucket`; `captured_ms` is the time of the capture that was used."""
 
     cluster: str
     bucket: str
     wish: Wish
     found: Found
+    captured_ms: int | None = None
 
     def totals(self) -> "Totals":
         """Return the numbers of what would come up, and of what was read."""
@@ -60,6 +62,7 @@ class RestoreReport:
             messages=_sum(one.read for one in topics).messages if self.wish.reading is Reading.ALL else None,
             payload_bytes=sum(one.payload_bytes for one in topics),
             entries_left_out=sum(one.entries_left_out for one in topics),
+            subscriptions=sum(one.subscriptions for one in topics),
             entries_read=read.entries,
             payload_bytes_read=read.payload_bytes,
         )
@@ -75,6 +78,7 @@ class RestoreReport:
             "bucket": self.bucket,
             "read": self.wish.reading.value,
             "at_gap": self.wish.at_gap.value,
+            "captured_ms": self.captured_ms,
             **asdict(self.totals()),
             "system_topics_left_out": found.system_topics,
             "seconds": {name: round(seconds, 3) for name, seconds in found.seconds.items()},
@@ -83,8 +87,8 @@ class RestoreReport:
             "unread": list(found.unread),
         }
 
-    def markdown(self, moment: str) -> str:
-        """Return the report as Markdown; `moment` is its start as text."""
+    def markdown(self) -> str:
+        """Return the report as Markdown."""
         found, totals = self.found, self.totals()
         verdict = "Every topic would come up." if found.sound else "NOT EVERYTHING WOULD COME UP: see below."
         messages = "not counted, as entries may hold several; --read all counts them"
@@ -95,28 +99,38 @@ class RestoreReport:
             "entries": f"{number(totals.entries)}, {size(totals.payload_bytes)} of payload",
             "messages": number(totals.messages) if totals.messages is not None else messages,
             "entries of these topics that would stay in the bucket": number(totals.entries_left_out),
+            "subscriptions": self._subscriptions(totals.subscriptions),
             "read": READ[self.wish.reading],
             "read in all": f"{plural(totals.entries_read, 'entry', 'entries')}, {size(totals.payload_bytes_read)}",
             "time": self._times(),
         }
         failures = [f"{one.topic}: {why}" for one in found.failed for why in one.why]
+        left_out = [
+            f"{one.topic}: {name}: {why}" for one in found.topics for name, why in one.subscriptions_left_out.items()
+        ]
         if found.system_topics:
             facts["topics of Pulsar itself, which are never mounted"] = number(found.system_topics)
         return "\n".join([
             f"# Drill of a restore: {self.cluster}",
             "",
-            f"{moment} UTC, offloaderd {__version__}, bucket {self.bucket}. {verdict}",
+            f"{moment(found.started_ms)} UTC, offloaderd {__version__}, bucket {self.bucket}. {verdict}",
             "",
             *(f"- {name}: {text}" for name, text in facts.items()),
             *_section("Topics that would not come up", failures),
             *_section("Unread in the bucket, of whatever topic", found.unread),
             *_section("To do besides", found.to_do),
+            *_section("Subscriptions that would not come up", left_out),
             *_section(
                 "Damaged, and read from the copy in the mirror",
                 [f"{one.topic}: {text}" for one in found.topics for text in one.damaged],
             ),
             "",
         ])  # fmt: skip
+
+    def _subscriptions(self, count: int) -> str:
+        if self.captured_ms is None:
+            return "none, as no capture was used"
+        return f"{number(count)}, as the capture of {moment(self.captured_ms)} has them"
 
     def _times(self) -> str:
         seconds = self.found.seconds
@@ -136,6 +150,8 @@ def _row(one: TopicResult) -> Mapping[str, object]:
         "end": str(one.end) if one.end is not None else None,
         "entries_left_out": one.entries_left_out,
         "losses": len(one.losses),
+        "subscriptions": one.subscriptions,
+        "subscriptions_left_out": dict(one.subscriptions_left_out),
         "entries_read": one.read.entries,
         "damaged": list(one.damaged),
     }

@@ -19,6 +19,7 @@ from offloaderd.core.errors import (
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.managed_ledgers import system_reason
 from offloaderd.core.retry import retried
+from offloaderd.core.units import plural
 from offloaderd.format import manifest_bytes
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.topic_map.map import TopicMap
@@ -68,28 +69,37 @@ def newest_ledger(maps: Iterable[TopicMap]) -> int:
     return max((one.segments[-1].end.ledger_id for one in maps if one.segments), default=0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """What a mount reads: objects, and the maps of all their topics.
+
+    `unread` returns segments of a topic that cannot be read, and that may be anywhere in it (`BucketTopics.unread`).
+    """
+
+    objects: ObjectReader
+    maps: Mapping[TopicName, TopicMap]
+    unread: Callable[[TopicName], Sequence[str]]
+    clock: Clock
+
+
 async def prepare(
-    objects: ObjectReader,
+    bucket: Bucket,
     cluster: TargetCluster,
-    maps: Mapping[TopicName, TopicMap],
     chosen: Collection[TopicName],
     *,
-    unread: Callable[[TopicName], Sequence[str]],
     at_gap: AtGap,
     any_retention: bool,
-    clock: Clock,
     captured: Captured | None = None,
     named: Collection[TopicName] = (),
 ) -> Preparation:
-    """Plan the mount of the chosen topics of a bucket, whose maps are all in `maps`, with what a capture has of them.
+    """Plan the mount of chosen topics of a bucket, with what a capture has of them.
 
-    `unread` returns segments of a topic that cannot be read, and that may be anywhere in it (`BucketTopics.unread`). Of
-    Pulsar's own topics only those of BY_NAME are mounted, where they are `named`.
+    Of Pulsar's own topics only those of BY_NAME are mounted, where they are `named`.
     Raises InvalidConfig, Conflict or Transient where the cluster takes no topics, and as the stores do.
     """
     await cluster.check()
-    placeholder = await cluster.placeholder(newest_ledger(maps.values()))
-    plans = {topic: plan_mount(maps[topic], at_gap) for topic in chosen}
+    placeholder = await cluster.placeholder(newest_ledger(bucket.maps.values()))
+    plans = {topic: plan_mount(bucket.maps[topic], at_gap) for topic in chosen}
     in_use = await _in_use(cluster, plans.values())
     names = {f"{topic.tenant}/{topic.namespace}" for topic in chosen}
     namespaces = await _namespaces(cluster, names, captured) if captured is not None else {}
@@ -97,8 +107,8 @@ async def prepare(
 
     async def one(topic: TopicName) -> Prepared:
         plan = plans[topic]
-        unknown = unread(topic) if at_gap is AtGap.REFUSE else ()
-        why = [*_reasons(plan, unknown, is_named=topic in named), *_clashes(plan, in_use)]
+        unread = bucket.unread(topic) if at_gap is AtGap.REFUSE else ()
+        why = [*_reasons(plan, unread, is_named=topic in named), *_clashes(plan, in_use)]
         why += [found for found in [hindrances.get(f"{topic.tenant}/{topic.namespace}")] if found]
         try:
             there = await cluster.mounted_as(topic)
@@ -110,7 +120,8 @@ async def prepare(
                 return Prepared(plan=plan, state=BLOCKED if why else MOUNTED, why=tuple(why))
         if not why:
             try:
-                index_max = await retried(partial(_index_max, objects, plan.ledgers[-1].last), clock=clock)
+                read_index = partial(_index_max, bucket.objects, plan.ledgers[-1].last)
+                index_max = await retried(read_index, clock=bucket.clock)
                 properties = captured.properties(topic) if captured is not None else {}
                 content = encode_list(plan, placeholder=placeholder, index_max=index_max, properties=properties)
                 subscriptions = captured.subscriptions(plan) if captured is not None else NONE
@@ -222,8 +233,8 @@ async def apply(
         try:
             await cluster.write(one.plan.topic, one.content, one.subscriptions.nodes)
         except (Conflict, InvalidInput, NoSpace) as error:
-            ledgers = len(one.plan.ledgers)
-            problems.append(f"{one.plan.topic}: its list of {ledgers} ledgers is not written: {error.message}")
+            ledgers = plural(len(one.plan.ledgers), "ledger")
+            problems.append(f"{one.plan.topic}: its list of {ledgers} is not written: {error.message}")
             return
         written.append(one.plan.topic)
         progress(len(written))

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
-from offloaderd.cli import show
+from offloaderd.cli import captures, show
+from offloaderd.cli.captures import CAPTURE
 from offloaderd.cli.offloaderd.mount import AT_GAP
 from offloaderd.cli.options import Parsed
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.cli.progress import Bars
-from offloaderd.cli.settings import CONFIG, STANDALONE, served
+from offloaderd.cli.settings import CONFIG, settings_at
 from offloaderd.core.clock import Clock, SystemClock
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.daemon import log
@@ -19,6 +20,7 @@ from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.stores import sites
 from offloaderd.drill.restore import BYTES_READ, Found, Reading, RestoreDrill, Wish
 from offloaderd.drill.restore_report import RestoreReport, last_success, write_metrics
+from offloaderd.mount.captured import Captured
 from offloaderd.mount.plan import AtGap
 from offloaderd.objects.opening import bucket_store
 
@@ -41,7 +43,6 @@ def drill() -> None:
 @drill.command()
 @click.argument("patterns", metavar="[TOPIC|PATTERN]...", nargs=-1, type=Parsed("pattern", TopicPattern.parse))
 @CONFIG
-@STANDALONE
 @click.option(
     "--read",
     "reading",
@@ -51,6 +52,7 @@ def drill() -> None:
     help="What is read of each ledger: nothing; the first and the last entry in each segment; everything.",
 )
 @AT_GAP
+@CAPTURE
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the report (Markdown) there.")
 @click.option(
     "--metrics-file",
@@ -62,9 +64,9 @@ def restore(
     *,
     patterns: Sequence[TopicPattern],
     config: Path | None,
-    standalone: Path | None,
     reading: str,
     at_gap: str,
+    capture: str,
     output: Path | None,
     metrics_file: Path | None,
     as_json: bool,
@@ -86,8 +88,8 @@ def restore(
     """
     log.configure("critical")
     wish = Wish(patterns=patterns, reading=Reading(reading), at_gap=AtGap(at_gap))
-    report = asyncio.run(_tried(config, standalone, wish, metrics_file))
-    text = report.markdown(show.moment(report.found.started_ms))
+    report = asyncio.run(_tried(settings_at(config, None), wish, capture, metrics_file))
+    text = report.markdown()
     if output is not None:
         output.write_text(text, encoding="utf-8")
     if as_json:
@@ -97,27 +99,25 @@ def restore(
     return OK if report.found.sound else FAILED
 
 
-async def _tried(config: Path | None, standalone: Path | None, wish: Wish, metrics_file: Path | None) -> RestoreReport:
+async def _tried(settings: Settings, wish: Wish, capture: str, metrics_file: Path | None) -> RestoreReport:
     """Run the drill, and write its metrics, also if it is broken off by an error. Raises what prevents it."""
-    async with served(config, standalone) as settings:
-        clock, cluster = SystemClock(), settings.daemon.cluster
-        succeeded_s = last_success(metrics_file, cluster) if metrics_file is not None else 0.0
+    clock, cluster = SystemClock(), settings.daemon.cluster
+    succeeded_s = last_success(metrics_file, cluster) if metrics_file is not None else 0.0
 
-        def write(found: Found | None) -> None:
-            if metrics_file is not None:
-                now_s = clock.wall_ms() / 1000
-                write_metrics(metrics_file, cluster, found, now_s=now_s, succeeded_s=succeeded_s)
+    def write(found: Found | None) -> None:
+        if metrics_file is not None:
+            write_metrics(metrics_file, cluster, found, now_s=clock.wall_ms() / 1000, succeeded_s=succeeded_s)
 
-        try:
-            found = await _run(settings, clock, wish)
-        except Exception:
-            write(None)
-            raise
-        write(found)
-        return RestoreReport(cluster=cluster, bucket=sites(settings)[0].bucket, wish=wish, found=found)
+    try:
+        report = await _run(settings, clock, wish, capture)
+    except Exception:
+        write(None)
+        raise
+    write(report.found)
+    return report
 
 
-async def _run(settings: Settings, clock: Clock, wish: Wish) -> Found:
+async def _run(settings: Settings, clock: Clock, wish: Wish, capture: str) -> RestoreReport:
     with Bars() as bars:
 
         def progress(name: str, done: int, total: int) -> None:
@@ -126,4 +126,12 @@ async def _run(settings: Settings, clock: Clock, wish: Wish) -> Found:
             bars.show(name, said, done, total or None, step=step)
 
         async with bucket_store(settings.objects, clock) as objects:
-            return await RestoreDrill(objects, settings, wish, clock, progress).run()
+            chosen = await captures.chosen(objects, settings, capture)
+            captured = Captured(chosen) if chosen is not None else None
+            return RestoreReport(
+                cluster=settings.daemon.cluster,
+                bucket=sites(settings)[0].bucket,
+                wish=wish,
+                found=await RestoreDrill(objects, settings, wish, clock, progress, captured).run(),
+                captured_ms=captured.taken_ms if captured is not None else None,
+            )

@@ -1,7 +1,7 @@
 """`offloaderd mount`: bring topics up in another cluster out of the bucket."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from math import inf
@@ -23,12 +23,11 @@ from offloaderd.core.model import Loss, TopicName
 from offloaderd.core.names.patterns import TopicPattern, partitioned_topic
 from offloaderd.daemon import log
 from offloaderd.daemon.stores import sites
-from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.mount import mount as work
 from offloaderd.mount.captured import Captured
 from offloaderd.mount.cluster import TargetCluster, Undone
-from offloaderd.mount.mount import BLOCKED, Preparation, Prepared
+from offloaderd.mount.mount import BLOCKED, Bucket, Preparation, Prepared
 from offloaderd.mount.plan import AtGap
 from offloaderd.mount.schemas import SchemaAdmin, restored
 from offloaderd.objects.opening import bucket_store
@@ -94,7 +93,7 @@ def raise_ids(*, config: Path | None, as_json: bool) -> int:
         async with AsyncExitStack() as stack:
             opened = await _Opened.on(stack, settings_at(config, None))
             await opened.cluster.check()
-            newest = work.newest_ledger(opened.maps.values())
+            newest = work.newest_ledger(opened.bucket.maps.values())
             placeholder = await opened.cluster.placeholder(newest)
             return newest, placeholder + 1, await opened.cluster.raise_ids(placeholder)
 
@@ -260,7 +259,7 @@ class _Opened:
     objects: SegmentStore
     cluster: TargetCluster
     topics: BucketTopics
-    maps: Mapping[TopicName, TopicMap]
+    bucket: Bucket
 
     @classmethod
     async def on(cls, stack: AsyncExitStack, settings: "Settings") -> Self:
@@ -274,7 +273,8 @@ class _Opened:
         maps = {topic: found for topic in topics.topics if (found := topics.known(topic)) is not None}
         if not maps:
             raise InvalidInput(f"no topic of cluster {settings.daemon.cluster!r} in the bucket", hint=CLUSTER_HINT)
-        return cls(objects=objects, cluster=cluster, topics=topics, maps=maps)
+        bucket = Bucket(objects=objects, maps=maps, unread=topics.unread, clock=clock)
+        return cls(objects=objects, cluster=cluster, topics=topics, bucket=bucket)
 
 
 async def _captured(objects: SegmentStore, settings: "Settings", name: str) -> Captured | None:
@@ -302,22 +302,19 @@ def _mounted(
         problems: Sequence[str] = ()
         async with AsyncExitStack() as stack:
             opened = await _Opened.on(stack, settings)
-            chosen = [topic for topic in opened.maps if any(pattern.matches(topic) for pattern in patterns)]
+            chosen = [topic for topic in opened.bucket.maps if any(pattern.matches(topic) for pattern in patterns)]
             if not chosen:
                 raise InvalidInput(
                     f"no topic of cluster {settings.daemon.cluster!r} in the bucket matches", hint=CLUSTER_HINT
                 )
             prepared = await work.prepare(
-                opened.objects,
+                opened.bucket,
                 opened.cluster,
-                opened.maps,
                 chosen,
-                unread=opened.topics.unread,
                 at_gap=AtGap(at_gap),
                 any_retention=any_retention,
                 captured=await _captured(opened.objects, settings, capture),
                 named={topic for topic in chosen for pattern in patterns if pattern.topic == topic},
-                clock=clock,
             )
             if write:
                 with Bars() as bars:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd.capture.records import Capture, Key, Kind, cursor_value
 from offloaderd.core.errors import Denied, InvalidInput, NoSpace, Transient
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.patterns import TopicPattern
@@ -14,6 +15,8 @@ from offloaderd.daemon.settings import check
 from offloaderd.drill import restore
 from offloaderd.drill.restore import Counts, Found, Reading, RestoreDrill, Wish
 from offloaderd.drill.restore_report import RestoreReport
+from offloaderd.ledgers.pulsar.cursors import Cursor
+from offloaderd.mount.captured import Captured
 from offloaderd.mount.plan import AtGap
 from offloaderd.objects import keys
 from offloaderd.testing.faults import Faults, FaultyStore
@@ -46,6 +49,7 @@ class Site(Ground):
         super().__post_init__()
         self.faults = Faults()
         self.given = settings()
+        self.captured: Captured | None = None
         for operation in WRITES:
             self.faults.fail(operation, AssertionError(f"{operation} in a bucket that is only to be read"), times=-1)
 
@@ -62,7 +66,7 @@ class Site(Ground):
         """Run a drill."""
         wish = Wish(patterns=[*map(TopicPattern.parse, patterns)], reading=reading, at_gap=at_gap)
         store = FaultyStore(self.memory, self.faults)
-        return await RestoreDrill(store, self.given, wish, LoopClock(), self.progress).run()
+        return await RestoreDrill(store, self.given, wish, LoopClock(), self.progress, self.captured).run()
 
     def progress(self, name: str, done: int, total: int) -> None:
         """Keep the last progress."""
@@ -99,7 +103,7 @@ async def test_a_sound_bucket_comes_up_and_is_not_written_to(reading: Reading) -
     }
     assert one.read == expected[reading]
     size = sum(one.payload_bytes for one in found.topics)
-    assert site.last == (("bytes read", size, size) if reading is Reading.ALL else ("ledgers read", 6, 6))
+    assert site.last == (("bytes read", size, size) if reading is Reading.ALL else ("ledgers", 6, 6))
     assert {operation.split()[0] for operation in site.faults.asked}.isdisjoint(WRITES)
 
 
@@ -212,6 +216,20 @@ async def test_a_bucket_whose_topics_go_meanwhile_is_not_sound() -> None:
     assert not found.sound
 
 
+async def test_subscriptions_come_up_out_of_a_capture() -> None:
+    """And those that do not are told; no drill fails for them, as none of their entries is missing."""
+    site = await Site().filled()
+    cursor = cursor_value(Cursor(mark_delete=Position(3, 4)))
+    records: dict[Key, object] = {(Kind.SUBSCRIPTION, str(TOPIC), name): cursor for name in ("billing", "__compaction")}
+    site.captured = Captured(Capture(cluster=CLUSTER, deployment_id="", taken_ms=5, records=records))
+    found = await site.drilled()
+    one = next(one for one in found.topics if one.topic == TOPIC)
+    assert (found.sound, one.subscriptions, list(one.subscriptions_left_out)) == (True, 1, ["__compaction"])
+    report = RestoreReport(cluster=CLUSTER, bucket=BUCKET, wish=Wish(), found=found, captured_ms=5)
+    assert "- subscriptions: 1, as the capture of 1970-01-01 00:00:00 has them\n" in report.markdown()
+    assert f"## Subscriptions that would not come up\n\n- {TOPIC}: __compaction: " in report.markdown()
+
+
 async def test_topics_of_pulsar_itself_fail_no_drill() -> None:
     """They are never mounted."""
     site = await Site().filled()
@@ -223,7 +241,7 @@ async def test_topics_of_pulsar_itself_fail_no_drill() -> None:
 async def test_a_list_that_no_node_holds_fails_its_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     """The nodes of a drill have the limits of ZooKeeper's."""
 
-    async def refused(_: object, topic: TopicName, __: bytes) -> None:
+    async def refused(_: object, topic: TopicName, *__: object) -> None:
         if topic == TOPIC:
             raise NoSpace("a write of 2000000 bytes is too large")
 
@@ -278,12 +296,12 @@ async def test_the_report_has_figures_reasons_and_times() -> None:
     document = report.document()
     figures = ("sound", "topics", "topics_failed", "partitioned_topics", "ledgers", "entries", "messages")
     assert [document[name] for name in figures] == [False, 3, 1, 1, 3, 6, 6]
-    text = report.markdown("2026-11-28 20:00:00")
+    text = report.markdown()
     assert "NOT EVERYTHING WOULD COME UP" in text
     assert "- topics that would come up: 3 of 4, with those of 1 partitioned topic\n" in text
     assert f"## Topics that would not come up\n\n- {TOPIC}: ledger 3: corrupt data" in text
     sound = RestoreReport(
         cluster=CLUSTER, bucket=BUCKET, wish=Wish(), found=await site.drilled(f"{TOPIC.tenant}/{TOPIC.namespace}/parts")
     )
-    assert "Every topic would come up." in sound.markdown("now")
+    assert "Every topic would come up." in sound.markdown()
     assert sound.document()["messages"] is None

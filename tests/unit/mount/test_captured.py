@@ -17,10 +17,20 @@ from offloaderd.ledgers.pulsar.cursors import Cursor, decode_node, encode_node
 from offloaderd.ledgers.pulsar.managed_ledger import decode
 from offloaderd.mount.captured import RETENTION, Captured, fitted
 from offloaderd.mount.lists import MOUNTED
-from offloaderd.mount.mount import BLOCKED, READY, Preparation, apply, prepare
+from offloaderd.mount.mount import BLOCKED, READY, Bucket, Preparation, apply, prepare
 from offloaderd.mount.plan import AtGap, MountedLedger, MountPlan
 from offloaderd.testing.faults import Faults
-from tests.unit.mount.test_mount import ALL, LIST, NAMESPACE, PARTITIONED, PARTITIONS, POLICIES, Target, maps_of
+from tests.unit.mount.test_mount import (
+    ALL,
+    LIST,
+    NAMESPACE,
+    PARTITIONED,
+    PARTITIONS,
+    POLICIES,
+    Target,
+    maps_of,
+    nothing,
+)
 from tests.unit.rigs.owned import offloaded_topic
 from tests.unit.rigs.rig import TOPIC
 
@@ -137,9 +147,8 @@ async def prepared(rig: Rig, cluster: TargetCluster, captured: Captured, *more: 
     """Plan the mount of the topic, and of `more`."""
     maps = await maps_of(rig)
     maps |= {one: replace(maps[TOPIC], topic=one) for one in more}
-    return await prepare(
-        rig.store, cluster, maps, list(maps), at_gap=AtGap.REFUSE, any_retention=False, captured=captured
-    )
+    bucket = Bucket(objects=rig.store, maps=maps, unread=nothing, clock=rig.clock)
+    return await prepare(bucket, cluster, list(maps), at_gap=AtGap.REFUSE, any_retention=False, captured=captured)
 
 
 async def test_a_topic_comes_up_with_its_subscriptions_and_properties() -> None:

@@ -18,7 +18,7 @@ from offloaderd.format.pb.pulsar import ml_data_formats_pb2 as pb
 from offloaderd.ledgers.pulsar.managed_ledger import decode
 from offloaderd.mount.cluster import TargetCluster
 from offloaderd.mount.lists import INDEX
-from offloaderd.mount.mount import BLOCKED, MOUNTED, READY, Preparation, apply, prepare
+from offloaderd.mount.mount import BLOCKED, MOUNTED, READY, Bucket, Preparation, apply, prepare
 from offloaderd.mount.plan import AtGap
 from offloaderd.testing.faults import Faults, FaultyMetadata
 from offloaderd.testing.memory.metadata import MemoryTree
@@ -98,16 +98,8 @@ async def prepared(
     """Plan the mount of all topics of the bucket, and of partitions with the same segments."""
     maps = await maps_of(rig)
     maps |= {one: replace(maps[TOPIC], topic=one) for one in PARTITIONS}
-    return await prepare(
-        rig.store,
-        cluster,
-        maps,
-        list(maps),
-        unread=unread,
-        at_gap=AtGap.REFUSE,
-        any_retention=any_retention,
-        clock=rig.clock,
-    )
+    bucket = Bucket(objects=rig.store, maps=maps, unread=unread, clock=rig.clock)
+    return await prepare(bucket, cluster, list(maps), at_gap=AtGap.REFUSE, any_retention=any_retention)
 
 
 async def mounted(rig: Rig, target: Target, plan: Plan | None = None) -> list[str]:
@@ -468,7 +460,7 @@ async def test_a_list_that_no_node_holds_stops_no_other_topic() -> None:
         return NoSpace("the list is too large") if (path, when) == (LIST, "before") else None
 
     written, problems = await apply(target.cluster(full), found, lambda _: None)
-    assert (len(written), problems) == (3, [f"{TOPIC}: its list of 1 ledgers is not written: the list is too large"])
+    assert (len(written), problems) == (3, [f"{TOPIC}: its list of 1 ledger is not written: the list is too large"])
 
 
 async def test_long_ids_of_the_bucket_get_longer_ones_above() -> None:
@@ -517,9 +509,8 @@ async def test_topics_of_pulsar_itself_are_not_mounted() -> None:
     own = TopicName("pulsar", "system", "transaction_coordinator_assign")
     maps = {own: replace((await maps_of(rig))[TOPIC], topic=own)}
     cluster = target.cluster()
-    found = await prepare(
-        rig.store, cluster, maps, [own], unread=nothing, at_gap=AtGap.SKIP, any_retention=True, clock=rig.clock
-    )
+    bucket = Bucket(objects=rig.store, maps=maps, unread=nothing, clock=rig.clock)
+    found = await prepare(bucket, cluster, [own], at_gap=AtGap.SKIP, any_retention=True)
     assert found.topics[0].state == BLOCKED
     assert found.topics[0].plan.end == Position(0, 9)
 
