@@ -83,7 +83,8 @@ def metrics_page() -> str:
         "# Metrics",
         "",
         "Generated from the code by `make docs`. Served on `/metrics`; those with a `topic` label "
-        "alone on `/metrics/topics`; those of drills in [a file](restore-drill.md#regularly). With several processes all have the label `process`. "
+        "alone on `/metrics/topics`; those of drills in [a file](restore-drill.md#regularly). With "
+        "several processes all have the label `process`. "
         "Besides these there are the usual `process_*` and `python_gc_*`. A label's values "
         "are given where the set is closed. Those that were renamed are exposed under [their old names]"
         "(upgrade.md#names-that-changed-in-this-release) as well.",
