@@ -27,7 +27,7 @@ from offloaderd.core.clock import Clock
 from offloaderd.core.errors import BucketMissing, CorruptData, Denied, InvalidInput, NotFound, OffloaderError
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Loss, Position, TopicName
-from offloaderd.core.names.managed_ledgers import ROOT, system_reason
+from offloaderd.core.names.managed_ledgers import ROOT
 from offloaderd.core.names.patterns import TopicPattern, partitioned_topic
 from offloaderd.core.read_options import ReadPriority
 from offloaderd.daemon.components import reader_options
@@ -130,7 +130,7 @@ class _Outcome(NamedTuple):
 class Found:
     """The result of a drill. `to_do`: what an operator has to do besides, `unread`: objects that cannot be read.
 
-    `system_topics` are topics of Pulsar itself, which are never mounted. `seconds` by part: listing, plan, apply, read.
+    `system_topics` are topics of Pulsar itself that are never mounted. `seconds` by part: listing, plan, apply, read.
     """
 
     started_ms: int
@@ -200,7 +200,7 @@ class RestoreDrill:
         async with self._reader:
             await self._list()
             matching = [one for one in self._topics.topics if self._is_wanted(one)]
-            chosen = [one for one in matching if system_reason(one) is None]
+            chosen = [one for one in matching if not mount.own_reason(one, is_named=True)]
             if not chosen:
                 raise InvalidInput(
                     f"no topic of cluster {self.settings.daemon.cluster!r} in the bucket matches",
@@ -253,7 +253,13 @@ class RestoreDrill:
             cluster = await _empty_cluster(batch)
             with self._timed("plan"):
                 prepared = await mount.prepare(
-                    bucket, cluster, batch, at_gap=self.wish.at_gap, any_retention=False, captured=self.captured
+                    bucket,
+                    cluster,
+                    batch,
+                    at_gap=self.wish.at_gap,
+                    any_retention=False,
+                    captured=self.captured,
+                    named=batch,
                 )
             with self._timed("apply"):
                 _, problems = await mount.apply(cluster, prepared, lambda _: None)

@@ -147,13 +147,20 @@ async def _namespaces(
     }
 
 
+def own_reason(topic: TopicName, *, is_named: bool) -> str:
+    """Return why a topic of Pulsar's own is not mounted; empty for one that is, and for users' topics."""
+    system = system_reason(topic)
+    if system is None or (is_named and topic.local.startswith(BY_NAME)):
+        return ""
+    if topic.local.startswith(BY_NAME):
+        return f"a topic of Pulsar's own is mounted only where it is named: {system}"
+    return f"a topic of Pulsar's own is not mounted: {system}"
+
+
 def _reasons(plan: MountPlan, unread: Sequence[str], *, is_named: bool) -> list[str]:
     """Return why a topic cannot be mounted as it is, whatever the cluster. Reasons of gaps name what is `unread`."""
-    if (system := system_reason(plan.topic)) is not None:
-        if not plan.topic.local.startswith(BY_NAME):
-            return [f"a topic of Pulsar's own is not mounted: {system}"]
-        if not is_named:
-            return [f"a topic of Pulsar's own is mounted only where it is named: {system}"]
+    if own := own_reason(plan.topic, is_named=is_named):
+        return [own]
     gaps = [f"entries {gap} are in no readable segment ({gap.why})" for gap in plan.gaps]
     if not plan.ledgers:
         return ["no ledger of it is in the bucket from its first entry on", *gaps]

@@ -522,10 +522,10 @@ async def test_of_pulsars_own_topics_those_that_users_need_are_mounted_where_the
     never = replace(TOPIC, local="t-s__transaction_pending_ack")
     maps = {one: replace((await maps_of(rig))[TOPIC], topic=one) for one in (*own, never)}
 
+    bucket = Bucket(objects=rig.store, maps=maps, unread=nothing, clock=rig.clock)
+
     async def states(*named: TopicName) -> list[str]:
-        found = await prepare(
-            rig.store, target.cluster(), maps, list(maps), at_gap=AtGap.SKIP, any_retention=True, named=named
-        )
+        found = await prepare(bucket, target.cluster(), list(maps), at_gap=AtGap.SKIP, any_retention=True, named=named)
         return [one.state for one in found.topics if one.plan.topic in named or not named]
 
     assert await states() == [BLOCKED] * 3
