@@ -284,12 +284,18 @@ async def test_a_cluster_that_lost_everything_reads_on_under_the_old_ids(
         assert (code, "it has subscriptions" in said) == (1, True)
 
 
-async def coordinated(broker: PulsarBroker, cluster: str) -> None:
+async def coordinated(broker: PulsarBroker, bookkeeper: BookKeeperCluster, cluster: str) -> None:
     """Make what `pulsar initialize-transaction-coordinator-metadata` makes, with one coordinator."""
     tenant = {"allowedClusters": [cluster], "adminRoles": []}
     assert await broker.put("tenants/pulsar", tenant) in {204, 409}
     assert await broker.put("namespaces/pulsar/system", {"replication_clusters": [cluster]}) in {204, 409}
-    assert await broker.put("persistent/pulsar/system/transaction_coordinator_assign/partitions", 1) in {204, 409}
+    path = "/admin/partitioned-topics/pulsar/system/persistent/transaction_coordinator_assign"
+
+    def make() -> None:
+        with bookkeeper.zookeeper_client() as client:
+            client.create(path, b'{"partitions": 1}', makepath=True)
+
+    await asyncio.to_thread(make)
 
 
 async def all_offloaded(daemon: DaemonProcess, topics: Sequence[TopicName]) -> None:
@@ -314,7 +320,7 @@ async def test_policies_of_topics_and_aborted_transactions_come_up_where_they_ar
 
     async with cluster_of_its_own(tmp_path / "old", COORDINATED, nothing) as (bookkeeper, broker):
         (name,) = await broker.get("clusters")
-        await coordinated(broker, name)
+        await coordinated(broker, bookkeeper, name)
         site = follower(tmp_path, bookkeeper, s3_server, s3_bucket, CLOCK.uuid().hex)
         async with DaemonProcess(site) as daemon:
             await daemon.serving()
@@ -343,7 +349,7 @@ async def test_policies_of_topics_and_aborted_transactions_come_up_where_they_ar
     ):
         await reader.serving()
         new = Driven(broker, cluster, reader.address, namespace=old.namespace)
-        await coordinated(broker, name)
+        await coordinated(broker, cluster, name)
         code, said = await mount(reading, "apply", new, *map(str, topics[1:]))
         assert code == 0, said
         await new.offload()
