@@ -18,6 +18,7 @@ from offloaderd.cli.offloaderd.__main__ import main
 from offloaderd.core.clock import SystemClock
 from offloaderd.daemon import stores
 from offloaderd.ledgers.embedded.store import EmbeddedLedgers
+from offloaderd.metadata.zookeeper import store as zookeeper_store
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.objects.azure import store as azure_store
 from offloaderd.objects.gcs import store as gcs_store
@@ -183,6 +184,7 @@ if __name__ == "__main__":
         mock.patch.object(azure_store, "AzureStore", killable(azure_store.AzureStore)),
         mock.patch.object(gcs_store, "GcsStore", killable(gcs_store.GcsStore)),
         mock.patch.object(stores, "ZooKeeperStore", KillableMetadata),
+        mock.patch.object(zookeeper_store, "ZooKeeperStore", KillableMetadata),  # commands import it when they run
         mock.patch.object(stores, "EmbeddedLedgers", KillableLedgers),
     ):
         main()
