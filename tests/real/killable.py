@@ -41,16 +41,20 @@ MIDWAY_S = 0.002
 
 
 async def around(label: str, request: Coroutine[Any, Any, T]) -> T:
-    """Send a request, unless this process is to end before; end it on the way or afterwards if it is to."""
+    """Send a request, unless this process is to end before; end it on the way or afterwards if it is to.
+
+    An error is an answer as well.
+    """
     if not point.is_reached(label):
         return await request
     if point.moment == "before":
         die()
     if point.moment == "midway":
         return await on_its_way(request)
-    result = await request
-    die()
-    return result
+    try:
+        return await request
+    finally:
+        die()
 
 
 async def on_its_way(request: Coroutine[Any, Any, T]) -> T:
@@ -61,9 +65,11 @@ async def on_its_way(request: Coroutine[Any, Any, T]) -> T:
         die()
 
     async with asyncio.TaskGroup() as group:
-        sent = group.create_task(request)
-        group.create_task(end())
-    return sent.result()
+        ending = group.create_task(end())
+        try:
+            return await request
+        finally:
+            await ending
 
 
 def die() -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import Histogram, generate_latest
 
 from offloaderd.core.health import Health
+from offloaderd.core.metrics.captures import CaptureMetrics
+from offloaderd.core.metrics.drills import RestoreDrillMetrics
 from offloaderd.core.metrics.families import (
     BYTES_BUCKETS,
     ENTRIES_BUCKETS,
@@ -21,7 +23,7 @@ from offloaderd.core.metrics.families import (
     Families,
 )
 from offloaderd.core.metrics.metrics import Metrics, watch_loop
-from offloaderd.core.metrics.processes import ProcessMetrics
+from offloaderd.core.metrics.processes import ProcessMetrics, all_documented
 from offloaderd.segment.settings import OffloadSettings
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS, PACKAGE = ROOT / "docs", ROOT / "offloaderd"
-OPEN_LABELS = {"topic", "namespace", "operation", "code", "version", "revision"}
+OPEN_LABELS = {"topic", "namespace", "operation", "code", "version", "revision", "process", "pulsar_cluster"}
 OPEN_LABELS |= {f"grpc_{name}" for name in ("type", "service", "method", "code")}
 
 
@@ -41,9 +43,10 @@ def names_on(metrics: Families) -> set[str]:
 
 
 def test_the_documentation_has_every_metric_and_no_other() -> None:
-    """Names in docs/metrics.md and names on the registries of a daemon and of a parent are the same set."""
+    """Names in docs/metrics.md and names on the registries of all programs are the same set."""
     documented = set(re.findall(r"^\| `(\w+)` \|", (DOCS / "metrics.md").read_text(), re.MULTILINE))
-    assert documented == names_on(Metrics()) | names_on(ProcessMetrics())
+    kinds = (Metrics, CaptureMetrics, ProcessMetrics, RestoreDrillMetrics)
+    assert documented == set().union(*(names_on(kind()) for kind in kinds))
     assert len(documented) > 50
 
 
@@ -54,7 +57,7 @@ def test_an_attribute_is_called_like_its_metric() -> None:
         assert hasattr(metrics, name.removeprefix("offloaderd_").removesuffix("_total")), name
 
 
-@pytest.mark.parametrize("metric", Metrics(CollectorRegistry()).documented(), ids=lambda metric: metric.name)
+@pytest.mark.parametrize("metric", all_documented(), ids=lambda metric: metric.name)
 def test_names_and_labels_keep_the_rules(metric: Documented) -> None:
     """Prefix, _total exactly for counters, base units, a help text with a full stop, and only known open labels."""
     name, kind, text, labels = metric
@@ -81,8 +84,7 @@ def literal_labels(source: Path) -> Iterator[tuple[str, str, str]]:
 def test_the_code_uses_no_label_value_that_is_not_declared() -> None:
     """A value outside its closed set would start late, and be missing in the documentation."""
     closed = {
-        metric.name.removeprefix("offloaderd_").removesuffix("_total"): metric.labels
-        for metric in Metrics().documented()
+        metric.name.removeprefix("offloaderd_").removesuffix("_total"): metric.labels for metric in all_documented()
     }
     used = [(path, *found) for path in PACKAGE.rglob("*.py") for found in literal_labels(path)]
     assert len(used) > 5

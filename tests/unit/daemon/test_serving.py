@@ -58,7 +58,10 @@ HELD_BY_POLICIES = {
     "retention.kind": "retention",
     "retention.size_bytes": "retention_bytes",
 }
-ASKED_FOR_WHEN_NEEDED = {"gc.interval_s", "gc.mode", "shutdown.drain_s", "placement.impaired_s"}
+ASKED_FOR_WHEN_NEEDED = {
+    *("capture.enabled", "capture.interval_s", "capture.keep"),
+    *("gc.interval_s", "gc.mode", "shutdown.drain_s", "placement.impaired_s"),
+}
 """By the daemon itself, of the settings that hold."""
 
 _all_levels = standard_levels
