@@ -107,6 +107,30 @@ async def test_a_part_that_arrived_is_not_sent_again() -> None:
     assert faults.fired == 2
 
 
+async def test_a_part_of_which_the_store_has_other_bytes_is_sent_again() -> None:
+    """What it has under that number was not sent now: as many bytes, stored by a request of before or damaged."""
+    rig = Rig(policy=RollPolicy(segment_bytes_max=1 << 30, segment_age_max_s=3600))
+    rig.objects = store = OtherBytesOnce(rig.clock, part_bytes_min=1)
+    await offloaded(rig)
+    assert store.sent == CALLS["upload_part"] + 1
+    assert rig.metrics.segments.labels(state="failed")._value.get() == 0
+
+
+class OtherBytesOnce(MemoryStore):
+    """Has other bytes in place of the first part that is sent, and does not answer."""
+
+    sent = 0
+
+    async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
+        """See MultipartStore."""
+        self.sent += 1
+        if self.sent > 1:
+            return await super().upload_part(key, upload_id, part_number, pieces)
+        data = b"".join(pieces)
+        await super().upload_part(key, upload_id, part_number, (bytes([*data[:-1], data[-1] ^ 1]),))
+        raise OutcomeUnknown("it hung up")
+
+
 async def test_an_upload_that_is_gone_is_known_although_no_answer_comes() -> None:
     """The store hangs up on every part of an upload it does not have: the segment begins anew under another id."""
     rig = Rig(policy=RollPolicy(segment_bytes_max=1 << 30, segment_age_max_s=3600))
