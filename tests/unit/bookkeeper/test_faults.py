@@ -233,6 +233,16 @@ async def test_a_bad_copy_is_counted_and_read_elsewhere(bench: Bench, shape: Sha
     assert bench.clock.monotonic() == 0
 
 
+@pytest.mark.parametrize("at", [11, 14, 20], ids=["second", "middle", "last"])
+async def test_a_read_in_place_of_a_bad_copy_ends_where_the_range_ends(bench: Bench, at: int) -> None:
+    """The entries behind the range are on the other bookie as well, and may not be confirmed."""
+    ledger = await bench.ledger()
+    ledger.spoil("b0", at)
+    bench.bookies.avoided = {"b1"}
+    assert await bench.read(10, 20, batch_bytes=1 << 20) == ledger.payloads[10:21]
+    assert bench.counted("bookie_bad_entries") == 1
+
+
 async def test_a_bookie_that_lacks_one_entry_is_asked_at_once_for_another(bench: Bench) -> None:
     """It counts against an entry that a bookie lacks it or has a bad copy of it, never against those behind it."""
     ledger = await bench.ledger()
