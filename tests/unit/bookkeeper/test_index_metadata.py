@@ -51,9 +51,11 @@ def test_open_ledger() -> None:
 
 
 def test_order_of_a_java_hash_map() -> None:
-    """Known orders: small tables, one that has grown, and letters beyond one unit of UTF-16."""
+    """Known orders: small tables, one just before and one after it has grown, and letters beyond one unit of UTF-16."""
     assert hash_map_order(["application", "component", "pulsar/managed-ledger"]) == ORDER
     assert hash_map_order(["b", "a", "Aa", "BB"]) == ["Aa", "BB", "a", "b"], "Aa and BB have the same hash"
+    full = hash_map_order([f"{number}" for number in range(12)])
+    assert full == ["0", "11", *(f"{number}" for number in range(1, 11))], "a table of 16 buckets, as full as it gets"
     grown = hash_map_order([f"{number}" for number in range(13)])
     assert grown == ["11", "12", *(f"{number}" for number in range(11))], "a table of 32 buckets"
     assert hash_map_order(["\U0001f600"]) == ["\U0001f600"]
