@@ -304,6 +304,22 @@ async def test_a_read_that_waits_for_room_ends_with_its_need() -> None:
     assert tailing.metrics.source_entries._value.get() == 6
 
 
+async def test_what_was_pushed_is_not_read_from_the_source_as_well() -> None:
+    """Only the entries that were declined are read, up to those behind them; each is held, and counted, once."""
+    tailing = Tailing()
+    await tailing.source.append(TOPIC, payloads(10))
+    tailing.decline(0, 4, 2)
+    tailing.push(0, 6, 4)
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        running = group.create_task(tailing.tailer.run())
+        await until(lambda: Position(0, 9) in tailing.held())
+        running.cancel()
+    assert tailing.held() == [Position(0, at) for at in range(4, 10)]
+    assert tailing.metrics.source_entries._value.get() == 2
+    entries, _ = tailing.buffer.pending_after(LEFT)
+    assert entries == 6
+
+
 async def test_who_reads_the_source_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic at rest is suspended: its entries would not be read on."""
     tailing, reading, read = Tailing(), asyncio.Event(), asyncio.Event()
