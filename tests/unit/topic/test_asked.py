@@ -99,6 +99,7 @@ def test_what_is_asked_includes_history() -> None:
     for worker, done in ((Worker.DAEMON, False), (Worker.JOB, True)):
         current = replace(live, history=a_plan(worker=worker))
         assert reached(current, Position(2, 9)) is done
+        assert reached(current, Position(2, 0)) is done, "the first live entry"
         assert not reached(current, Position(1, 3))
         assert reached(replace(current, history=a_plan(worker=worker, done_ms=5)), Position(2, 9))
 
