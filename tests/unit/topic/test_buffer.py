@@ -472,3 +472,14 @@ def test_what_is_pushed_of_a_later_ledger_waits_for_the_source_to_say_that_it_is
         _, buffer, _ = make(resume=Position(1, 4), rereadable=rereadable)
         assert buffer.offer(entries(3, 0, 2)) is OfferResult.ACCEPTED
         assert len(taken(buffer, Position(1, 4))) == (0 if rereadable else 2)
+
+
+@pytest.mark.parametrize("rereadable", [False, True])
+def test_offers_continue_behind_a_commit_that_is_beyond_the_last_of_them(rereadable: bool) -> None:
+    """An earlier owner had taken more: who pushes is told so, and what is committed is not taken once more."""
+    _, buffer, _ = make(resume=Position(1, 3), rereadable=rereadable)
+    assert buffer.offer(entries(1, 4, 2)) is OfferResult.ACCEPTED
+    buffer.release(Position(1, 9))
+    assert buffer.last_offered == Position(1, 9)
+    assert buffer.offer(entries(1, 6, 4)) is OfferResult.NOT_CONSECUTIVE
+    assert buffer.offer(entries(1, 10, 1)) is OfferResult.ACCEPTED
