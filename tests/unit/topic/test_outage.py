@@ -220,7 +220,7 @@ async def test_what_is_not_protected_is_told_from_begin_to_end() -> None:
 
 
 async def test_an_outage_ends_though_entries_keep_coming() -> None:
-    """It is over once what had come when the store was back is stored, however much came since."""
+    """It is over once what had come when the store was back the last time is stored, however much came since."""
     rig, _ = faulty_rig()
     await appended(rig, 1)
     async with rig.engine() as engine:
@@ -238,6 +238,15 @@ async def test_an_outage_ends_though_entries_keep_coming() -> None:
         assert unprotected(12, 4) == 8
         assert unprotected(30, 11) == 19, "one entry of the outage is not stored"
         assert unprotected(50, 12) == 0
+        tracker.record(Denied("no"), "put")
+        assert unprotected(59, 50) == 9
+        tracker.clear("put")
+        assert unprotected(60, 50) == 10
+        tracker.record(Denied("no"), "put")
+        assert unprotected(80, 55) == 25
+        tracker.clear("put")
+        assert unprotected(90, 60) == 30, "what had come when the store was back the last time"
+        assert unprotected(95, 90) == 0
 
 
 def sample(rig: Rig, name: str, **labels: str) -> float | None:
