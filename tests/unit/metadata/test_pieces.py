@@ -207,6 +207,21 @@ def test_segments_at_the_edges_of_pieces_are_exchanged_like_any_other(length: in
         twins.remove()
 
 
+def test_a_new_piece_has_a_number_that_no_other_has() -> None:
+    """Also once the oldest pieces are gone: as many as there are then is the number of one that is there."""
+    twins = _Twins()
+    for _ in range(30):
+        twins.commit(1, behind=True, over=False)
+    twins.cut()
+    first = min(twins.pieced.contexts[5].pieces)
+    while first in twins.pieced.contexts[5].pieces:
+        twins.remove()
+    before = set(twins.pieced.contexts[5].pieces)
+    while twins.pieced.contexts[5].pieces.keys() == before:
+        twins.commit(1, behind=True, over=False)
+    assert twins.pieced.contexts[5].pieces.keys() > before
+
+
 def test_a_release_that_knows_no_pieces_refuses_the_node() -> None:
     """It never takes it for a ledger with fewer segments: the format says so, and goes when the pieces have gone."""
     _, current = _cut(_many(30))
