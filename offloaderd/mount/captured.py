@@ -6,7 +6,7 @@ mount ends before a position, the subscription goes on at the end of what came u
 
 import json
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,9 @@ REPLICATOR = "pulsar.repl."
 """Begin of the names of replicators' cursors (replicatorPrefix in broker.conf)."""
 UNLIMITED = -1
 RETENTION = {"retentionTimeInMinutes": UNLIMITED, "retentionSizeInMB": UNLIMITED}
+FIRST = {"message_ttl_in_seconds": 0, "subscription_expiration_time_minutes": 0, "backlog_quota_map": {}}
+"""Limits of a namespace, without a limit. Its brokers would acknowledge entries, and delete subscriptions, that are old
+only because the cluster was away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,36 +88,46 @@ class Captured:
         found = self._schemas.get(str(topic), {})
         return {int(version): schema_of(value) for version, value in found.items() if version.isdecimal()}
 
-    def policies(self, namespace: str, clusters: Collection[str]) -> bytes:
-        """Return the node of a namespace in a cluster with these clusters' names: retention has no limit at first."""
+    def policies(self, namespace: str, cluster: str) -> bytes:
+        """Return the node of a namespace in a cluster of this name: retention and other limits have none at first.
+
+        It is replicated to no other cluster. Brokers delete the topics of a namespace that lacks their own cluster
+        (PersistentTopic.checkReplication).
+        """
         found = dict(self.namespaces[namespace])
-        found["replication_clusters"] = _here(found.get("replication_clusters"), clusters)
-        found["retention_policies"] = RETENTION
+        found |= {name: value for name, value in FIRST.items() if found.get(name)}
+        found |= {"retention_policies": RETENTION, "replication_clusters": [cluster]}
+        if found.get("allowed_clusters"):
+            found["allowed_clusters"] = [cluster]
         return json.dumps(found).encode()
 
-    def tenant(self, tenant: str, clusters: Collection[str]) -> bytes:
-        """Return the node of a tenant."""
+    def tenant(self, tenant: str, cluster: str) -> bytes:
+        """Return the node of a tenant in a cluster of this name."""
         found = self._tenants.get(tenant)
         found = dict(found) if isinstance(found, dict) else {"adminRoles": []}
-        found["allowedClusters"] = _here(found.get("allowedClusters"), clusters)
-        return json.dumps(found).encode()
+        return json.dumps({**found, "allowedClusters": [cluster]}).encode()
 
-    def retention_todo(self, namespace: str) -> str:
-        """Return how the retention of a namespace becomes what it was."""
-        found = self.namespaces[namespace].get("retention_policies")
-        if found == RETENTION:
-            return ""
-        command = f"pulsar-admin namespaces remove-retention {namespace}"
-        if isinstance(found, dict):
-            minutes, mib = found.get("retentionTimeInMinutes"), found.get("retentionSizeInMB")
-            command = f"pulsar-admin namespaces set-retention {namespace} --time {minutes}m --size {mib}M"
-        return f"{namespace} was made with unlimited retention; once its consumers go on: {command}"
-
-
-def _here(names: Any, clusters: Collection[str]) -> list[str]:  # noqa: ANN401 - JSON
-    """Return those of the clusters that there are; all of them where none of the captured ones is."""
-    known = [name for name in names if name in clusters] if isinstance(names, list) else []
-    return sorted(known or clusters)
+    def later(self, namespace: str) -> list[str]:
+        """Return how the policies of a namespace become what they were."""
+        found = self.namespaces[namespace]
+        commands = []
+        retention = found.get("retention_policies")
+        if isinstance(retention, dict) and retention != RETENTION:
+            minutes, mib = retention.get("retentionTimeInMinutes"), retention.get("retentionSizeInMB")
+            commands.append(f"set-retention {namespace} --time {minutes}m --size {mib}M")
+        elif retention != RETENTION:
+            commands.append(f"remove-retention {namespace}")
+        if ttl := found.get("message_ttl_in_seconds"):
+            commands.append(f"set-message-ttl {namespace} --messageTTL {ttl}")
+        if minutes := found.get("subscription_expiration_time_minutes"):
+            commands.append(f"set-subscription-expiration-time {namespace} --time {minutes}")
+        quotas = found.get("backlog_quota_map")
+        for kind, quota in quotas.items() if isinstance(quotas, dict) else ():
+            if not isinstance(quota, dict):
+                continue
+            limits = f"--limit {quota.get('limitSize')} --limitTime {quota.get('limitTime')}"
+            commands.append(f"set-backlog-quota {namespace} {limits} --policy {quota.get('policy')} --type {kind}")
+        return [f"once the consumers of {namespace} go on: pulsar-admin namespaces {one}" for one in commands]
 
 
 def fitted(cursor: Cursor, plan: MountPlan) -> Cursor:

@@ -137,14 +137,16 @@ async def prepare(
 async def _namespaces(
     cluster: TargetCluster, names: Iterable[str], captured: Captured
 ) -> dict[str, tuple[bytes, bytes]]:
-    """Return the captured namespaces that the cluster lacks, each with the nodes of its tenant and of its policies."""
+    """Return the captured namespaces that the cluster lacks, each with the nodes of its tenant and of its policies.
+
+    None where it knows several clusters: which of them it is itself is not in its metadata.
+    """
     missing = [name for name in await cluster.namespaces_to_make(names) if name in captured.namespaces]
     clusters = await cluster.clusters() if missing else []
-    if not clusters:
+    if len(clusters) != 1:
         return {}
-    return {
-        name: (captured.tenant(name.partition("/")[0], clusters), captured.policies(name, clusters)) for name in missing
-    }
+    (here,) = clusters
+    return {name: (captured.tenant(name.partition("/")[0], here), captured.policies(name, here)) for name in missing}
 
 
 def own_reason(topic: TopicName, *, is_named: bool) -> str:

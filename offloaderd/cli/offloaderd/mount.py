@@ -391,7 +391,7 @@ class Shown:
         captured = self.prepared.captured
         if captured is None:
             return []
-        return [text for name in self.prepared.namespaces if (text := captured.retention_todo(name))]
+        return [text for name in self.prepared.namespaces for text in captured.later(name)]
 
     def _topic(self, one: Prepared) -> dict[str, object]:
         plan = one.plan

@@ -231,7 +231,14 @@ CAPTURED: dict[str, tuple[str, object]] = {
         NAMESPACE,
         {
             "replication_clusters": ["old"],
+            "allowed_clusters": ["old"],
             "retention_policies": {"retentionTimeInMinutes": 60, "retentionSizeInMB": 100},
+            "message_ttl_in_seconds": 30,
+            "subscription_expiration_time_minutes": 5,
+            "backlog_quota_map": {
+                "message_age": {"limitSize": -1, "limitTime": 9, "policy": "consumer_backlog_eviction"},
+                "odd": 7,
+            },
             "offload_policies": {"managedLedgerOffloadDriver": "offloaderd"},
         },
     ),
@@ -249,21 +256,46 @@ async def test_a_namespace_that_is_missing_comes_up_with_unlimited_retention() -
     assert json.loads(nodes[TENANT]) == {"adminRoles": ["me"], "allowedClusters": ["new"]}
     policies = json.loads(nodes[POLICIES])
     assert policies["retention_policies"] == RETENTION
-    assert policies["replication_clusters"] == ["new"]
+    assert policies["replication_clusters"] == policies["allowed_clusters"] == ["new"]
+    assert policies["message_ttl_in_seconds"] == policies["subscription_expiration_time_minutes"] == 0
+    assert policies["backlog_quota_map"] == {}
     assert policies["offload_policies"] == {"managedLedgerOffloadDriver": "offloaderd"}
-    assert f"set-retention {NAMESPACE} --time 60m --size 100M" in captured.retention_todo(NAMESPACE)
+    later = [one.partition(f"{NAMESPACE} ")[2].rpartition(f"{NAMESPACE} ")[2] for one in captured.later(NAMESPACE)]
+    assert later == [
+        "--time 60m --size 100M",
+        "--messageTTL 30",
+        "--time 5",
+        "--limit -1 --limitTime 9 --policy consumer_backlog_eviction --type message_age",
+    ]
     assert await cluster.namespace_hindrances([NAMESPACE]) == {}
 
 
-@pytest.mark.parametrize("lacking", ["capture", "clusters", "deleted", "policies"])
+async def test_policies_without_limits_keep_those_of_the_brokers() -> None:
+    """What a broker's own settings say holds; only retention is always written, and taken away again later."""
+    rig, target = await offloaded_topic(10), await empty("new")
+    captured = capture(**{**CAPTURED, "namespace": (NAMESPACE, {"message_ttl_in_seconds": None})})
+    await apply(target.cluster(), await prepared(rig, target.cluster(), captured), lambda _: None)
+    policies = json.loads((await target.nodes())[POLICIES])
+    assert policies == {
+        "message_ttl_in_seconds": None,
+        "retention_policies": RETENTION,
+        "replication_clusters": ["new"],
+    }
+    assert [f"remove-retention {NAMESPACE}" in one for one in captured.later(NAMESPACE)] == [True]
+
+
+@pytest.mark.parametrize("lacking", ["capture", "clusters", "deleted", "policies", "name"])
 async def test_a_namespace_that_cannot_be_made_keeps_topics_from_being_mounted(lacking: str) -> None:
-    """Without a capture of it, without a cluster's name, or where policies are in another store."""
+    """Without a capture of it, without the cluster's name, or where policies are in another store.
+
+    Brokers delete the topics of a namespace that is replicated to others, and not to their own cluster.
+    """
     records = dict(CAPTURED)
     if lacking == "capture":
         records.pop("namespace")
     elif lacking == "deleted":
         records["namespace"] = (NAMESPACE, {"deleted": True})
-    rig, target = await offloaded_topic(10), await empty(*([] if lacking == "clusters" else ["new"]))
+    rig, target = await offloaded_topic(10), await empty(*{"clusters": [], "name": ["new", "old"]}.get(lacking, ["new"]))
     if lacking == "policies":
         await target.store.delete("/admin/policies/other")
     preparation = await prepared(rig, target.cluster(), capture(**records))
