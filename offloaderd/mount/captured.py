@@ -13,7 +13,7 @@ from typing import Any
 from offloaderd.capture.records import Capture, Kind, cursor_of, schema_of
 from offloaderd.core.errors import CorruptData, InvalidConfig, InvalidInput
 from offloaderd.core.model import Position, TopicName
-from offloaderd.core.names.managed_ledgers import COMPACTION_CURSOR
+from offloaderd.core.names.managed_ledgers import COMPACTION_CURSOR, DEDUPLICATION_CURSOR
 from offloaderd.ledgers.pulsar.cursors import Cursor, decode_node, encode_node
 from offloaderd.ledgers.pulsar.schemas import Schema
 from offloaderd.mount.lists import INDEX, MOUNTED
@@ -21,6 +21,10 @@ from offloaderd.mount.plan import MountPlan
 
 REPLICATOR = "pulsar.repl."
 """Begin of the names of replicators' cursors (replicatorPrefix in broker.conf)."""
+INTERNAL = "#pulsar.internal."
+"""Begin of the names of the brokers' own properties of a subscription (ManagedCursor): ids of ledgers with delayed
+messages. Here they are of no ledger or of another one, and brokers delete ledgers by them; they find these messages anew.
+"""
 UNLIMITED = -1
 RETENTION = {"retentionTimeInMinutes": UNLIMITED, "retentionSizeInMB": UNLIMITED}
 FIRST = {"message_ttl_in_seconds": 0, "subscription_expiration_time_minutes": 0, "backlog_quota_map": {}}
@@ -67,7 +71,12 @@ class Captured:
                 left_out[name] = "it is a replicator's: set up the replication again"
             else:
                 try:
-                    found[name] = encode_node(fitted(cursor_of(value), plan))
+                    cursor = cursor_of(value)
+                    here = fitted(cursor, plan)
+                    if name == DEDUPLICATION_CURSOR and here.mark_delete < cursor.mark_delete:
+                        left_out[name] = "it knows entries that do not come up, and producers may send them again"
+                        continue
+                    found[name] = encode_node(here)
                 except (InvalidInput, ValueError) as error:
                     left_out[name] = str(error)
         return Subscriptions(nodes=found, left_out=left_out)
@@ -155,7 +164,10 @@ def fitted(cursor: Cursor, plan: MountPlan) -> Cursor:
             for at, words in cursor.batches
             if at > mark_delete and 0 <= at.entry_id < entries.get(at.ledger_id, 0)
         ),
-        texts=(*((name, text) for name, text in cursor.texts if name != MOUNTED), (MOUNTED, "true")),
+        texts=(
+            *((name, text) for name, text in cursor.texts if name != MOUNTED and not name.startswith(INTERNAL)),
+            (MOUNTED, "true"),
+        ),
     )
 
 

@@ -16,6 +16,8 @@ from offloaderd.core.model import TopicName, decode_local
 
 ROOT = "/managed-ledgers"
 COMPACTION_CURSOR = "__compaction"
+DEDUPLICATION_CURSOR = "pulsar.dedup"
+"""Its position has the last sequence id of each producer up to there (PersistentTopic, MessageDeduplication)."""
 MANAGED_LEDGER_KEY = "pulsar/managed-ledger"
 SHADOW_SOURCE = "PULSAR.SHADOW_SOURCE"
 """Property of a shadow topic (PIP-180): ManagedLedgerConfig.PROPERTY_SOURCE_TOPIC_KEY."""

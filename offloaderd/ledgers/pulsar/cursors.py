@@ -48,8 +48,10 @@ def decode_node(node: bytes, *, path: str) -> CursorNode:
     """Read a cursor's node, compressed or not. Raises CorruptData, and InvalidConfig as `content_of` does."""
     data, at = content_of(node, key=path)
     found = parse_message(pb.ManagedCursorInfo, data, key=path, at=at)
+    known = found.HasField("markDeleteLedgerId") and found.HasField("markDeleteEntryId")  # else nothing is acknowledged
+    mark_delete = (found.markDeleteLedgerId, found.markDeleteEntryId) if known else (-1, -1)
     cursor = Cursor(
-        mark_delete=_position(found.markDeleteLedgerId, found.markDeleteEntryId, path, at),
+        mark_delete=_position(*mark_delete, path, at),
         acknowledged=_ranges(found.individualDeletedMessages, path, at),
         batches=_batches(found.batchedEntryDeletionIndexInfo, path, at),
         numbers=tuple((one.name, one.value) for one in found.properties),

@@ -88,6 +88,14 @@ async def test_the_cursor_of_a_closed_topic_is_in_its_node(cluster: FakeCluster,
     assert not taken.problems
 
 
+async def test_a_cursor_without_a_position_has_acknowledged_nothing(
+    cluster: FakeCluster, pulsar: PulsarMetadata
+) -> None:
+    """The position is optional, and not that of entry 0 of ledger 0."""
+    await topic_with_cursor(cluster, pb.ManagedCursorInfo(cursorsLedgerId=-1))
+    assert mark_delete(await pulsar.take([TOPIC])) == Position(-1, -1)
+
+
 @pytest.mark.parametrize("closed", [False, True])
 async def test_the_cursor_of_a_loaded_topic_is_the_last_entry_of_its_ledger(
     cluster: FakeCluster, pulsar: PulsarMetadata, *, closed: bool

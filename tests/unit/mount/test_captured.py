@@ -91,7 +91,7 @@ def test_acknowledged_ranges_and_batches_are_those_of_entries_that_come_up() -> 
         ),
         batches=((AT(3, 1), (1,)), (AT(3, 2), (2,)), (AT(3, 10), (3,)), (AT(4, 0), (4,)), (AT(8, 3), (5,))),
         numbers=(("producer", 7),),
-        texts=(("owner", "me"), (MOUNTED, "x")),
+        texts=(("owner", "me"), (MOUNTED, "x"), ("#pulsar.internal.delayed.bucket_1_9", "77")),
     )
     assert fitted(cursor, PLAN) == Cursor(
         mark_delete=AT(3, 1),
@@ -166,6 +166,16 @@ async def test_a_topic_comes_up_with_its_subscriptions_and_properties() -> None:
     assert properties["colour"] == "red"
     assert properties[MOUNTED] != "5"
     assert await target.store.children(LIST) == ["a+b"]
+
+
+@pytest.mark.parametrize(("captured", "comes_up"), [(AT(8, 3), True), (AT(1, 7), True), (AT(8, 4), False)])
+def test_sequence_ids_of_entries_that_do_not_come_up_are_left_out(captured: Position, *, comes_up: bool) -> None:
+    """Brokers would drop what a producer sends again. A topic without them takes everything."""
+    cursor = cursor_value(Cursor(mark_delete=captured, numbers=(("producer", 500),)))
+    records = {(Kind.SUBSCRIPTION, str(TOPIC), "pulsar.dedup"): cursor, (Kind.SUBSCRIPTION, str(TOPIC), "s"): cursor}
+    found = Captured(Capture(cluster="c", deployment_id="", taken_ms=5, records=records)).subscriptions(PLAN)
+    assert ("pulsar.dedup" in found.nodes, "pulsar.dedup" in found.left_out) == (comes_up, not comes_up)
+    assert "s" in found.nodes
 
 
 async def test_a_lost_answer_makes_a_topic_with_its_subscriptions_once() -> None:
