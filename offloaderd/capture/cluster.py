@@ -116,22 +116,27 @@ class PulsarMetadata:
                 taken.records[Kind.SUBSCRIPTION, str(topic), decoded or name] = cursor_value(cursor)
 
     async def _cursor(self, taken: Taken, path: str) -> Cursor | None:
-        """Return a cursor's newest position, else that at the begin of its ledger; None for one that is gone."""
-        node = await self._node(path)
-        if node is None:
-            return None
-        found = cursors.decode_node(node, path=path)
-        if found.ledger_id is None:
+        """Return a cursor's newest position, else that at the begin of its ledger; None for one that is gone.
+
+        A ledger that is gone was given up meanwhile, unless the node still names it. Raises CorruptData, InvalidConfig,
+        and Transient and Denied of ZooKeeper.
+        """
+        before: bytes | None = None
+        while (node := await self._node(path)) is not None:
+            found = cursors.decode_node(node, path=path)
+            if found.ledger_id is None:
+                return found.cursor
+            try:
+                last = await self._ledgers.last(found.ledger_id)
+                if last is not None:
+                    return cursors.decode_entry(last[1], key=f"{found.ledger_id}:{last[0]}", texts=found.cursor.texts)
+            except (CorruptData, NotFound, Transient) as error:
+                if isinstance(error, NotFound) and node != before:
+                    before = node
+                    continue
+                taken.problems.append(f"{path} is captured as it was when its ledger began: {error}")
             return found.cursor
-        try:
-            last = await self._ledgers.last(found.ledger_id)
-            if last is not None:
-                return cursors.decode_entry(last[1], key=f"{found.ledger_id}:{last[0]}", texts=found.cursor.texts)
-        except NotFound:
-            pass  # unloaded meanwhile; what was true when the ledger began is true still
-        except (CorruptData, Transient) as error:
-            taken.problems.append(f"{path} is captured as it was when its ledger began: {error}")
-        return found.cursor
+        return None
 
     async def _schemas(self, taken: Taken, topic: TopicName) -> None:
         path = f"{self._root}{schemas.ROOT}/{topic.managed_ledger.replace('/persistent/', '/')}"
@@ -140,7 +145,11 @@ class PulsarMetadata:
             return
         versions = await _or_problem(taken, _decoded(lambda: schemas.decode_versions(node, path=path)))
         for version, where in (versions or {}).items():
-            found = await _or_problem(taken, self._schema(*where))
+            try:
+                found = await _or_problem(taken, self._schema(*where))
+            except Transient as error:
+                taken.problems.append(f"version {version} of the schema of {topic}: {error}")
+                continue
             if found is not None:
                 taken.records[Kind.SCHEMA, str(topic), str(version)] = schema_value(found)
 
@@ -162,7 +171,7 @@ async def _or_problem(taken: Taken, reading: Awaitable[T]) -> T | None:
     """Return what was read, or None and note why it cannot be read."""
     try:
         return await reading
-    except (CorruptData, InvalidInput, InvalidConfig, NotFound, Transient) as error:
+    except (CorruptData, InvalidInput, InvalidConfig, NotFound) as error:
         taken.problems.append(str(error))
         return None
 

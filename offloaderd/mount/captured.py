@@ -8,7 +8,6 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from offloaderd.capture.records import Capture, Kind, cursor_of, schema_of
 from offloaderd.core.errors import CorruptData, InvalidConfig, InvalidInput
@@ -23,7 +22,7 @@ REPLICATOR = "pulsar.repl."
 """Begin of the names of replicators' cursors (replicatorPrefix in broker.conf)."""
 INTERNAL = "#pulsar.internal."
 """Begin of the names of the brokers' own properties of a subscription (ManagedCursor): ids of ledgers with delayed
-messages. Here they are of no ledger or of another one, and brokers delete ledgers by them; they find these messages anew.
+messages. Here these are of no ledger or of another one, and brokers delete ledgers by them; the messages they find anew.
 """
 UNLIMITED = -1
 RETENTION = {"retentionTimeInMinutes": UNLIMITED, "retentionSizeInMB": UNLIMITED}

@@ -9,7 +9,7 @@ import pytest
 
 from offloaderd.capture.cluster import PulsarMetadata
 from offloaderd.capture.records import Kind, cursor_of, schema_of
-from offloaderd.core.errors import Denied
+from offloaderd.core.errors import Denied, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.managed_ledgers import topic_path
@@ -125,7 +125,7 @@ async def test_the_newest_position_of_any_bookie_counts(cluster: FakeCluster, pu
 async def test_a_cursor_whose_ledger_cannot_be_read_is_as_it_was_when_that_began(
     cluster: FakeCluster, pulsar: PulsarMetadata, failure: str
 ) -> None:
-    """Consumers get more again, never less. It is a problem unless the topic was just unloaded."""
+    """Consumers get more again, never less. It is a problem unless the ledger has nothing yet."""
     ledger = await loaded(cluster, *([] if failure == "empty" else [at(5)]))
     if failure == "gone":
         await ledger.delete()
@@ -136,7 +136,60 @@ async def test_a_cursor_whose_ledger_cannot_be_read_is_as_it_was_when_that_began
         ledger.spoil("b1", 0)
     taken = await pulsar.take([TOPIC])
     assert mark_delete(taken) == Position(3, 0)
-    assert len(taken.problems) == (failure in {"down", "damaged"})
+    assert len(taken.problems) == (failure != "empty")
+
+
+async def test_a_cursor_whose_ledger_is_given_up_meanwhile_is_read_again(
+    cluster: FakeCluster, pulsar: PulsarMetadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its consumer has gone back before that, and would not get again what it asked for."""
+    ledger = await loaded(cluster, at(5))
+    get, path = cluster.znodes.get, f"{topic_path(TOPIC)}/a+b"
+    closed = pb.ManagedCursorInfo(cursorsLedgerId=-1, markDeleteLedgerId=2, markDeleteEntryId=7)
+
+    async def unloaded_after(read: str) -> Versioned:
+        found = await get(read)
+        if read == path and found.version == 0:
+            await cluster.znodes.replace(path, closed.SerializeToString(), 0)
+            await ledger.delete()
+        return found
+
+    monkeypatch.setattr(cluster.znodes, "get", unloaded_after)
+    taken = await pulsar.take([TOPIC])
+    assert mark_delete(taken) == Position(2, 7)
+    assert not taken.problems
+
+
+async def test_a_store_that_does_not_answer_ends_the_capture(
+    cluster: FakeCluster, pulsar: PulsarMetadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the newest one would lack subscriptions that the last one has."""
+    await topic_with_cursor(cluster, pb.ManagedCursorInfo(cursorsLedgerId=-1, markDeleteLedgerId=3))
+    get = cluster.znodes.get
+
+    async def away(path: str) -> Versioned:
+        if path.endswith("/a+b"):
+            raise Transient("away")
+        return await get(path)
+
+    monkeypatch.setattr(cluster.znodes, "get", away)
+    with pytest.raises(Transient):
+        await pulsar.take([TOPIC])
+
+
+async def test_a_schema_of_bookies_that_do_not_answer_is_a_problem(
+    cluster: FakeCluster, pulsar: PulsarMetadata
+) -> None:
+    """It changes rarely, and earlier captures have it."""
+    info = schemas_pb2.SchemaInfo(schema_id="s", user="u", type=3, schema=b"{}", timestamp=1, deleted=False)
+    ledger = await cluster.ledger(ledger_id=80)
+    await ledger.write([schemas_pb2.SchemaEntry(schema_data=info.SerializeToString()).SerializeToString()])
+    entry = schemas_pb2.IndexEntry(version=0, position=schemas_pb2.PositionInfo(ledgerId=80, entryId=0), hash=b"")
+    node = schemas_pb2.SchemaLocator(info=entry, index=[entry]).SerializeToString()
+    await cluster.znodes.create(f"/schemas/{TOPIC.tenant}/{TOPIC.namespace}/{TOPIC.local}", node)
+    cluster.bookies.down |= {"b0", "b1"}
+    taken = await pulsar.take([TOPIC])
+    assert ["version 0 of the schema" in one for one in taken.problems if "schema" in one] == [True]
 
 
 async def test_bookies_that_want_other_credentials_end_the_capture(

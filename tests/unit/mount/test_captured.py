@@ -305,7 +305,8 @@ async def test_a_namespace_that_cannot_be_made_keeps_topics_from_being_mounted(l
         records.pop("namespace")
     elif lacking == "deleted":
         records["namespace"] = (NAMESPACE, {"deleted": True})
-    rig, target = await offloaded_topic(10), await empty(*{"clusters": [], "name": ["new", "old"]}.get(lacking, ["new"]))
+    clusters = {"clusters": [], "name": ["new", "old"]}.get(lacking, ["new"])
+    rig, target = await offloaded_topic(10), await empty(*clusters)
     if lacking == "policies":
         await target.store.delete("/admin/policies/other")
     preparation = await prepared(rig, target.cluster(), capture(**records))
