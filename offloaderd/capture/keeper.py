@@ -56,6 +56,7 @@ class Keeper:
         registry: CollectorRegistry,
     ) -> None:
         self._objects = objects
+        self._metadata = metadata
         self._site = site
         self._clock = clock
         self._metrics = CaptureMetrics(registry)
@@ -72,7 +73,9 @@ class Keeper:
             if not (settings.enabled and leads()):
                 continue
             try:
-                found = await storage.stored_captures(self._objects, self._site)
+                identity = await deployment(self._metadata)
+                own = str(identity.deployment_id) if identity is not None else ""
+                found = await storage.stored_captures(self._objects, self._site, own)
                 newest_ms = found[0].taken_ms if found else 0
                 self._metrics.capture_newest_timestamp_seconds.set(newest_ms / 1000)
                 if self._clock.wall_ms() - newest_ms >= settings.interval_s * 1000:
@@ -84,12 +87,12 @@ class Keeper:
     async def capture(self, keep: int) -> StoredCapture:
         """Take a capture, store it, and delete all but the newest `keep`. Raises Transient, Denied, NoSpace."""
         capture = await self._take()
-        stored = await storage.write(self._objects, self._site, capture, self._clock)
+        stored = await storage.write(self._objects, self._site, capture)
         for problem in capture.problems:
             log.warning("capture.incomplete", capture=stored.name, problem=problem)
         self._metrics.captures.labels(outcome="stored").inc()
         self._metrics.capture_newest_timestamp_seconds.set(stored.taken_ms / 1000)
         self._metrics.capture_problems.set(len(capture.problems))
         log.info("capture.stored", capture=stored.name, records=len(capture.records), size_bytes=stored.size_bytes)
-        await storage.prune(self._objects, self._site, keep)
+        await storage.prune(self._objects, self._site, keep, capture.deployment_id)
         return stored

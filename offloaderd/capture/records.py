@@ -92,7 +92,7 @@ def encode(capture: Capture) -> bytes:
         for kind, about, name in sorted(capture.records)
     )
     for line in (head, *records, {"records": len(capture.records)}):
-        data += packer.compress(json.dumps(line, ensure_ascii=False, sort_keys=True).encode() + b"\n")
+        data += packer.compress(json.dumps(line, sort_keys=True).encode() + b"\n")
     return bytes(data + packer.flush())
 
 

@@ -1,36 +1,47 @@
-"""Captures in the bucket: one object each, whose key begins with its time, so that a listing shows them in order."""
+"""Captures in the bucket: one object each, whose name is its time and its deployment.
 
+A daemon that started over empty metadata captures that it has nothing. So the captures of each deployment are counted
+for themselves, and the newest one is that of the deployment to which the place belongs.
+"""
+
+import asyncio
 import re
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from offloaderd.capture.records import Capture, decode, encode
-from offloaderd.core.clock import Clock
-from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NotFound, OutcomeUnknown, Transient
-from offloaderd.objects import keys
+from offloaderd.core.errors import Archived, Conflict, CorruptData, InvalidInput, NotFound, OutcomeUnknown, Transient
+from offloaderd.objects import keys, marker
 from offloaderd.objects.port import ObjectReader, ObjectStore
 from offloaderd.upkeep.stored import Site
 
 TRIES = 5
 NEWEST = "newest"
 _TIME = "%Y%m%dT%H%M%SZ"
-_NAME = re.compile(r"(?P<time>[0-9]{8}T[0-9]{6}Z)-[0-9a-f]{8}")
+APART_RECORDS = 1000
+"""More are encoded in a thread: 600,000 take some 15 s."""
+_DIGITS = 8
+_NAME = re.compile(rf"(?P<time>[0-9]{{8}}T[0-9]{{6}}Z)-(?P<deployment>[0-9a-f]{{{_DIGITS}}})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCapture:
-    """A capture in the bucket. `taken_ms` has whole seconds."""
+    """A capture in the bucket. `deployment` is the begin of the deployment's id.
+
+    `taken_ms` has whole seconds, and is not after the store's time of the object: a daemon's clock may have been wrong.
+    """
 
     name: str
     key: str
+    deployment: str
     taken_ms: int
     size_bytes: int
 
 
-async def stored_captures(objects: ObjectReader, site: Site) -> list[StoredCapture]:
-    """Return all captures of a place, the newest first. Raises as the store does."""
+async def stored_captures(objects: ObjectReader, site: Site, deployment_id: str | None = None) -> list[StoredCapture]:
+    """Return the captures of a place, all or those of a deployment, the newest first. Raises as the store does."""
     folder = keys.captures(site.prefix, site.cluster)
     found = []
     async with aclosing(objects.at(site.bucket).list(folder)) as listed:
@@ -38,15 +49,41 @@ async def stored_captures(objects: ObjectReader, site: Site) -> list[StoredCaptu
             name = info.key.removeprefix(folder).removesuffix(keys.CAPTURE_END)
             if (match := _NAME.fullmatch(name)) is not None and info.key == f"{folder}{name}{keys.CAPTURE_END}":
                 taken = datetime.strptime(match["time"], _TIME).replace(tzinfo=UTC)
-                taken_ms = int(taken.timestamp()) * 1000
-                found.append(StoredCapture(name=name, key=info.key, taken_ms=taken_ms, size_bytes=info.size_bytes))
-    return sorted(found, key=lambda one: one.name, reverse=True)
+                taken_ms = min(int(taken.timestamp()), info.modified_ms // 1000) * 1000
+                if deployment_id is None or match["deployment"] == _begin(deployment_id):
+                    found.append(
+                        StoredCapture(
+                            name=name,
+                            key=info.key,
+                            deployment=match["deployment"],
+                            taken_ms=taken_ms,
+                            size_bytes=info.size_bytes,
+                        )
+                    )
+    return sorted(found, key=lambda one: (one.taken_ms, one.name), reverse=True)
+
+
+def _begin(deployment_id: str) -> str:
+    """Return how a deployment is named; zeros without one."""
+    return deployment_id[:_DIGITS].rjust(_DIGITS, "0")
+
+
+async def _newest(objects: ObjectReader, site: Site, found: Sequence[StoredCapture]) -> StoredCapture | None:
+    """Return the newest capture of the deployment to which a place belongs, else of any."""
+    marked = None
+    with suppress(CorruptData, Archived):
+        marked = await marker.read(objects.at(site.bucket), site.prefix, site.cluster)
+    own = [one for one in found if marked is not None and one.deployment == _begin(marked.marker.deployment_id)]
+    return next(iter(own or found), None)
 
 
 async def read(objects: ObjectReader, site: Site, name: str = NEWEST) -> tuple[StoredCapture, Capture]:
     """Return a capture. Raises NotFound for none of that name, CorruptData, and as the store does."""
     found = await stored_captures(objects, site)
-    one = next((one for one in found if name in {NEWEST, one.name}), None)
+    if name == NEWEST:
+        one = await _newest(objects, site, found)
+    else:
+        one = next((one for one in found if name == one.name), None)
     if one is None:
         what = "no capture" if name == NEWEST else f"no capture {name}"
         place = f"s3://{site.bucket}/{keys.captures(site.prefix, site.cluster)}".removeprefix("s3://")
@@ -57,11 +94,12 @@ async def read(objects: ObjectReader, site: Site, name: str = NEWEST) -> tuple[S
     return one, capture
 
 
-async def write(objects: ObjectStore, site: Site, capture: Capture, clock: Clock) -> StoredCapture:
-    """Store a capture under a name of its own. Raises Transient, Denied, NoSpace."""
+async def write(objects: ObjectStore, site: Site, capture: Capture) -> StoredCapture:
+    """Store a capture. Raises Conflict if its deployment has one of that second already, Transient, Denied, NoSpace."""
     time = datetime.fromtimestamp(capture.taken_ms / 1000, UTC).strftime(_TIME)
-    name = f"{time}-{clock.uuid().hex[:8]}"
-    key, data = f"{keys.captures(site.prefix, site.cluster)}{name}{keys.CAPTURE_END}", encode(capture)
+    name = f"{time}-{_begin(capture.deployment_id)}"
+    key = f"{keys.captures(site.prefix, site.cluster)}{name}{keys.CAPTURE_END}"
+    data = encode(capture) if len(capture.records) < APART_RECORDS else await asyncio.to_thread(encode, capture)
     store = objects.at(site.bucket)
     for _ in range(TRIES):
         try:
@@ -70,16 +108,22 @@ async def write(objects: ObjectStore, site: Site, capture: Capture, clock: Clock
             continue
         except Conflict:
             if await store.get(key) != data:  # else an earlier try has stored it
-                raise
-        return StoredCapture(name=name, key=key, taken_ms=capture.taken_ms // 1000 * 1000, size_bytes=len(data))
+                raise Conflict(f"there is a capture of this second already: {name}", hint="take it again") from None
+        return StoredCapture(
+            name=name,
+            key=key,
+            deployment=_begin(capture.deployment_id),
+            taken_ms=capture.taken_ms // 1000 * 1000,
+            size_bytes=len(data),
+        )
     raise Transient(f"the outcome of storing {key} stays unknown")
 
 
-async def prune(objects: ObjectStore, site: Site, keep: int) -> Sequence[StoredCapture]:
-    """Delete all captures but the newest `keep`; return those. Raises as the store does."""
+async def prune(objects: ObjectStore, site: Site, keep: int, deployment_id: str) -> Sequence[StoredCapture]:
+    """Delete all captures of a deployment but the newest `keep`; return those. Raises as the store does."""
     if keep < 1:
         raise InvalidInput(f"at least one capture has to stay, not {keep}")
-    gone = (await stored_captures(objects, site))[keep:]
+    gone = (await stored_captures(objects, site, deployment_id))[keep:]
     if gone:
         await objects.at(site.bucket).delete([one.key for one in gone])
     return gone

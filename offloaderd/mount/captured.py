@@ -22,7 +22,7 @@ REPLICATOR = "pulsar.repl."
 """Begin of the names of replicators' cursors (replicatorPrefix in broker.conf)."""
 INTERNAL = "#pulsar.internal."
 """Begin of the names of the brokers' own properties of a subscription (ManagedCursor): ids of ledgers with delayed
-messages. Here these are of no ledger or of another one, and brokers delete ledgers by them; the messages they find anew.
+messages. Here these are of no ledger or of another one, by which brokers would delete it; the messages are found anew.
 """
 UNLIMITED = -1
 RETENTION = {"retentionTimeInMinutes": UNLIMITED, "retentionSizeInMB": UNLIMITED}

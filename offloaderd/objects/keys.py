@@ -16,7 +16,7 @@ unchanged; the manifests are ours.
 | head          | `<prefix>offloaderd-heads/<cluster>/<tenant>/<namespace>/persistent/<local>.head` |
 | marker        | `<prefix>offloaderd-identity/<cluster>.marker` |
 | provisional marker | `<prefix>offloaderd-identity/<cluster>/<deployment>.marker` |
-| capture | `<prefix>offloaderd-captures/<cluster>/<time>-<8 hex digits>.jsonl.gz` |
+| capture | `<prefix>offloaderd-captures/<cluster>/<time>-<begin of the deployment>.jsonl.gz` |
 
 A draft is the manifest from a job's executor, without the totals of the entries before the segment. The commit writes
 the manifest and deletes the draft; readers ignore drafts.

@@ -135,8 +135,8 @@ def capture(session: Session, *, config: Path | None) -> int:
     async def captured() -> tuple[StoredCapture, Capture]:
         async with _opened(session, config) as stores:
             taken = await stores.now()
-            stored = await storage.write(stores.objects, stores.site, taken, stores.clock)
-            await storage.prune(stores.objects, stores.site, stores.settings.capture.keep)
+            stored = await storage.write(stores.objects, stores.site, taken)
+            await storage.prune(stores.objects, stores.site, stores.settings.capture.keep, taken.deployment_id)
             return stored, taken
 
     stored, taken = session.run(captured())
@@ -255,7 +255,10 @@ def import_(session: Session, *, name: str, apply_: bool, config: Path | None) -
 
 
 def _row(one: StoredCapture) -> dict[str, object]:
-    return {**picked(one, "name", "size_bytes"), "taken": datetime.fromtimestamp(one.taken_ms / 1000, UTC).isoformat()}
+    return {
+        **picked(one, "name", "deployment", "size_bytes"),
+        "taken": datetime.fromtimestamp(one.taken_ms / 1000, UTC).isoformat(),
+    }
 
 
 def _counts(found: Capture) -> dict[str, int]:

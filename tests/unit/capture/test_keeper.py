@@ -6,6 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -16,10 +17,14 @@ from offloaderd.capture.keeper import Keeper, take
 from offloaderd.capture.records import Capture, Key, Kind, encode, node_value
 from offloaderd.capture.restore import restore
 from offloaderd.capture.settings import CaptureSettings
-from offloaderd.core.errors import CorruptData, InvalidInput, NotFound, OutcomeUnknown, Transient
+from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NotFound, OutcomeUnknown, Transient
 from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.format.head import PlaceMarker
 from offloaderd.metadata import paths
+from offloaderd.metadata.identity import ensure_deployment
 from offloaderd.metadata.records import grant
+from offloaderd.metadata.records.identity import Deployment
+from offloaderd.objects import keys, marker
 from offloaderd.policy import records, store
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.records import Paused, Selection, TopicPolicy
@@ -38,7 +43,7 @@ if TYPE_CHECKING:
     from offloaderd.objects.port import SegmentStore
 
 SITE = Site(cluster="prod", bucket="b", prefix="seg/")
-CAPTURE = Capture(cluster="prod", deployment_id="", taken_ms=1_800_000_000_000, records={("k", "a", ""): 1})
+CAPTURE = Capture(cluster="prod", deployment_id="", taken_ms=1_600_000_000_000, records={("k", "a", ""): 1})
 DAY_S = 86_400.0
 
 
@@ -81,11 +86,11 @@ async def names(objects: SegmentStore) -> list[str]:
 
 async def test_a_capture_is_read_by_its_name_or_as_the_newest(objects: MemoryStore, clock: LoopClock) -> None:
     """Other objects of the folder are none, and those of other clusters are in other folders."""
-    first = await storage.write(objects, SITE, CAPTURE, clock)
+    first = await storage.write(objects, SITE, CAPTURE)
     later = replace(CAPTURE, taken_ms=CAPTURE.taken_ms + 60_000, records={})
-    second = await storage.write(objects, SITE, later, clock)
+    second = await storage.write(objects, SITE, later)
     await objects.put(second.key.replace(".jsonl.gz", ".txt"), b"")
-    await storage.write(objects, replace(SITE, cluster="prod2"), replace(later, cluster="prod2"), clock)
+    await storage.write(objects, replace(SITE, cluster="prod2"), replace(later, cluster="prod2"))
     assert await names(objects) == [second.name, first.name]
     assert await storage.read(objects, SITE) == (second, later)
     assert (await storage.read(objects, SITE, first.name))[1] == CAPTURE
@@ -100,23 +105,93 @@ async def test_a_capture_is_stored_once_although_answers_are_lost(objects: Memor
     """The name is one of its own, so what is there is an earlier try's."""
     faults = Faults()
     faults.lose_answer("put", times=2)
-    await storage.write(FaultyStore(objects, faults), SITE, CAPTURE, clock)
+    await storage.write(FaultyStore(objects, faults), SITE, CAPTURE)
     assert len(await names(objects)) == 1
     faults.fail("put", OutcomeUnknown("no answer"), times=100)
     with pytest.raises(Transient, match="stays unknown"):
-        await storage.write(FaultyStore(objects, faults), SITE, CAPTURE, clock)
+        await storage.write(FaultyStore(objects, faults), SITE, CAPTURE)
 
 
 async def test_the_newest_captures_stay(objects: MemoryStore, clock: LoopClock) -> None:
     """As many as are to be kept; never none."""
     for number in range(5):
-        await storage.write(objects, SITE, replace(CAPTURE, taken_ms=CAPTURE.taken_ms + number * 1000), clock)
+        await storage.write(objects, SITE, replace(CAPTURE, taken_ms=CAPTURE.taken_ms + number * 1000))
     before = await names(objects)
-    assert [one.name for one in await storage.prune(objects, SITE, 2)] == before[2:]
+    assert [one.name for one in await storage.prune(objects, SITE, 2, "")] == before[2:]
     assert await names(objects) == before[:2]
-    assert await storage.prune(objects, SITE, 2) == []
+    assert await storage.prune(objects, SITE, 2, "") == []
     with pytest.raises(InvalidInput):
-        await storage.prune(objects, SITE, 0)
+        await storage.prune(objects, SITE, 0, "")
+
+
+OTHER = Deployment(deployment_id=UUID(int=7 << 96), made_ms=5, made_by="d")
+"""What a daemon makes over empty metadata."""
+
+
+async def test_a_deployment_over_empty_metadata_hides_and_deletes_no_capture(
+    objects: MemoryStore, metadata: MetadataStore, clock: LoopClock
+) -> None:
+    """ZooKeeper was lost, and a daemon has started: the newest capture is that of the deployment which owns the place.
+
+    The new one takes its own at once, and once it has taken over the place its captures are the newest.
+    """
+    before_id = str(UUID(int=1 << 96))
+    before = await storage.write(objects, SITE, replace(CAPTURE, deployment_id=before_id))
+    place = PlaceMarker(deployment_id=before_id, cluster="prod", daemon_id="d", since_ms=1)
+    await marker.put(objects, SITE.prefix, place)
+    await ensure_deployment(metadata, OTHER)
+    settings = CaptureSettings(interval_s=DAY_S, keep=1)
+    async with kept(keeper(objects, metadata, clock), lambda: settings, lambda: True):
+        await clock.sleep(3 * DAY_S)
+    newest, *_ = found = await storage.stored_captures(objects, SITE)
+    assert [one.deployment for one in found] == ["00000007", "00000001"]
+    assert (await storage.read(objects, SITE))[0].name == before.name
+    await marker.put(objects, SITE.prefix, replace(place, deployment_id=str(OTHER.deployment_id)))
+    assert (await storage.read(objects, SITE))[0] == newest
+    await objects.put(keys.marker(SITE.prefix, "prod"), b"damaged")
+    assert (await storage.read(objects, SITE))[0] == newest
+
+
+async def test_two_captures_of_one_second_do_not_replace_each_other(objects: MemoryStore) -> None:
+    """Of two daemons that both lead; the second one is taken again."""
+    await storage.write(objects, SITE, CAPTURE)
+    with pytest.raises(Conflict, match="of this second"):
+        await storage.write(objects, SITE, replace(CAPTURE, records={}))
+    assert (await storage.read(objects, SITE))[1] == CAPTURE
+
+
+async def test_a_daemon_whose_clock_was_ahead_hides_and_deletes_no_capture(
+    objects: MemoryStore, metadata: MetadataStore, clock: LoopClock
+) -> None:
+    """No capture is newer than its object: later ones are taken when they are due, and are the newest."""
+    ahead = replace(CAPTURE, taken_ms=clock.wall_ms() + round(365 * DAY_S * 1000))
+    wrong = await storage.write(objects, SITE, ahead)
+    settings = CaptureSettings(interval_s=DAY_S, keep=2)
+    async with kept(keeper(objects, metadata, clock), lambda: settings, lambda: True):
+        await clock.sleep(DAY_S + 700)
+        assert len(await names(objects)) == 2
+        assert (await storage.read(objects, SITE))[0].name != wrong.name
+        await clock.sleep(DAY_S)
+        assert wrong.name not in await names(objects)
+
+
+async def test_many_records_are_encoded_beside_the_daemons_work(
+    objects: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take seconds, in which its session with ZooKeeper would end."""
+    in_tasks = []
+
+    def encoded(capture: Capture) -> bytes:
+        in_tasks.append(asyncio.current_task() is not None)
+        return encode(capture)
+
+    monkeypatch.setattr(storage, "encode", encoded)
+    await storage.write(objects, SITE, CAPTURE)
+    many: dict[Key, object] = {("k", str(number), ""): 1 for number in range(storage.APART_RECORDS)}
+    large = replace(CAPTURE, taken_ms=CAPTURE.taken_ms + 1000, records=many)
+    await storage.write(objects, SITE, large)
+    assert in_tasks == [True, False]
+    assert (await storage.read(objects, SITE))[1] == large
 
 
 async def test_captures_are_taken_when_due_by_the_daemon_that_leads(

@@ -22,6 +22,7 @@ from offloaderd.capture.records import (
     node_value,
     schema_of,
     schema_value,
+    text_lines,
 )
 from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.model import Position
@@ -74,6 +75,14 @@ def test_a_document_is_read_as_it_was_written() -> None:
     assert encode(replace(CAPTURE, records=dict(reversed(list(CAPTURE.records.items()))))) == data
     assert dict(CAPTURE.of(Kind.TENANT)) == {"acme": {"allowedClusters": ["prod"]}}
     assert CAPTURE.about(Kind.SUBSCRIPTION) == {"persistent://acme/eu/a b": {"größe": {"mark_delete": "3:4"}}}
+
+
+@pytest.mark.parametrize("text", ["a\u2028b\x85c", "\ud800", "gr\u00f6\u00dfe"])
+def test_text_of_any_kind_is_one_line(text: str) -> None:
+    """Separators of lines in a subscription's name, and half a character, which JSON may have."""
+    capture = replace(CAPTURE, records={(Kind.SUBSCRIPTION, "persistent://a/b/c", text): {"texts": {"a": text}}})
+    assert decode(encode(capture), key=KEY) == capture
+    assert [json.loads(line) for line in text_lines(capture)] == lines(encode(capture))
 
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))

@@ -62,7 +62,7 @@ class Scene:
         """Store captures; returns their names."""
 
         async def write() -> list[str]:
-            return [(await storage.write(self.objects, SITE, one, LoopClock())).name for one in captures]
+            return [(await storage.write(self.objects, SITE, one)).name for one in captures]
 
         return virtually(write())
 

@@ -115,7 +115,7 @@ def test_what_operators_decided_comes_out_of_a_capture(
     level = records.encode_level(records.LevelPolicy(OffloadPolicies(segment_age_max_s=77.0)))
     found: dict[Key, object] = {(Kind.NODE, paths.BROKER_POLICY, ""): node_value(level)}
     capture = Capture(cluster="standalone", deployment_id="", taken_ms=1_700_000_000_000, records=found)
-    virtually(storage.write(FilesystemStore(tmp_path / "bucket", LoopClock()), site, capture, LoopClock()))
+    virtually(storage.write(FilesystemStore(tmp_path / "bucket", LoopClock()), site, capture))
     result = run(config, "--apply", "--prefer", str(UUID(int=2)), "--capture", named)
     assert result.exit_code == 0, result.stdout
     if named == "none":

@@ -172,7 +172,7 @@ async def test_a_topic_comes_up_with_its_subscriptions_and_properties() -> None:
 def test_sequence_ids_of_entries_that_do_not_come_up_are_left_out(captured: Position, *, comes_up: bool) -> None:
     """Brokers would drop what a producer sends again. A topic without them takes everything."""
     cursor = cursor_value(Cursor(mark_delete=captured, numbers=(("producer", 500),)))
-    records = {(Kind.SUBSCRIPTION, str(TOPIC), "pulsar.dedup"): cursor, (Kind.SUBSCRIPTION, str(TOPIC), "s"): cursor}
+    records: dict[Key, object] = {(Kind.SUBSCRIPTION, str(TOPIC), name): cursor for name in ("pulsar.dedup", "s")}
     found = Captured(Capture(cluster="c", deployment_id="", taken_ms=5, records=records)).subscriptions(PLAN)
     assert ("pulsar.dedup" in found.nodes, "pulsar.dedup" in found.left_out) == (comes_up, not comes_up)
     assert "s" in found.nodes

@@ -162,7 +162,7 @@ def test_a_capture_of_the_bucket_is_used_unless_another_is_named(config: Path, t
     }
     capture = Capture(cluster="standalone", deployment_id="", taken_ms=1_700_000_000_000, records=records)
     bucket = FilesystemStore(tmp_path / "bucket", LoopClock())
-    stored = virtually(storage.write(bucket, site, capture, LoopClock()))
+    stored = virtually(storage.write(bucket, site, capture))
     assert "no capture:" in run(config, "plan", PATTERN, "--at-gap", "skip", "--capture", "none").stdout
     planned = run(config, "plan", PATTERN, "--at-gap", "skip").stdout
     assert "capture of 2023-11-14" in planned
