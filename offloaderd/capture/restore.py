@@ -1,8 +1,9 @@
 """A capture's own nodes back into metadata that lack them: policies, selections, quotas, pauses, revocations.
 
-Rules: what is there and was not made by a rebuild stays. A topic gets its policy only where it has a map. A policy that
-was not enabled is not enabled here, and a topic that a rebuild left disabled stays disabled. Floors are not written: a
-map that was rebuilt begins where the bucket does.
+Rules: what is there and was not made by a rebuild stays. A topic without a map gets its policy only if nothing is
+offloaded by it: one disabled by name, which a selection would enable, and that of a partitioned topic, whose partitions
+follow it and would end without it. A policy that was not enabled is not enabled here, and a topic that a rebuild left
+disabled stays disabled. Floors are not written: a map that was rebuilt begins where the bucket does.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -37,11 +38,17 @@ class Restored:
 
 
 async def restore(
-    metadata: MetadataStore, capture: Capture, clock: Clock, *, write: bool, topics: Collection[TopicName] = ()
+    metadata: MetadataStore,
+    capture: Capture,
+    clock: Clock,
+    *,
+    write: bool,
+    topics: Collection[TopicName] = (),
+    blocked: Collection[TopicName] = (),
 ) -> Restored:
     """Write the nodes of a capture, or those of some topics alone; without `write` only say which.
 
-    May be repeated. Raises Transient, Denied.
+    `blocked` are topics that a rebuild has still to write. May be repeated. Raises Transient, Denied.
     """
     done = Restored()
     policies: dict[TopicName, TopicPolicy] = {}
@@ -60,7 +67,7 @@ async def restore(
                 done.left[path] = "it follows from what is in the bucket"
         except (CorruptData, InvalidInput, IndexError) as error:
             done.left[path] = str(error)
-    await _policies(metadata, clock, done, policies, write=write)
+    await _policies(metadata, clock, done, policies, write=write, blocked=blocked)
     return done
 
 
@@ -102,11 +109,21 @@ async def _revocation(metadata: MetadataStore, done: Restored, path: str, conten
 
 
 async def _policies(
-    metadata: MetadataStore, clock: Clock, done: Restored, captured: Mapping[TopicName, TopicPolicy], *, write: bool
+    metadata: MetadataStore,
+    clock: Clock,
+    done: Restored,
+    captured: Mapping[TopicName, TopicPolicy],
+    *,
+    write: bool,
+    blocked: Collection[TopicName],
 ) -> None:
-    """Give topics their policies where they have what a rebuild wrote."""
+    """Give topics their policies where they have what a rebuild wrote, or have none and offload nothing by it."""
 
     def decide(topic: TopicName, current: TopicPolicy | CorruptData | None) -> TopicPolicy | None:
+        if current is None:
+            wanted = captured[topic]
+            by_name = wanted.partitioned or not wanted.enabled
+            return wanted if by_name and not wanted.selected_by and topic not in blocked else None
         if not isinstance(current, TopicPolicy) or current not in REBUILT:
             return None
         wanted = captured[topic]
@@ -116,11 +133,11 @@ async def _policies(
     chosen = []
     for topic in sorted(captured):
         path, current = paths.policy(topic), there.get(topic)
-        if current is None:
+        if current is None and decide(topic, None) is None:
             done.left[path] = f"{topic} is not in these metadata"
         elif isinstance(current, CorruptData | NewerRecord):
             done.left[path] = str(current)
-        elif current not in REBUILT:
+        elif current is not None and current not in REBUILT:
             done.left[path] = "another one is there"
         elif decide(topic, current) == current:
             done.left[path] = "it is there already"

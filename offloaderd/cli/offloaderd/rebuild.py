@@ -150,7 +150,8 @@ async def _written(
         written = await work.write(metadata, plan, topics=topics, enable=enable, now_ms=now_ms, progress=progress)
     if captured is None:
         return written, None
-    return written, await restore(metadata, captured, clock, write=True, topics=topics)
+    blocked = {one.topic for one in plan.topics} - set(written)
+    return written, await restore(metadata, captured, clock, write=True, topics=topics, blocked=blocked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

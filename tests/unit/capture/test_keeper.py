@@ -18,7 +18,7 @@ from offloaderd.capture.records import Capture, Key, Kind, encode, node_value
 from offloaderd.capture.restore import restore
 from offloaderd.capture.settings import CaptureSettings
 from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NotFound, OutcomeUnknown, Transient
-from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.core.names.patterns import TopicPattern, of_topic
 from offloaderd.format.head import PlaceMarker
 from offloaderd.metadata import paths
 from offloaderd.metadata.identity import ensure_deployment
@@ -28,6 +28,7 @@ from offloaderd.objects import keys, marker
 from offloaderd.policy import records, store
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.records import Paused, Selection, TopicPolicy
+from offloaderd.policy.selection import Rules
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.testing.memory.objects import MemoryStore
@@ -273,6 +274,45 @@ async def test_what_operators_decided_comes_back_after_a_rebuild(
     assert await fresh.children(paths.grants(TOPIC)) == ["7"]
     again = await restore(fresh, taken, clock, write=True)
     assert (again.written, len(again.left)) == ([], 5)
+
+
+async def test_a_selection_that_comes_back_enables_no_topic_that_was_disabled(
+    metadata: MetadataStore, clock: LoopClock
+) -> None:
+    """Nothing of it is in the bucket. One that the rebuild has still to write gets no node, which would refuse it."""
+    selection = Selection(pattern=TopicPattern.parse("public/*"), policy=TopicPolicy(), created_ms=5)
+    await store.put(metadata, clock, selection)
+    policies = {"never": TopicPolicy(enabled=False), "blocked": TopicPolicy(enabled=False), "new": TopicPolicy()}
+    wanted = {replace(TOPIC, local=name): policy for name, policy in policies.items()}
+    await store.write(metadata, clock, list(wanted), lambda topic, _: wanted[topic], known=[])
+    taken = await take(metadata, None, cluster="prod", clock=clock)
+    never, blocked, new = wanted
+    fresh = MemoryTree().connect()
+    done = await restore(fresh, taken, clock, write=True, blocked=[blocked])
+    assert set(done.left) == {paths.policy(blocked), paths.policy(new)}
+    policies_now = await store.topic_policies(fresh)
+    assert policies_now == {never: TopicPolicy(enabled=False)}
+    rules = Rules(await store.selections(fresh), policies_now)
+    assert rules.wanted(never, policies_now[never]) is None
+
+
+async def test_partitions_go_on_by_the_policy_of_their_topic(metadata: MetadataStore, clock: LoopClock) -> None:
+    """The whole topic has no entries, so a rebuild does not find it."""
+    part = replace(TOPIC, local="trips-partition-0")
+    whole = replace(TOPIC, local="trips")
+    wanted = {
+        part: TopicPolicy(selected_by=of_topic(whole).text),
+        whole: TopicPolicy(partitioned=True, segment_age_max_s=99.0),
+    }
+    await store.write(metadata, clock, list(wanted), lambda topic, _: wanted[topic], known=[])
+    taken = await take(metadata, None, cluster="prod", clock=clock)
+    fresh = MemoryTree().connect()
+    await store.write(fresh, clock, [part], lambda *_: TopicPolicy(enabled=True), known=[])
+    await restore(fresh, taken, clock, write=True)
+    policies = await store.topic_policies(fresh)
+    assert policies[whole] == wanted[whole]
+    followed = Rules({}, policies).wanted(part, policies[part])
+    assert (policies[part], followed) == (wanted[part], replace(wanted[part], segment_age_max_s=99.0))
 
 
 async def test_what_is_there_stays(metadata: MetadataStore, clock: LoopClock) -> None:
