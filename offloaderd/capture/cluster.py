@@ -98,7 +98,7 @@ class PulsarMetadata:
     async def _document(self, node: bytes, path: str) -> Any:  # noqa: ANN401 - JSON
         try:
             return without_secrets(json.loads(node))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CorruptData(key=path, offset=0, expected="JSON", found=error) from None
 
     async def _topic(self, taken: Taken, topic: TopicName) -> None:

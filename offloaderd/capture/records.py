@@ -119,7 +119,7 @@ def decode(data: bytes, *, key: str) -> Capture:
             records=records,
             problems=tuple(map(str, head["problems"])),
         )
-    except (zlib.error, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (zlib.error, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise corrupt("the lines of a capture", f"{type(error).__name__}: {error}") from None
     if count != len(records):
         raise corrupt(f"{count} records", len(records))

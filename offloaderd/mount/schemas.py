@@ -96,7 +96,7 @@ def _payload(schema: Schema) -> dict[str, Any]:
     try:
         text = _key_value(schema.content) if schema.type == KEY_VALUE else schema.content.decode()
         return _given(schema.type, text, schema.properties)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"a schema of type {schema.type} cannot be given to brokers: {error}") from None
 
 

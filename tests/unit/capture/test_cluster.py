@@ -271,12 +271,13 @@ async def test_nodes_that_cannot_be_read_are_problems_beside_the_rest(
     await topic_with_cursor(cluster, pb.ManagedCursorInfo(cursorsLedgerId=-1, markDeleteLedgerId=3))
     await cluster.znodes.create(f"{topic_path(TOPIC)}/broken", b"\xff")
     await cluster.znodes.create("/admin/policies/public/default", b"{")
+    await cluster.znodes.create("/admin/partitioned-topics/public/default/persistent/flights", b"[" * 100_000)
     await cluster.znodes.create("/schemas/public/default/flights", b"\xff")
     taken = await pulsar.take([TOPIC])
     assert SUBSCRIPTION in taken.records
-    assert len(taken.problems) == 3
+    assert len(taken.problems) == 4
     taken.problems *= 100
-    assert taken.told()[-1] == "and 200 more"
+    assert taken.told()[-1] == "and 300 more"
 
 
 async def test_policies_in_another_store_are_a_problem(cluster: FakeCluster, pulsar: PulsarMetadata) -> None:

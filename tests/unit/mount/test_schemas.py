@@ -133,6 +133,9 @@ async def test_pairs_are_compared_by_their_content(registry: Registry) -> None:
     assert await restore(registry, {0: pair}) == 0
     with pytest.raises(InvalidInput, match="KEY_VALUE"):
         await restore(registry, {0: pair, 1: replace(pair, content=content[:-9])})
+    deep = len(b"[" * 10**5).to_bytes(4, "big") + b"[" * 10**5
+    with pytest.raises(InvalidInput, match="KEY_VALUE"):
+        await restore(registry, {0: pair, 1: replace(pair, content=deep)})
 
 
 @pytest.mark.parametrize(("status", "error"), [(403, Denied), (500, Transient), (409, Conflict), (422, Conflict)])
