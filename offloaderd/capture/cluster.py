@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from offloaderd.bookkeeper.ports import Znodes
 from offloaderd.capture.records import Key, Kind, cursor_value, schema_value
 from offloaderd.core.aio import each
-from offloaderd.core.errors import CorruptData, Denied, InvalidConfig, InvalidInput, NotFound, Transient
+from offloaderd.core.errors import Conflict, CorruptData, Denied, InvalidConfig, InvalidInput, NotFound, Transient
 from offloaderd.core.model import TopicName, decode_local
 from offloaderd.core.names.managed_ledgers import ROOT
 from offloaderd.core.names.patterns import partitioned_topic
@@ -52,7 +52,16 @@ class PulsarMetadata:
         self._root = self._lists_root.removesuffix(ROOT)
 
     async def take(self, topics: Collection[TopicName]) -> Taken:
-        """Read what these topics have, and their namespaces and tenants. Raises Transient and Denied of ZooKeeper."""
+        """Read what these topics have, and their namespaces and tenants.
+
+        Raises Conflict if the cluster keeps its metadata elsewhere, Transient and Denied of ZooKeeper.
+        """
+        path = managed_ledger.flag_path(self._lists_root)
+        flag = await self._node(path)
+        if flag is not None and (moved := managed_ledger.moved_reason(flag, path=path)) is not None:
+            raise Conflict(
+                moved, hint="the captures before stay as they are; capture.enabled = false ends the attempts"
+            )
         taken = Taken()
         wholes = {partitioned_topic(topic) or topic for topic in topics}
         namespaces = sorted({f"{topic.tenant}/{topic.namespace}" for topic in topics})

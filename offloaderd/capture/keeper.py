@@ -27,7 +27,7 @@ LOOK_S = 600.0
 
 
 async def take(metadata: MetadataStore, pulsar: PulsarMetadata | None, *, cluster: str, clock: Clock) -> Capture:
-    """Read all that a capture has. Raises Transient and Denied as the stores do."""
+    """Read all that a capture has. Raises Conflict as `PulsarMetadata.take`, Transient and Denied as the stores do."""
     taken_ms = clock.wall_ms()
     identity = await deployment(metadata)
     topics = await topics_with_nodes(metadata)
@@ -85,7 +85,10 @@ class Keeper:
                 log.warning("capture.failed", error=str(error), error_class=type(error).__name__)
 
     async def capture(self, keep: int) -> StoredCapture:
-        """Take a capture, store it, and delete all but the newest `keep`. Raises Transient, Denied, NoSpace."""
+        """Take a capture, store it, and delete all but the newest `keep`.
+
+        Raises Conflict, Transient, Denied, NoSpace.
+        """
         capture = await self._take()
         stored = await storage.write(self._objects, self._site, capture)
         for problem in capture.problems:

@@ -24,6 +24,7 @@ INTERNAL = "#pulsar.internal."
 """Begin of the names of the brokers' own properties of a subscription (ManagedCursor): ids of ledgers with delayed
 messages. Here these are of no ledger or of another one, by which brokers would delete it; the messages are found anew.
 """
+MIGRATED = "migrated"
 UNLIMITED = -1
 RETENTION = {"retentionTimeInMinutes": UNLIMITED, "retentionSizeInMB": UNLIMITED}
 FIRST = {"message_ttl_in_seconds": 0, "subscription_expiration_time_minutes": 0, "backlog_quota_map": {}}
@@ -81,9 +82,12 @@ class Captured:
         return Subscriptions(nodes=found, left_out=left_out)
 
     def properties(self, topic: TopicName) -> dict[str, str]:
-        """Return the properties of a topic, without those that a list of a mount has of its own."""
+        """Return the properties of a topic, without those that a list of a mount has of its own.
+
+        Nor does it get the one by which brokers send its clients to another cluster (ManagedLedgerImpl.asyncMigrate).
+        """
         found = self._properties.get(str(topic), {})
-        return {str(name): str(text) for name, text in found.items() if name not in {MOUNTED, INDEX}}
+        return {str(name): str(text) for name, text in found.items() if name not in {MOUNTED, INDEX, MIGRATED}}
 
     def partitions(self, topic: TopicName) -> int:
         """Return the number of partitions of a partitioned topic; 0 where it is not known."""

@@ -102,10 +102,10 @@ class TargetCluster:
         """Return the names of the clusters that this one knows, its own among them."""
         return [name for name in await self._store.children(f"{self._admin}/clusters") if name != "global"]
 
-    async def make_namespace(self, name: str, tenant: bytes, policies: bytes) -> None:
-        """Create a namespace, and its tenant if it is missing; what others have made meanwhile stays."""
+    async def make_namespace(self, name: str, tenant: bytes, policies: bytes) -> bool:
+        """Create a namespace, and its tenant if it is missing; return False if others have made it meanwhile."""
         await self._put(f"{self._admin}/policies/{name.partition('/')[0]}", tenant)
-        await self._put(f"{self._admin}/policies/{name}", policies)
+        return await self._put(f"{self._admin}/policies/{name}", policies)
 
     async def namespace_hindrances(self, namespaces: Iterable[str]) -> dict[str, str]:
         """Return why topics of a namespace (`tenant/name`) would not last, for each where they would not.

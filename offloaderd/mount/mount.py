@@ -232,10 +232,16 @@ async def apply(
     in_use = await _in_use(cluster, [one.plan for one in prepared.ready])  # made until the ids were raised
     written: list[TopicName] = []
     problems: list[str] = []
+    others = set()
     for name, (tenant, policies) in prepared.namespaces.items() if prepared.ready else ():
-        await cluster.make_namespace(name, tenant, policies)
+        if not await cluster.make_namespace(name, tenant, policies):
+            others.add(name)
 
     async def write(one: Prepared) -> None:
+        namespace = f"{one.plan.topic.tenant}/{one.plan.topic.namespace}"
+        if namespace in others:  # its retention has not been looked at
+            problems.append(f"{one.plan.topic}: {namespace} was made by others meanwhile: repeat the command")
+            return
         if clashes := _clashes(one.plan, in_use):
             problems.extend(f"{one.plan.topic}: {why}" for why in clashes)
             return

@@ -74,7 +74,7 @@ class Opened:
         """Return a capture of the bucket, that of a file, or what there is now."""
         if name == NOW:
             return await self.now()
-        if (document := await asyncio.to_thread(_file, name)) is not None:
+        if name != NEWEST and (document := await asyncio.to_thread(_file, name)) is not None:
             return decode(document, key=name)
         return (await storage.read(self.objects, self.site, name))[1]
 
@@ -238,7 +238,13 @@ def import_(session: Session, *, name: str, apply_: bool, config: Path | None) -
 
     async def imported() -> Any:  # noqa: ANN401 - Restored
         async with _opened(session, config) as stores, metadata_store(stores.settings) as store:
-            return await restore(store, await stores.read(name), stores.clock, write=apply_)
+            found = await stores.read(name)
+            if found.cluster != stores.site.cluster:
+                raise InvalidInput(
+                    f"{name} is a capture of cluster {found.cluster!r}, not of {stores.site.cluster!r}",
+                    hint="correct daemon.cluster in the settings file, or name another capture",
+                )
+            return await restore(store, found, stores.clock, write=apply_)
 
     done = session.run(imported())
 

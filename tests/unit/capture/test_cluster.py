@@ -9,13 +9,14 @@ import pytest
 
 from offloaderd.capture.cluster import PulsarMetadata
 from offloaderd.capture.records import Kind, cursor_of, schema_of
-from offloaderd.core.errors import Denied, Transient
+from offloaderd.core.errors import Conflict, Denied, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.managed_ledgers import topic_path
 from offloaderd.format.pb.pulsar import cursors_pb2 as pb
 from offloaderd.format.pb.pulsar import schemas_pb2
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import ManagedLedgerInfo
+from offloaderd.ledgers.pulsar.managed_ledger import flag_path
 from offloaderd.ledgers.pulsar.source import BookKeeperLedgers
 from offloaderd.testing import FakeClock
 from tests.unit.bookkeeper.fake_cluster import TOPIC, FakeCluster
@@ -278,6 +279,17 @@ async def test_nodes_that_cannot_be_read_are_problems_beside_the_rest(
     assert len(taken.problems) == 4
     taken.problems *= 100
     assert taken.told()[-1] == "and 300 more"
+
+
+async def test_a_cluster_that_moves_its_metadata_is_not_captured(cluster: FakeCluster, pulsar: PulsarMetadata) -> None:
+    """Cursors do not change here any more; a capture would be old, and say that it is new."""
+    await topic_with_cursor(cluster, pb.ManagedCursorInfo(cursorsLedgerId=-1, markDeleteLedgerId=3))
+    flag = flag_path("/managed-ledgers")
+    await cluster.znodes.create(flag, b'{"phase": "COMPLETED", "targetUrl": "oxia://there"}')
+    with pytest.raises(Conflict, match="oxia"):
+        await pulsar.take([TOPIC])
+    await cluster.znodes.replace(flag, b'{"phase": "FAILED"}', 0)
+    assert SUBSCRIPTION in (await pulsar.take([TOPIC])).records
 
 
 async def test_policies_in_another_store_are_a_problem(cluster: FakeCluster, pulsar: PulsarMetadata) -> None:

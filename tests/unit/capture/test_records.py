@@ -109,7 +109,10 @@ def test_a_document_of_a_later_format_is_refused() -> None:
         decode(packed([{**head, "format": 2}, *rest]), key=KEY)
 
 
-@pytest.mark.parametrize("data", [b"", b"no gzip", gzip.compress(b"[]\n{}"), gzip.compress(b""), gzip.compress(b"[" * 10**6), encode(CAPTURE) * 2])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"no gzip", gzip.compress(b"[]\n{}"), gzip.compress(b""), gzip.compress(b"[" * 10**6), encode(CAPTURE) * 2],
+)
 def test_what_is_no_document_is_damaged(data: bytes) -> None:
     """Not an error of the program."""
     with pytest.raises(CorruptData):

@@ -130,6 +130,27 @@ def test_an_import_writes_what_is_missing(scene: Scene) -> None:
     assert (again["written"], list(again["left"])) == ([], [paths.BROKER_POLICY])
 
 
+def test_a_file_of_another_cluster_is_not_imported(scene: Scene, tmp_path: Path) -> None:
+    """It may be compared."""
+    scene.stored(FIRST)
+    path = tmp_path / "other.gz"
+    path.write_bytes(encode(replace(FIRST, cluster="other")))
+    result = scene.run("import", str(path), "--apply")
+    assert (result.exit_code, "cluster 'other'" in result.stderr) == (2, True)
+    assert virtually(scene.tree.connect().children(paths.POLICIES)) == []
+    assert scene.run("diff", str(path), "newest").exit_code == 0
+
+
+def test_a_file_that_is_called_newest_is_not_the_newest(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The word is that of the bucket's."""
+    scene.stored(FIRST)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "newest").write_bytes(b"no capture")
+    assert scene.run("export").exit_code == 0
+
+
 @pytest.mark.parametrize("words", [("export", "20200101T000000Z-00000000"), ("export",), ("import", "now"), ("diff",)])
 def test_mistakes_are_told(scene: Scene, words: tuple[str, ...]) -> None:
     """A name that there is not, an empty bucket, and what makes no sense."""

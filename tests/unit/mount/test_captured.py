@@ -136,7 +136,12 @@ def capture(**records: tuple[str, object]) -> Captured:
         (Kind.SUBSCRIPTION, str(TOPIC), "__compaction"): cursor_value(cursor),
         (Kind.SUBSCRIPTION, str(TOPIC), "pulsar.repl.eu"): cursor_value(cursor),
         (Kind.SUBSCRIPTION, str(TOPIC), "damaged"): {"mark_delete": 7},
-        (Kind.PROPERTIES, str(TOPIC), ""): {"colour": "red", MOUNTED: "5", "index": "9"},
+        (Kind.PROPERTIES, str(TOPIC), ""): {
+            "colour": "red",
+            "migrated": "true",
+            MOUNTED: "5",
+            "index": "9",
+        },
         (Kind.PARTITIONS, str(replace(TOPIC, local="parts")), ""): {"partitions": 5},
         **{(kind, about, ""): value for kind, (about, value) in records.items()},
     }
@@ -164,6 +169,7 @@ async def test_a_topic_comes_up_with_its_subscriptions_and_properties() -> None:
     assert (found.cursor.mark_delete.ledger_id, found.cursor.texts, found.ledger_id) == (first, (MARK,), None)
     properties = decode(nodes[LIST], key=LIST).properties
     assert properties["colour"] == "red"
+    assert "migrated" not in properties
     assert properties[MOUNTED] != "5"
     assert await target.store.children(LIST) == ["a+b"]
 
@@ -278,6 +284,17 @@ async def test_a_namespace_that_is_missing_comes_up_with_unlimited_retention() -
         "--limit -1 --limitTime 9 --policy consumer_backlog_eviction --type message_age",
     ]
     assert await cluster.namespace_hindrances([NAMESPACE]) == {}
+
+
+async def test_a_namespace_that_others_make_meanwhile_keeps_its_topics_from_being_mounted() -> None:
+    """Its retention may be limited; the next try looks at it."""
+    rig, target = await offloaded_topic(10), await empty("new")
+    cluster = target.cluster()
+    preparation = await prepared(rig, cluster, capture(**CAPTURED))
+    await target.store.create(POLICIES, b"{}")
+    written, problems = await apply(cluster, preparation, lambda _: None)
+    assert (written, ["repeat the command" in one for one in problems]) == ([], [True])
+    assert LIST not in await target.nodes()
 
 
 async def test_policies_without_limits_keep_those_of_the_brokers() -> None:
