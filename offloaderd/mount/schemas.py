@@ -32,7 +32,8 @@ class SchemaAdmin(PulsarAdmin):
         for version, found in there.items():
             if version not in versions or found != _payload(versions[version]):
                 raise Conflict(f"{topic} has another schema here, version {version}")
-        missing = range(max(there, default=-1) + 1, max(versions, default=-1) + 1)
+        last = max(there) if there else await self._last_deletion(topic, versions)
+        missing = range(last + 1, max(versions, default=-1) + 1)
         for version in missing:
             if version not in versions:
                 raise Conflict(f"version {version} of the schema of {topic} was not captured, so it ends before that")
@@ -52,6 +53,18 @@ class SchemaAdmin(PulsarAdmin):
             return {int(one["version"]): _given(one["type"], one["data"], one["properties"]) for one in found}
         except (ValueError, KeyError, TypeError):
             raise Transient(f"the admin API's answer to {at} is no list of schemas") from None
+
+    async def _last_deletion(self, topic: TopicName, versions: Mapping[int, Schema]) -> int:
+        """Return the version that an earlier try has written last, where the broker lists none; -1 for none.
+
+        That is the deletion behind the greatest version that the broker still gives by its number.
+        """
+        for version in sorted(versions, reverse=True):
+            if version + 1 in versions and versions[version + 1].deleted and not versions[version].deleted:
+                answer, _ = await self._followed(f"{self._schemas(topic)}/schema/{version}")
+                if answer is not None:
+                    return version + 1
+        return -1
 
     async def _write(self, topic: TopicName, schema: Schema) -> int:
         """Write a version, the deletion of the schema too; return its number."""

@@ -41,6 +41,10 @@ class Registry:
         if self.refused is not None:
             return web.Response(status=self.refused[0], text=self.refused[1])
         if request.method == "GET":
+            if request.raw_path.startswith(f"{PATH}/schema/"):
+                version = int(request.raw_path.rpartition("/")[2])
+                found = self.versions[version] if version < len(self.versions) else None
+                return web.Response(status=404) if found is None else web.json_response({"version": version})
             assert request.raw_path == f"{PATH}/schemas"
             first = 1 + max((index for index, one in enumerate(self.versions) if one is None), default=-1)
             listed = [
@@ -92,6 +96,15 @@ async def test_a_deletion_is_a_version(registry: Registry) -> None:
     assert await restore(registry, versions) == 3
     assert [one is None for one in registry.versions] == [False, True, False]
     assert await restore(registry, versions) == 0
+
+
+async def test_a_schema_that_is_deleted_at_the_end_is_written_once(registry: Registry) -> None:
+    """The broker lists nothing of it then; the rest is written where a try before has written some."""
+    versions = {0: AVRO, 1: GONE, 2: TWO, 3: GONE}
+    assert await restore(registry, {0: AVRO, 1: GONE}) == 2
+    assert await restore(registry, versions) == 2
+    assert await restore(registry, versions) == 0
+    assert [one is None for one in registry.versions] == [False, True, False, True]
 
 
 async def test_another_schema_stays(registry: Registry) -> None:
