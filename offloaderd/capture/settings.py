@@ -19,4 +19,4 @@ class CaptureSettings(Section):
     """How often. What consumers acknowledge after the last capture is delivered to them again after a mount."""
 
     keep: int = Field(default=14, ge=1, le=10_000)
-    """How many captures stay. The oldest are deleted after a new one was stored."""
+    """How many captures stay, and the newest without problems. The others are deleted after a new one was stored."""

@@ -23,12 +23,13 @@ _TIME = "%Y%m%dT%H%M%SZ"
 APART_RECORDS = 1000
 """More are encoded in a thread: 600,000 take some 15 s."""
 _DIGITS = 8
-_NAME = re.compile(rf"(?P<time>[0-9]{{8}}T[0-9]{{6}}Z)-(?P<deployment>[0-9a-f]{{{_DIGITS}}})")
+_INCOMPLETE = "-incomplete"
+_NAME = re.compile(rf"(?P<time>[0-9]{{8}}T[0-9]{{6}}Z)-(?P<deployment>[0-9a-f]{{{_DIGITS}}})(?P<flaw>{_INCOMPLETE})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCapture:
-    """A capture in the bucket. `deployment` is the begin of the deployment's id.
+    """A capture in the bucket. `deployment` is the begin of the deployment's id, `complete`: it has no problems.
 
     `taken_ms` has whole seconds, and is not after the store's time of the object: a daemon's clock may have been wrong.
     """
@@ -36,6 +37,7 @@ class StoredCapture:
     name: str
     key: str
     deployment: str
+    complete: bool
     taken_ms: int
     size_bytes: int
 
@@ -56,6 +58,7 @@ async def stored_captures(objects: ObjectReader, site: Site, deployment_id: str 
                             name=name,
                             key=info.key,
                             deployment=match["deployment"],
+                            complete=match["flaw"] is None,
                             taken_ms=taken_ms,
                             size_bytes=info.size_bytes,
                         )
@@ -97,7 +100,7 @@ async def read(objects: ObjectReader, site: Site, name: str = NEWEST) -> tuple[S
 async def write(objects: ObjectStore, site: Site, capture: Capture) -> StoredCapture:
     """Store a capture. Raises Conflict if its deployment has one of that second already, Transient, Denied, NoSpace."""
     time = datetime.fromtimestamp(capture.taken_ms / 1000, UTC).strftime(_TIME)
-    name = f"{time}-{_begin(capture.deployment_id)}"
+    name = f"{time}-{_begin(capture.deployment_id)}{_INCOMPLETE if capture.problems else ''}"
     key = f"{keys.captures(site.prefix, site.cluster)}{name}{keys.CAPTURE_END}"
     data = encode(capture) if len(capture.records) < APART_RECORDS else await asyncio.to_thread(encode, capture)
     store = objects.at(site.bucket)
@@ -113,6 +116,7 @@ async def write(objects: ObjectStore, site: Site, capture: Capture) -> StoredCap
             name=name,
             key=key,
             deployment=_begin(capture.deployment_id),
+            complete=not capture.problems,
             taken_ms=capture.taken_ms // 1000 * 1000,
             size_bytes=len(data),
         )
@@ -120,10 +124,15 @@ async def write(objects: ObjectStore, site: Site, capture: Capture) -> StoredCap
 
 
 async def prune(objects: ObjectStore, site: Site, keep: int, deployment_id: str) -> Sequence[StoredCapture]:
-    """Delete all captures of a deployment but the newest `keep`; return those. Raises as the store does."""
+    """Delete all captures of a deployment but the newest `keep`, and the newest complete one; return the deleted ones.
+
+    Raises as the store does.
+    """
     if keep < 1:
         raise InvalidInput(f"at least one capture has to stay, not {keep}")
-    gone = (await stored_captures(objects, site, deployment_id))[keep:]
+    found = await stored_captures(objects, site, deployment_id)
+    complete = next((one for one in found if one.complete), None)
+    gone = [one for one in found[keep:] if one != complete]
     if gone:
         await objects.at(site.bucket).delete([one.key for one in gone])
     return gone

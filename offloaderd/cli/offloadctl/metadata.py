@@ -262,7 +262,7 @@ def import_(session: Session, *, name: str, apply_: bool, config: Path | None) -
 
 def _row(one: StoredCapture) -> dict[str, object]:
     return {
-        **picked(one, "name", "deployment", "size_bytes"),
+        **picked(one, "name", "deployment", "complete", "size_bytes"),
         "taken": datetime.fromtimestamp(one.taken_ms / 1000, UTC).isoformat(),
     }
 

@@ -153,6 +153,17 @@ async def test_a_deployment_over_empty_metadata_hides_and_deletes_no_capture(
     assert (await storage.read(objects, SITE))[0] == newest
 
 
+async def test_the_last_complete_capture_stays_beside_newer_ones(objects: MemoryStore) -> None:
+    """What they could not read is in it."""
+    for number, problems in enumerate([(), (), ("no right",), ("no right",), ("no right",)]):
+        capture = replace(CAPTURE, taken_ms=CAPTURE.taken_ms + number * 1000, problems=problems)
+        await storage.write(objects, SITE, capture)
+    before = await storage.stored_captures(objects, SITE)
+    assert [one.complete for one in before] == [False, False, False, True, True]
+    assert await storage.prune(objects, SITE, 2, "") == [before[2], before[4]]
+    assert (await storage.read(objects, SITE))[1] == capture
+
+
 async def test_two_captures_of_one_second_do_not_replace_each_other(objects: MemoryStore) -> None:
     """Of two daemons that both lead; the second one is taken again."""
     await storage.write(objects, SITE, CAPTURE)
