@@ -18,14 +18,15 @@ from offloaderd.capture.records import Capture, Key, Kind, encode, node_value
 from offloaderd.capture.restore import restore
 from offloaderd.capture.settings import CaptureSettings
 from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NotFound, OutcomeUnknown, Transient
-from offloaderd.core.names.patterns import TopicPattern, of_topic
+from offloaderd.core.names.patterns import Scope, TopicPattern, of_topic
+from offloaderd.core.quotas import Quotas
 from offloaderd.format.head import PlaceMarker
 from offloaderd.metadata import paths
 from offloaderd.metadata.identity import ensure_deployment
 from offloaderd.metadata.records import grant
 from offloaderd.metadata.records.identity import Deployment
 from offloaderd.objects import keys, marker
-from offloaderd.policy import records, store
+from offloaderd.policy import quotas, records, store
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.records import Paused, Selection, TopicPolicy
 from offloaderd.policy.selection import Rules
@@ -155,7 +156,9 @@ async def test_a_deployment_over_empty_metadata_hides_and_deletes_no_capture(
 
 async def test_the_last_complete_capture_stays_beside_newer_ones(objects: MemoryStore) -> None:
     """What they could not read is in it."""
-    for number, problems in enumerate([(), (), ("no right",), ("no right",), ("no right",)]):
+    capture = CAPTURE
+    for number in range(5):
+        problems = ("no right",) if number > 1 else ()
         capture = replace(CAPTURE, taken_ms=CAPTURE.taken_ms + number * 1000, problems=problems)
         await storage.write(objects, SITE, capture)
     before = await storage.stored_captures(objects, SITE)
@@ -223,7 +226,10 @@ async def test_captures_are_taken_when_due_by_the_daemon_that_leads(
         leads = False
         await clock.sleep(3 * DAY_S)
         assert len(await names(objects)) == 2
-        leads = True
+        leads, settings = True, settings.model_copy(update={"enabled": False})
+        await clock.sleep(3 * DAY_S)
+        assert len(await names(objects)) == 2
+        settings = settings.model_copy(update={"enabled": True})
         await clock.sleep(9 * DAY_S)
         assert len(await names(objects)) == 3
 
@@ -248,6 +254,7 @@ async def owned(metadata: MetadataStore, clock: LoopClock) -> None:
     await store.put_level(metadata, clock, (TOPIC.tenant, TOPIC.namespace), OffloadPolicies(segment_age_max_s=88.0))
     selection = Selection(pattern=TopicPattern.parse("acme/*"), policy=TopicPolicy(), created_ms=5)
     await store.put(metadata, clock, selection)
+    await quotas.put(metadata, clock, Scope("acme"), Quotas(calls=7), by="me")
     policy = TopicPolicy(paused=Paused(5, "me"), segment_age_max_s=99.0)
     await store.write(metadata, clock, [TOPIC], lambda *_: policy, known=[])
     await grants.revoke(metadata, TOPIC, 7, reason="lawyers", now_ms=5)
@@ -271,7 +278,7 @@ async def test_what_operators_decided_comes_back_after_a_rebuild(
     one = await restore(fresh, taken, clock, write=False, topics=[TOPIC])
     assert set(one.written) == {paths.policy(TOPIC), paths.grant(TOPIC, 7)}
     planned = await restore(fresh, taken, clock, write=False)
-    assert len(planned.written) == 5
+    assert len(planned.written) == 6
     assert await fresh.children(paths.SELECTIONS) == []
     assert (await restore(fresh, taken, clock, write=True)).written == planned.written
     for path in planned.written:
@@ -284,7 +291,19 @@ async def test_what_operators_decided_comes_back_after_a_rebuild(
     assert (revoked.revoked_ms, revoked.revoked_reason) == (5, "lawyers")
     assert await fresh.children(paths.grants(TOPIC)) == ["7"]
     again = await restore(fresh, taken, clock, write=True)
-    assert (again.written, len(again.left)) == ([], 5)
+    assert (again.written, len(again.left)) == ([], 6)
+
+
+async def test_a_ledger_that_was_granted_meanwhile_is_revoked_again(metadata: MetadataStore, clock: LoopClock) -> None:
+    """A verification after the rebuild has found its copy; that an operator has forbidden it counts."""
+    await owned(metadata, clock)
+    taken = await take(metadata, None, cluster="prod", clock=clock)
+    fresh = MemoryTree().connect()
+    await rebuilt(fresh, clock, enabled=True)
+    await fresh.create(paths.grant(TOPIC, 7), grant.encode(grant.Grant(ledger_id=7, verified_ms=9)))
+    assert paths.grant(TOPIC, 7) in (await restore(fresh, taken, clock, write=True)).written
+    found = grant.decode((await fresh.get(paths.grant(TOPIC, 7))).value, path="g")
+    assert (found.revoked_ms, found.revoked_reason) == (5, "lawyers")
 
 
 async def test_a_selection_that_comes_back_enables_no_topic_that_was_disabled(
