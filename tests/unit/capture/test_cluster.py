@@ -120,16 +120,20 @@ async def test_the_newest_position_of_any_bookie_counts(cluster: FakeCluster, pu
     assert mark_delete(await pulsar.take([TOPIC])) == Position(3, 9)
     cluster.bookies.down.add("b1")
     assert mark_delete(await pulsar.take([TOPIC])) == Position(3, 5)
+    await ledger.write([at(11)])
+    assert mark_delete(await pulsar.take([TOPIC])) == Position(3, 11)
 
 
-@pytest.mark.parametrize("failure", ["gone", "empty", "down", "damaged"])
+@pytest.mark.parametrize("failure", ["gone", "empty", "closed", "down", "damaged"])
 async def test_a_cursor_whose_ledger_cannot_be_read_is_as_it_was_when_that_began(
     cluster: FakeCluster, pulsar: PulsarMetadata, failure: str
 ) -> None:
     """Consumers get more again, never less. It is a problem unless the ledger has nothing yet."""
-    ledger = await loaded(cluster, *([] if failure == "empty" else [at(5)]))
+    ledger = await loaded(cluster, *([] if failure in {"empty", "closed"} else [at(5)]))
     if failure == "gone":
         await ledger.delete()
+    elif failure == "closed":
+        await ledger.close()
     elif failure == "down":
         cluster.bookies.down |= {"b0", "b1"}
     elif failure == "damaged":
@@ -137,7 +141,7 @@ async def test_a_cursor_whose_ledger_cannot_be_read_is_as_it_was_when_that_began
         ledger.spoil("b1", 0)
     taken = await pulsar.take([TOPIC])
     assert mark_delete(taken) == Position(3, 0)
-    assert len(taken.problems) == (failure != "empty")
+    assert len(taken.problems) == (failure not in {"empty", "closed"})
 
 
 async def test_a_cursor_whose_ledger_is_given_up_meanwhile_is_read_again(

@@ -153,6 +153,19 @@ def test_acknowledged_entries_as_bits_are_ranges() -> None:
     assert (found.mark_delete, found.texts) == (at(3, 1), (("a", "b"),))
 
 
+def test_acknowledged_entries_as_ranges_count_before_those_as_bits() -> None:
+    """A broker writes one form; with both, bits would be of an earlier release (ManagedCursorImpl)."""
+    info = pb.PositionInfo(ledgerId=3, entryId=1)
+    low, high = NestedPositionInfo(ledgerId=3, entryId=4), NestedPositionInfo(ledgerId=3, entryId=6)
+    info.individualDeletedMessages.add(lowerEndpoint=low, upperEndpoint=high)
+    info.individualDeletedMessageRanges.add(key=4, values=[1])
+    info.batchedEntryDeletionIndexInfo.add(position=high, deleteSet=[5, -1])
+    info.properties.add(name="producer", value=7)
+    found = cursors.decode_entry(info.SerializeToString(), key="9:0", texts=())
+    assert found.acknowledged == ((Position(3, 4), Position(3, 6)),)
+    assert (found.batches, found.numbers) == (((Position(3, 6), (5, -1)),), (("producer", 7),))
+
+
 def test_positions_that_no_cursor_has_are_damage() -> None:
     """A ledger's id of -2, and words for a ledger of -1."""
     info = pb.PositionInfo(ledgerId=3, entryId=1)
