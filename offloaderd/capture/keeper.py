@@ -74,8 +74,8 @@ class Keeper:
                 continue
             try:
                 identity = await deployment(self._metadata)
-                own = str(identity.deployment_id) if identity is not None else ""
-                found = await storage.stored_captures(self._objects, self._site, own)
+                deployment_id = str(identity.deployment_id) if identity is not None else ""
+                found = await storage.stored_captures(self._objects, self._site, deployment_id)
                 newest_ms = found[0].taken_ms if found else 0
                 self._metrics.capture_newest_timestamp_seconds.set(newest_ms / 1000)
                 if self._clock.wall_ms() - newest_ms >= settings.interval_s * 1000:

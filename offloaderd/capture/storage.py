@@ -89,7 +89,7 @@ async def read(objects: ObjectReader, site: Site, name: str = NEWEST) -> tuple[S
         one = next((one for one in found if name == one.name), None)
     if one is None:
         what = "no capture" if name == NEWEST else f"no capture {name}"
-        place = f"s3://{site.bucket}/{keys.captures(site.prefix, site.cluster)}".removeprefix("s3://")
+        place = f"{site.bucket}/{keys.captures(site.prefix, site.cluster)}"
         raise NotFound(f"{what} in {place}", hint="offloadctl metadata list shows those there are")
     capture = decode(await objects.at(site.bucket).get(one.key), key=one.key)
     if capture.cluster != site.cluster:

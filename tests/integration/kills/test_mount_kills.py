@@ -49,7 +49,7 @@ async def fill(directory: Path) -> None:
         **{(Kind.SUBSCRIPTION, str(TOPIC), name): cursor for name in ("one", "two")},
     }
     capture = Capture(cluster=CLUSTER, deployment_id="", taken_ms=5, records=records)
-    await storage.write(store, Place(cluster=CLUSTER, bucket="segments", prefix=PREFIX), capture, CLOCK)
+    await storage.write(store, Place(cluster=CLUSTER, bucket="segments", prefix=PREFIX), capture)
 
 
 def site_at(directory: Path, zookeeper: str) -> Site:
