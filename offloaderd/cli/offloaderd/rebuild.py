@@ -248,6 +248,7 @@ class Shown:
             "problems": list(map(_problem_json, self.plan.problems)),
             "captured_ms": self.captured.taken_ms if self.captured is not None else None,
             "restored": self.restored.written if self.restored is not None else [],
+            "not_restored": self.restored.left if self.restored is not None else {},
         }
 
 
