@@ -79,8 +79,8 @@ class PulsarMetadata:
             await reading
         except Denied as error:
             taken.problems.append(
-                f"{error.message}: give the daemon's user the right to read {self._root}/admin and "
-                f"{self._root}{schemas.ROOT} in the cluster's ZooKeeper"
+                f"{error.message}: captures need the rights to read {self._root}/admin and {self._root}{schemas.ROOT} "
+                "in the cluster's ZooKeeper, and entries of bookies"
             )
 
     async def _policies(self, taken: Taken, tenants: list[str], namespaces: list[str]) -> None:

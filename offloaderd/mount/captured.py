@@ -27,7 +27,9 @@ messages. Here these are of no ledger or of another one, by which brokers would 
 MIGRATED = "migrated"
 UNLIMITED = -1
 RETENTION = {"retentionTimeInMinutes": UNLIMITED, "retentionSizeInMB": UNLIMITED}
-FIRST = {"message_ttl_in_seconds": 0, "subscription_expiration_time_minutes": 0, "backlog_quota_map": {}}
+AGES = ("message_ttl_in_seconds", "subscription_expiration_time_minutes")
+"""Limits of a namespace by which brokers act on the age of messages and subscriptions."""
+FIRST = {**dict.fromkeys(AGES, 0), "backlog_quota_map": {}}
 """Limits of a namespace, without a limit. Its brokers would acknowledge entries, and delete subscriptions, that are old
 only because the cluster was away."""
 

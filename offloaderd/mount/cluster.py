@@ -29,13 +29,15 @@ from offloaderd.ledgers.pulsar import managed_ledger
 from offloaderd.ledgers.pulsar.managed_ledger import ManagedLedger
 from offloaderd.metadata import nodes
 from offloaderd.metadata.port import Create, Delete, MetadataStore, Step, parent
-from offloaderd.mount.captured import is_mounted
+from offloaderd.mount.captured import AGES, is_mounted
 from offloaderd.mount.lists import MOUNTED, encode_partitions, placeholder_of
 
 TRIES = 5
 HIGH_BITS = 32
 """Bits of a ledger's id below those of its node HOB-: see `placeholder`."""
 UNLIMITED = -1
+EVICTION = "consumer_backlog_eviction"
+"""The policy of a backlog's quota by which brokers acknowledge messages (BacklogQuota.RetentionPolicy)."""
 PARTITIONS_MAX = 1000
 """A topic without partitions may be named like one, by a date for instance. A greater number is left to an operator."""
 
@@ -110,7 +112,8 @@ class TargetCluster:
     async def namespace_hindrances(self, namespaces: Iterable[str]) -> dict[str, str]:
         """Return why topics of a namespace (`tenant/name`) would not last, for each where they would not.
 
-        Its brokers delete the ledgers of a topic without subscriptions as its retention says, once they load it.
+        Its brokers delete the ledgers of a topic without subscriptions as its retention says, once they load it, and
+        acknowledge what is older than other policies allow.
         """
         wanted = sorted(set(namespaces))
         found = dict(zip(wanted, await each(wanted, self._hindrance), strict=True))
@@ -122,15 +125,25 @@ class TargetCluster:
         if found is None:
             return f"the cluster has no namespace {namespace}: pulsar-admin namespaces create {namespace}"
         try:
-            retention = _json(found.value, path).get("retention_policies")
+            policies = _json(found.value, path)
         except CorruptData as error:
             return str(error)
+        retention = policies.get("retention_policies")
         limits = ("retentionTimeInMinutes", "retentionSizeInMB")
-        if isinstance(retention, dict) and all(retention.get(one) == UNLIMITED for one in limits):
+        if not isinstance(retention, dict) or any(retention.get(one) != UNLIMITED for one in limits):
+            return (
+                f"the retention of {namespace} is limited, so its brokers would delete mounted ledgers: "
+                f"pulsar-admin namespaces set-retention {namespace} --time -1 --size -1"
+            )
+        acting = [name for name in AGES if policies.get(name)]
+        quotas = policies.get("backlog_quota_map")
+        if EVICTION in json.dumps(quotas):
+            acting.append("backlog_quota_map")
+        if not acting:
             return ""
         return (
-            f"the retention of {namespace} is limited, so its brokers would delete mounted ledgers: "
-            f"pulsar-admin namespaces set-retention {namespace} --time -1 --size -1"
+            f"brokers would acknowledge messages of {namespace}, or delete its subscriptions, because they are old "
+            f"({', '.join(acting)}): take these policies away until consumers are back"
         )
 
     async def placeholder(self, newest: int) -> int:

@@ -52,7 +52,7 @@ AT_GAP = click.option(
 ANY_RETENTION = click.option(
     "--any-retention",
     is_flag=True,
-    help="Mount also where retention is limited or unknown: brokers may delete the ledgers at once.",
+    help="Mount also where retention is limited or unknown, or messages expire: brokers may delete them at once.",
 )
 CLUSTER_HINT = "daemon.cluster has to be the name of the cluster that offloaded it"
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Answer in JSON: one document.")

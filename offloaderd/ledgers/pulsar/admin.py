@@ -121,7 +121,7 @@ class PulsarAdmin:
                 if answer.status in {401, 403}:
                     raise Denied(
                         f"the admin API refused {url} ({answer.status})",
-                        hint="set pulsar.admin_token to a token that may read the topic's statistics",
+                        hint="set pulsar.admin_token to a token that has the right to it",
                     )
                 if content is not None and answer.status in {400, 409, 412, 422}:
                     reason = (await _limited(answer, url)).decode(errors="replace")[:REASON_CHARS]

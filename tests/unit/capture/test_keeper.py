@@ -319,10 +319,10 @@ async def test_a_selection_that_comes_back_enables_no_topic_that_was_disabled(
     never, blocked, new = wanted
     fresh = MemoryTree().connect()
     done = await restore(fresh, taken, clock, write=True, blocked=[blocked])
-    assert set(done.left) == {paths.policy(blocked), paths.policy(new)}
+    assert set(done.left) == {paths.policy(blocked), paths.policy(new), paths.selection("public/*")}
     policies_now = await store.topic_policies(fresh)
     assert policies_now == {never: TopicPolicy(enabled=False)}
-    rules = Rules(await store.selections(fresh), policies_now)
+    rules = Rules(await store.selections(metadata), policies_now)
     assert rules.wanted(never, policies_now[never]) is None
 
 
@@ -343,6 +343,18 @@ async def test_partitions_go_on_by_the_policy_of_their_topic(metadata: MetadataS
     assert policies[whole] == wanted[whole]
     followed = Rules({}, policies).wanted(part, policies[part])
     assert (policies[part], followed) == (wanted[part], replace(wanted[part], segment_age_max_s=99.0))
+
+
+async def test_selections_wait_until_no_topic_is_blocked(metadata: MetadataStore, clock: LoopClock) -> None:
+    """A daemon that finds them would begin topics anew whose maps a rebuild has still to write."""
+    await owned(metadata, clock)
+    taken = await take(metadata, None, cluster="prod", clock=clock)
+    fresh = MemoryTree().connect()
+    done = await restore(fresh, taken, clock, write=True, blocked=[TOPIC])
+    assert await fresh.children(paths.SELECTIONS) == []
+    assert "metadata import" in done.left[paths.selection("acme/*")]
+    await restore(fresh, taken, clock, write=True)
+    assert len(await fresh.children(paths.SELECTIONS)) == 1
 
 
 async def test_what_is_there_stays(metadata: MetadataStore, clock: LoopClock) -> None:

@@ -109,10 +109,17 @@ def test_a_document_of_a_later_format_is_refused() -> None:
         decode(packed([{**head, "format": 2}, *rest]), key=KEY)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"no gzip", gzip.compress(b"[]\n{}"), gzip.compress(b""), gzip.compress(b"[" * 10**6), encode(CAPTURE) * 2],
-)
+NO_DOCUMENTS = {
+    "nothing": b"",
+    "no gzip": b"no gzip",
+    "no head": gzip.compress(b"[]\n{}"),
+    "no line": gzip.compress(b""),
+    "nested too deep": gzip.compress(b"[" * 10**6),
+    "two documents": encode(CAPTURE) * 2,
+}
+
+
+@pytest.mark.parametrize("data", NO_DOCUMENTS.values(), ids=NO_DOCUMENTS)
 def test_what_is_no_document_is_damaged(data: bytes) -> None:
     """Not an error of the program."""
     with pytest.raises(CorruptData):

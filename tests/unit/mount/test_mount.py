@@ -354,6 +354,25 @@ async def test_a_namespace_whose_brokers_would_delete_the_ledgers_is_refused(pol
     assert {one.state for one in allowed.topics} == {READY}
 
 
+@pytest.mark.parametrize(
+    ("policies", "acts"),
+    [
+        ({"message_ttl_in_seconds": 60}, True),
+        ({"subscription_expiration_time_minutes": 5}, True),
+        ({"backlog_quota_map": {"destination_storage": {"policy": "consumer_backlog_eviction"}}}, True),
+        ({"backlog_quota_map": {"destination_storage": {"policy": "producer_request_hold"}}}, False),
+        ({"message_ttl_in_seconds": 0, "backlog_quota_map": None}, False),
+    ],
+)
+async def test_a_namespace_whose_brokers_would_acknowledge_what_is_old_is_refused(
+    policies: dict[str, Any], *, acts: bool
+) -> None:
+    """Consumers have had no chance to get it while the cluster was away."""
+    rig, target = await offloaded_topic(10), await Target().made({**UNLIMITED, **policies})
+    (one, *_) = (await prepared(rig, target.cluster())).topics
+    assert (one.state, any(name in " ".join(one.why) for name in policies)) == (BLOCKED if acts else READY, acts)
+
+
 async def test_a_namespace_that_is_missing_is_named() -> None:
     """Its policies are not in the bucket, so an operator makes it."""
     rig, target = await offloaded_topic(10), await Target().made()
