@@ -93,7 +93,7 @@ class Keeper:
         stored = await storage.write(self._objects, self._site, capture)
         for problem in capture.problems:
             log.warning("capture.incomplete", capture=stored.name, problem=problem)
-        self._metrics.captures.labels(outcome="stored").inc()
+        self._metrics.captures.labels(outcome="stored" if stored.complete else "incomplete").inc()
         self._metrics.capture_newest_timestamp_seconds.set(stored.taken_ms / 1000)
         self._metrics.capture_problems.set(len(capture.problems))
         log.info("capture.stored", capture=stored.name, records=len(capture.records), size_bytes=stored.size_bytes)

@@ -7,8 +7,9 @@ class CaptureMetrics(Families):
     """Metrics of the daemon that leads the job; those of the others stand still."""
 
     captures = counter(
-        "Captures of what topics need besides their entries, by how they ended. Page when failed grows for a day.",
-        outcome=("stored", "failed"),
+        "Captures of what topics need besides their entries, by how they ended; an incomplete one is stored as well, "
+        "without what could not be read. Look when failed or incomplete grows for two days.",
+        outcome=("stored", "incomplete", "failed"),
     )
     capture_newest_timestamp_seconds = gauge(
         "Time of the newest capture in the bucket, in seconds since 1970, as the job's daemon knows it; 0: "

@@ -248,6 +248,28 @@ async def test_a_capture_that_fails_is_tried_again_and_counted(
     assert len(await names(objects)) == 1
 
 
+async def test_what_could_not_be_read_is_counted_and_named(
+    objects: MemoryStore, metadata: MetadataStore, clock: LoopClock
+) -> None:
+    """The rest is stored all the same, under a name that says so."""
+    await rebuilt(metadata, clock, enabled=True)
+    await metadata.create(paths.grant(TOPIC, 7), b"\xff")
+    registry = CollectorRegistry()
+    one = Keeper(objects, metadata, None, SITE, clock=clock, registry=registry)
+    with capture_logs() as logs:
+        stored = await one.capture(3)
+    assert (stored.complete, stored.name.endswith("-incomplete")) == (False, True)
+    assert [one["event"] for one in logs] == ["capture.incomplete", "capture.stored"]
+    await metadata.delete(paths.grant(TOPIC, 7))
+    await clock.sleep(1)
+    assert (await one.capture(3)).complete
+    counts = {
+        outcome: registry.get_sample_value("offloaderd_captures_total", {"outcome": outcome})
+        for outcome in ("stored", "incomplete", "failed")
+    }
+    assert counts == {"stored": 1, "incomplete": 1, "failed": 0}
+
+
 async def owned(metadata: MetadataStore, clock: LoopClock) -> None:
     """Write what operators decide: levels, a selection, a paused topic, and a ledger that must stay."""
     await store.put_level(metadata, clock, None, OffloadPolicies(segment_age_max_s=77.0))

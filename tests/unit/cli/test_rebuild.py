@@ -20,7 +20,7 @@ from offloaderd.policy import records
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.upkeep.stored import Site
-from tests.unit.upkeep.site import Ground, runs
+from tests.unit.upkeep.site import TOPIC, Ground, runs
 from tests.virtual import LoopClock, virtually
 
 if TYPE_CHECKING:
@@ -124,3 +124,24 @@ def test_what_operators_decided_comes_out_of_a_capture(
     else:
         assert "wrote 1 node out of the capture of 2023-11-14" in result.stdout
         assert virtually(tree.connect().get(paths.BROKER_POLICY)).value == level
+
+
+def test_a_rebuild_of_one_topic_restores_nothing_above_it(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policies of an operator stand, whatever an old capture says; the topic gets its own again."""
+    tree = MemoryTree()
+    monkeypatch.setattr(rebuild, "metadata_store", lambda _: tree.connect())
+    site = Site(cluster="standalone", bucket="pulsar-offload", prefix="seg/")
+    level = records.encode_level(records.LevelPolicy(OffloadPolicies(segment_age_max_s=77.0)))
+    policy = records.encode_policy(records.TopicPolicy(segment_age_max_s=88.0))
+    found: dict[Key, object] = {
+        (Kind.NODE, paths.BROKER_POLICY, ""): node_value(level),
+        (Kind.NODE, paths.policy(TOPIC), ""): node_value(policy),
+    }
+    capture = Capture(cluster="standalone", deployment_id="", taken_ms=1_700_000_000_000, records=found)
+    virtually(storage.write(FilesystemStore(tmp_path / "bucket", LoopClock()), site, capture))
+    words = ("--apply", "--enable", "--topic", str(TOPIC), "--prefer", str(UUID(int=2)))
+    assert run(config, *words).exit_code == 0
+    assert virtually(tree.connect().children(paths.POLICIES)) == []
+    assert virtually(tree.connect().get(paths.policy(TOPIC))).value == policy
