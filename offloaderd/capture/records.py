@@ -18,10 +18,9 @@ without it was cut short.
 """
 
 import base64
-import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -78,6 +77,15 @@ class Capture:
 
 def encode(capture: Capture) -> bytes:
     """Return the document of a capture; the same capture always gives the same bytes."""
+    packer = zlib.compressobj(LEVEL, wbits=zlib.MAX_WBITS | 16)
+    data = bytearray()
+    for line in text_lines(capture):
+        data += packer.compress(f"{line}\n".encode())
+    return bytes(data + packer.flush())
+
+
+def text_lines(capture: Capture) -> Iterator[str]:
+    """Yield the lines of a document, for people and programs."""
     head = {
         "format": FORMAT,
         "cluster": capture.cluster,
@@ -85,15 +93,11 @@ def encode(capture: Capture) -> bytes:
         "taken_ms": capture.taken_ms,
         "problems": list(capture.problems),
     }
-    packer = zlib.compressobj(LEVEL, wbits=zlib.MAX_WBITS | 16)
-    data = bytearray()
-    records = (
-        {"kind": kind, "about": about, "name": name, "value": capture.records[kind, about, name]}
-        for kind, about, name in sorted(capture.records)
-    )
-    for line in (head, *records, {"records": len(capture.records)}):
-        data += packer.compress(json.dumps(line, sort_keys=True).encode() + b"\n")
-    return bytes(data + packer.flush())
+    yield json.dumps(head, sort_keys=True)
+    for kind, about, name in sorted(capture.records):
+        value = capture.records[kind, about, name]
+        yield json.dumps({"kind": kind, "about": about, "name": name, "value": value}, sort_keys=True)
+    yield json.dumps({"records": len(capture.records)})
 
 
 def decode(data: bytes, *, key: str) -> Capture:
@@ -211,8 +215,3 @@ def node_of(value: Any) -> bytes:  # noqa: ANN401 - JSON
         return base64.b64decode(value, validate=True)
     except (ValueError, TypeError) as error:
         raise InvalidInput(f"not a node of a capture: {error}") from None
-
-
-def text_lines(capture: Capture) -> Iterable[str]:
-    """Yield the lines of a document as text, for people and programs."""
-    return gzip.decompress(encode(capture)).decode().splitlines()
