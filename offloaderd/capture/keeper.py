@@ -29,17 +29,23 @@ LOOK_S = 600.0
 async def take(metadata: MetadataStore, pulsar: PulsarMetadata | None, *, cluster: str, clock: Clock) -> Capture:
     """Read all that a capture has. Raises Conflict as `PulsarMetadata.take`, Transient and Denied as the stores do."""
     taken_ms = clock.wall_ms()
-    identity = await deployment(metadata)
+    deployment_id = await _deployment_id(metadata)
     topics = await topics_with_nodes(metadata)
     taken = await pulsar.take(topics) if pulsar is not None else Taken()
     await own.take(metadata, topics, taken)
     return Capture(
         cluster=cluster,
-        deployment_id=str(identity.deployment_id) if identity is not None else "",
+        deployment_id=deployment_id,
         taken_ms=taken_ms,
         records=taken.records,
         problems=taken.told(),
     )
+
+
+async def _deployment_id(metadata: MetadataStore) -> str:
+    """Return the id of the deployment; empty before a daemon has made one."""
+    found = await deployment(metadata)
+    return str(found.deployment_id) if found is not None else ""
 
 
 class Keeper:
@@ -73,8 +79,7 @@ class Keeper:
             if not (settings.enabled and leads()):
                 continue
             try:
-                identity = await deployment(self._metadata)
-                deployment_id = str(identity.deployment_id) if identity is not None else ""
+                deployment_id = await _deployment_id(self._metadata)
                 found = await storage.stored_captures(self._objects, self._site, deployment_id)
                 newest_ms = found[0].taken_ms if found else 0
                 self._metrics.capture_newest_timestamp_seconds.set(newest_ms / 1000)

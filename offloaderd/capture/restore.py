@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from offloaderd.capture.records import Capture, Kind, node_of
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NewerRecord
+from offloaderd.core.errors import Conflict, CorruptData, InvalidInput
 from offloaderd.core.model import TopicName
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.port import MetadataStore
@@ -137,7 +137,7 @@ async def _policies(
         path, current = paths.policy(topic), there.get(topic)
         if current is None and decide(topic, None) is None:
             done.left[path] = f"{topic} is not in these metadata"
-        elif isinstance(current, CorruptData | NewerRecord):
+        elif isinstance(current, CorruptData):
             done.left[path] = str(current)
         elif current is not None and current not in REBUILT:
             done.left[path] = "another one is there"

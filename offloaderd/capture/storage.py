@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from offloaderd.capture.records import Capture, decode, encode
 from offloaderd.core.errors import Archived, Conflict, CorruptData, InvalidInput, NotFound, OutcomeUnknown, Transient
 from offloaderd.objects import keys, marker
-from offloaderd.objects.port import ObjectReader, ObjectStore
+from offloaderd.objects.port import ObjectInfo, ObjectReader, ObjectStore
 from offloaderd.upkeep.stored import Site
 
 TRIES = 5
@@ -45,25 +45,27 @@ class StoredCapture:
 async def stored_captures(objects: ObjectReader, site: Site, deployment_id: str | None = None) -> list[StoredCapture]:
     """Return the captures of a place, all or those of a deployment, the newest first. Raises as the store does."""
     folder = keys.captures(site.prefix, site.cluster)
-    found = []
     async with aclosing(objects.at(site.bucket).list(folder)) as listed:
-        async for info in listed:
-            name = info.key.removeprefix(folder).removesuffix(keys.CAPTURE_END)
-            if (match := _NAME.fullmatch(name)) is not None and info.key == f"{folder}{name}{keys.CAPTURE_END}":
-                taken = datetime.strptime(match["time"], _TIME).replace(tzinfo=UTC)
-                taken_ms = min(int(taken.timestamp()), info.modified_ms // 1000) * 1000
-                if deployment_id is None or match["deployment"] == _begin(deployment_id):
-                    found.append(
-                        StoredCapture(
-                            name=name,
-                            key=info.key,
-                            deployment=match["deployment"],
-                            complete=match["flaw"] is None,
-                            taken_ms=taken_ms,
-                            size_bytes=info.size_bytes,
-                        )
-                    )
+        stored = [one async for info in listed if (one := _stored(info, folder)) is not None]
+    found = [one for one in stored if deployment_id is None or one.deployment == _begin(deployment_id)]
     return sorted(found, key=lambda one: (one.taken_ms, one.name), reverse=True)
+
+
+def _stored(info: ObjectInfo, folder: str) -> StoredCapture | None:
+    """Return the capture that an object of the folder is; None for any other object."""
+    name = info.key.removeprefix(folder).removesuffix(keys.CAPTURE_END)
+    match = _NAME.fullmatch(name)
+    if match is None or info.key != f"{folder}{name}{keys.CAPTURE_END}":
+        return None
+    taken = datetime.strptime(match["time"], _TIME).replace(tzinfo=UTC)
+    return StoredCapture(
+        name=name,
+        key=info.key,
+        deployment=match["deployment"],
+        complete=match["flaw"] is None,
+        taken_ms=min(int(taken.timestamp()), info.modified_ms // 1000) * 1000,
+        size_bytes=info.size_bytes,
+    )
 
 
 def _begin(deployment_id: str) -> str:
@@ -80,21 +82,30 @@ async def _newest(objects: ObjectReader, site: Site, found: Sequence[StoredCaptu
     return next(iter(own or found), None)
 
 
-async def read(objects: ObjectReader, site: Site, name: str = NEWEST) -> tuple[StoredCapture, Capture]:
-    """Return a capture. Raises NotFound for none of that name, CorruptData, and as the store does."""
+async def find(objects: ObjectReader, site: Site, name: str = NEWEST) -> StoredCapture | None:
+    """Return the capture of a name, or the newest; None if there is none. Raises as the store does."""
     found = await stored_captures(objects, site)
     if name == NEWEST:
-        one = await _newest(objects, site, found)
-    else:
-        one = next((one for one in found if name == one.name), None)
+        return await _newest(objects, site, found)
+    return next((one for one in found if name == one.name), None)
+
+
+async def read(objects: ObjectReader, site: Site, name: str = NEWEST) -> tuple[StoredCapture, Capture]:
+    """Return a capture. Raises NotFound for none of that name, CorruptData, and as the store does."""
+    one = await find(objects, site, name)
     if one is None:
         what = "no capture" if name == NEWEST else f"no capture {name}"
         place = f"{site.bucket}/{keys.captures(site.prefix, site.cluster)}"
         raise NotFound(f"{what} in {place}", hint="offloadctl metadata list shows those there are")
+    return one, await load(objects, site, one)
+
+
+async def load(objects: ObjectReader, site: Site, one: StoredCapture) -> Capture:
+    """Return the content of a capture. Raises NotFound if it is gone, CorruptData, and as the store does."""
     capture = decode(await objects.at(site.bucket).get(one.key), key=one.key)
     if capture.cluster != site.cluster:
         raise CorruptData(key=one.key, offset=0, expected=f"a capture of {site.cluster!r}", found=capture.cluster)
-    return one, capture
+    return capture
 
 
 async def write(objects: ObjectStore, site: Site, capture: Capture) -> StoredCapture:

@@ -35,10 +35,11 @@ async def chosen(objects: ObjectReader, settings: Settings, name: str) -> Captur
     if name == NO_CAPTURE:
         return None
     site = sites(settings)[0]
-    if name == NEWEST and not await storage.stored_captures(objects, site):
-        return None
     try:
-        return (await storage.read(objects, site, name))[1]
+        if name != NEWEST:
+            return (await storage.read(objects, site, name))[1]
+        newest = await storage.find(objects, site)
+        return await storage.load(objects, site, newest) if newest is not None else None
     except CorruptData as error:
         error.hint = f"name another one with --capture, or {NO_CAPTURE}"
         raise

@@ -40,8 +40,8 @@ from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.topic_map.conversion import holders_of
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.mount import mount
-from offloaderd.mount.captured import Captured
-from offloaderd.mount.cluster import UNLIMITED, TargetCluster
+from offloaderd.mount.captured import RETENTION, Captured
+from offloaderd.mount.cluster import TargetCluster
 from offloaderd.mount.mount import READY, Bucket, Prepared
 from offloaderd.mount.plan import AtGap
 from offloaderd.objects.port import ObjectReader
@@ -394,9 +394,9 @@ async def _empty_cluster(topics: Iterable[TopicName]) -> TargetCluster:
     """Return an initialised cluster without topics or ledgers, that has their namespaces as docs/mount.md says."""
     store = MemoryTree().connect()
     await store.create(instance_path(LEDGERS_ROOT), b"")
-    policies = {"retention_policies": {"retentionTimeInMinutes": UNLIMITED, "retentionSizeInMB": UNLIMITED}}
+    policies = json.dumps({"retention_policies": RETENTION}).encode()
     for namespace in sorted({f"{topic.tenant}/{topic.namespace}" for topic in topics}):
-        await store.create(f"/admin/policies/{namespace}", json.dumps(policies).encode())
+        await store.create(f"/admin/policies/{namespace}", policies)
     return TargetCluster(store, ledgers_root=LEDGERS_ROOT, lists_root=ROOT)
 
 

@@ -25,13 +25,13 @@ INTERNAL = "#pulsar.internal."
 messages. Here these are of no ledger or of another one, by which brokers would delete it; the messages are found anew.
 """
 MIGRATED = "migrated"
-UNLIMITED = -1
-RETENTION = {"retentionTimeInMinutes": UNLIMITED, "retentionSizeInMB": UNLIMITED}
+RETENTION = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+"""The retention of a namespace that keeps everything."""
 AGES = ("message_ttl_in_seconds", "subscription_expiration_time_minutes")
 """Limits of a namespace by which brokers act on the age of messages and subscriptions."""
 FIRST = {**dict.fromkeys(AGES, 0), "backlog_quota_map": {}}
-"""Limits of a namespace, without a limit. Its brokers would acknowledge entries, and delete subscriptions, that are old
-only because the cluster was away."""
+"""Policies of a namespace as a mount sets them, so that none acts: its brokers would acknowledge entries, and delete
+subscriptions, that are old only because the cluster was away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,13 +29,12 @@ from offloaderd.ledgers.pulsar import managed_ledger
 from offloaderd.ledgers.pulsar.managed_ledger import ManagedLedger
 from offloaderd.metadata import nodes
 from offloaderd.metadata.port import Create, Delete, MetadataStore, Step, parent
-from offloaderd.mount.captured import AGES, is_mounted
+from offloaderd.mount.captured import AGES, RETENTION, is_mounted
 from offloaderd.mount.lists import MOUNTED, encode_partitions, placeholder_of
 
 TRIES = 5
 HIGH_BITS = 32
 """Bits of a ledger's id below those of its node HOB-: see `placeholder`."""
-UNLIMITED = -1
 EVICTION = "consumer_backlog_eviction"
 """The policy of a backlog's quota by which brokers acknowledge messages (BacklogQuota.RetentionPolicy)."""
 PARTITIONS_MAX = 1000
@@ -129,15 +128,13 @@ class TargetCluster:
         except CorruptData as error:
             return str(error)
         retention = policies.get("retention_policies")
-        limits = ("retentionTimeInMinutes", "retentionSizeInMB")
-        if not isinstance(retention, dict) or any(retention.get(one) != UNLIMITED for one in limits):
+        if not isinstance(retention, dict) or any(retention.get(name) != limit for name, limit in RETENTION.items()):
             return (
                 f"the retention of {namespace} is limited, so its brokers would delete mounted ledgers: "
                 f"pulsar-admin namespaces set-retention {namespace} --time -1 --size -1"
             )
         acting = [name for name in AGES if policies.get(name)]
-        quotas = policies.get("backlog_quota_map")
-        if EVICTION in json.dumps(quotas):
+        if EVICTION in json.dumps(policies.get("backlog_quota_map")):
             acting.append("backlog_quota_map")
         if not acting:
             return ""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
@@ -45,13 +46,9 @@ async def brokers() -> AsyncIterator[Brokers]:
     brokers = Brokers()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", brokers.handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    brokers.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield brokers
-    await runner.cleanup()
+    async with TestServer(app) as server:
+        brokers.url = str(server.make_url("")).rstrip("/")
+        yield brokers
 
 
 async def ask(brokers: Brokers, options: PulsarSettings | None = None) -> Position | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from offloaderd.capture.records import Capture, Key, Kind, schema_value
 from offloaderd.core.errors import Conflict, Denied, InvalidInput, Transient
@@ -64,13 +65,9 @@ async def registry() -> AsyncIterator[Registry]:
     registry = Registry()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", registry.handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    registry.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield registry
-    await runner.cleanup()
+    async with TestServer(app) as server:
+        registry.url = str(server.make_url("")).rstrip("/")
+        yield registry
 
 
 async def restore(registry: Registry, versions: Mapping[int, Schema]) -> int:
