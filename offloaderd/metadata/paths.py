@@ -6,6 +6,9 @@
         broker
         namespaces/<tenant>/<namespace>
     /quotas/<level>
+    /tables/<name>/
+        writer                                             ephemeral
+        state
     /usage/<daemon id>
     /identity                                              id of this deployment, and of its ledger source
     /rebuild                                               present during a rebuild from the bucket
@@ -38,6 +41,7 @@ POLICIES = "/policies"
 BROKER_POLICY = f"{POLICIES}/broker"
 NAMESPACE_POLICIES = f"{POLICIES}/namespaces"
 QUOTAS = "/quotas"
+TABLES = "/tables"
 USAGE = "/usage"
 TOPICS = "/topics"
 REBUILD = "/rebuild"
@@ -60,6 +64,21 @@ def selection(pattern: str) -> str:
 def quota(level: str) -> str:
     """Quotas of a level: `*`, a tenant, or TENANT/NAMESPACE."""
     return f"{QUOTAS}/{_encoded(level)}"
+
+
+def table(name: str) -> str:
+    """Declaration of tables that follow topics."""
+    return f"{TABLES}/{_encoded(name)}"
+
+
+def table_writer(name: str) -> str:
+    """Claim of the application that writes the tables of a declaration (ephemeral)."""
+    return f"{table(name)}/writer"
+
+
+def table_state(name: str) -> str:
+    """What that application last said of the tables."""
+    return f"{table(name)}/state"
 
 
 def usage(daemon_id: str) -> str:
