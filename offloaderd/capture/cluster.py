@@ -147,8 +147,21 @@ class PulsarMetadata:
             return found.cursor
         return None
 
+    async def schema_versions(self, topic: TopicName) -> dict[int, schemas.Schema]:
+        """Return all versions of a topic's schema by their numbers, none for a topic without.
+
+        Raises CorruptData, NotFound for a version that no bookie has, Transient and Denied.
+        """
+        path = self._schemas_path(topic)
+        node = await self._node(path)
+        versions = schemas.decode_versions(node, path=path) if node is not None else {}
+        return {version: await self._schema(*where) for version, where in versions.items()}
+
+    def _schemas_path(self, topic: TopicName) -> str:
+        return f"{self._root}{schemas.ROOT}/{topic.managed_ledger.replace('/persistent/', '/')}"
+
     async def _schemas(self, taken: Taken, topic: TopicName) -> None:
-        path = f"{self._root}{schemas.ROOT}/{topic.managed_ledger.replace('/persistent/', '/')}"
+        path = self._schemas_path(topic)
         node = await self._node(path)
         if node is None:
             return

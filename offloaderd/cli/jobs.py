@@ -92,10 +92,10 @@ def parsed(names: Sequence[str], namespaces: Sequence[str], **given: Any) -> Giv
     scopes = [read("--namespace", one, _namespace) for one in namespaces]
     if not names and not namespaces:
         wrong.append("name a TOPIC, or a --namespace")
-    for one in given.get("conf") or ():
-        key, equals, conf[key] = one.partition("=")
-        if not (key and equals):
-            wrong.append(f"--spark-conf {one!r} is not KEY=VALUE")
+    try:
+        conf = spark_settings(given.get("conf") or ())
+    except InvalidConfig as error:
+        wrong.append(error.message)
     small_bytes = size("small", 1)
     segment_bytes = size("segment_size", 1)
     slots = number("parallel", _whole, 1)
@@ -130,3 +130,10 @@ def tell_ended(
     for error in errors:
         report(error)
     return FAILED if errors else OK
+
+
+def spark_settings(given: Sequence[str]) -> dict[str, str]:
+    """Return settings of Spark by their names. Raises InvalidConfig with all mistakes at once."""
+    if wrong := [one for one in given if not one.partition("=")[0] or "=" not in one]:
+        raise InvalidConfig("\n".join(f"--spark-conf {one!r} is not KEY=VALUE" for one in wrong))
+    return dict(one.split("=", 1) for one in given)

@@ -16,6 +16,9 @@ it: a message is read by the version that it was written with, if that is given,
 | timestamp and local-timestamp, of milliseconds or microseconds | timestamp, timestamp_ntz |
 | other logical types | the type that they are stored as |
 
+Pulsar's primitive types (STRING, INT32, ...) have the types of Spark that hold all of their values; LOCAL_TIME is the
+nanoseconds of the day, DATE and TIME are moments, as in Java.
+
 Everything is nullable, as in all tables of Spark with an external source. Other unions, recursive types, and records
 without a field have no type there; the error names their place.
 """
@@ -23,6 +26,7 @@ without a field have no type there; the error names their place.
 import base64
 import binascii
 import json
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -51,18 +55,27 @@ class Encoding(StrEnum):
     AVRO = "avro"
     """Avro's binary encoding, without a header."""
     JSON = "json"
+    PRIMITIVE = "primitive"
+    """One number, text or moment, as Pulsar's client writes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueSchema:
     """The schemas of values: `newest` gives their type, `versions` has those that writers used, by Pulsar's number.
 
-    Without `versions` every value is taken to be written with the newest.
+    Without `versions` every value is taken to be written with the newest. A primitive one is Pulsar's name of the type.
     """
 
     encoding: Encoding
     newest: Avro
     versions: dict[int, Avro]
+
+    @property
+    def type(self) -> spark.DataType:
+        """The type of values in Spark. Raises InvalidInput if it has none."""
+        if self.encoding is Encoding.PRIMITIVE:
+            return PRIMITIVES[self.newest].spark
+        return kind_of(self.newest).spark
 
 
 def read_schema(text: str, encoding: str | None = None) -> ValueSchema:
@@ -76,6 +89,9 @@ def read_schema(text: str, encoding: str | None = None) -> ValueSchema:
     if not entries:
         raise InvalidInput("the topic has no schema")
     kinds = {_kind(one) for one in entries} | ({option} if option else set())
+    primitive = {_info(one)["type"].upper() for one in entries} if Encoding.PRIMITIVE in kinds else set()
+    if len(primitive) > 1:
+        raise InvalidInput(f"values would be {' and '.join(sorted(primitive))}: give the versions of one type only")
     if len(kinds) > 1:
         raise InvalidInput(
             f"values would be {' and '.join(sorted(kinds))}: say one encoding, and give its versions only"
@@ -121,23 +137,27 @@ def _info(one: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever JSON holds
 
 
 def _kind(one: Any) -> Encoding:  # noqa: ANN401 - whatever JSON holds
-    kind = _info(one)["type"]
-    if kind.upper() not in {"AVRO", "JSON"}:
-        raise InvalidInput(f"values of Pulsar's type {kind} are not decoded, only AVRO and JSON")
+    kind = _info(one)["type"].upper()
+    if kind in PRIMITIVES:
+        return Encoding.PRIMITIVE
+    if kind not in {"AVRO", "JSON"}:
+        raise InvalidInput(f"values of Pulsar's type {kind} are not decoded, only AVRO, JSON and primitive ones")
     return Encoding(kind.lower())
 
 
 def _definition(one: Any) -> Avro:  # noqa: ANN401 - whatever JSON holds
     info = _info(one)
+    if (kind := info["type"].upper()) in PRIMITIVES:
+        return kind
     held = info.get("schema", info.get("data"))
     return _checked(_from_json(held) if isinstance(held, str) else held)
 
 
 def _encoding(word: str) -> Encoding:
-    try:
-        return Encoding(word.strip().lower())
-    except ValueError:
-        raise InvalidInput(f"encoding = {word!r}: avro or json") from None
+    found = {one.value: one for one in (Encoding.AVRO, Encoding.JSON)}.get(word.strip().lower())
+    if found is None:
+        raise InvalidInput(f"encoding = {word!r}: avro or json")
+    return found
 
 
 def _number(version: Any) -> int:  # noqa: ANN401 - whatever JSON holds
@@ -163,6 +183,10 @@ class ValueDecoder:
     """Reads the values of one table."""
 
     def __init__(self, schema: ValueSchema) -> None:
+        self._of_bytes = None
+        if schema.encoding is Encoding.PRIMITIVE:
+            self._of_bytes = PRIMITIVES[schema.newest].read
+            return
         newest = kind_of(schema.newest)
         self._of_json = newest.of_json if schema.encoding is Encoding.JSON else None
         self._newest = fastavro.parse_schema(newest.avro)
@@ -197,6 +221,11 @@ class ValueDecoder:
 
     def value(self, message: Message) -> Any:  # noqa: ANN401 - whatever the schema says
         """Return a message's value. Raises MalformedValue."""
+        if self._of_bytes is not None:
+            try:
+                return self._of_bytes(message.data)
+            except (ValueError, struct.error) as error:
+                raise MalformedValue(f"{len(message.data)} bytes are no such value: {error}") from None
         if self._of_json is not None:
             try:
                 return self._of_json(json.loads(message.data, parse_float=Decimal))
@@ -464,3 +493,48 @@ _PRIMITIVES: dict[str, Kind] = {
     "bytes": Kind(spark.BinaryType(), "bytes", _bytes),
     "string": Kind(spark.StringType(), "string", _text),
 }
+
+
+class _Primitive(NamedTuple):
+    """One of Pulsar's primitive types: Spark's, and the reader of a value. It raises ValueError or struct.error."""
+
+    spark: spark.DataType
+    read: Callable[[bytes], Any]
+
+
+def _packed(form: str, then: Callable[..., Any] = lambda value: value) -> Callable[[bytes], Any]:
+    """Return a reader of numbers of fixed length, the most significant byte first."""
+    whole = struct.Struct(f">{form}")
+    return lambda data: then(*whole.unpack(data))
+
+
+def _flag(data: bytes) -> bool:
+    (found,) = data
+    return found != 0
+
+
+_MOMENT = _Primitive(spark.TimestampType(), _packed("q", lambda ms: ms * 1000))
+_DAY_MICROS = 86_400_000_000
+
+PRIMITIVES: dict[str, _Primitive] = {
+    "STRING": _Primitive(spark.StringType(), bytes.decode),
+    "BOOLEAN": _Primitive(spark.BooleanType(), _flag),
+    "INT8": _Primitive(spark.IntegerType(), _packed("b")),
+    "INT16": _Primitive(spark.IntegerType(), _packed("h")),
+    "INT32": _Primitive(spark.IntegerType(), _packed("i")),
+    "INT64": _Primitive(spark.LongType(), _packed("q")),
+    "FLOAT": _Primitive(spark.FloatType(), _packed("f")),
+    "DOUBLE": _Primitive(spark.DoubleType(), _packed("d")),
+    "DATE": _MOMENT,
+    "TIME": _MOMENT,
+    "TIMESTAMP": _MOMENT,
+    "INSTANT": _Primitive(
+        spark.TimestampType(), _packed("qi", lambda second, nanos: second * 1_000_000 + nanos // 1000)
+    ),
+    "LOCAL_DATE": _Primitive(spark.DateType(), _packed("q")),
+    "LOCAL_TIME": _Primitive(spark.LongType(), _packed("q")),
+    "LOCAL_DATE_TIME": _Primitive(
+        spark.TimestampNTZType(), _packed("qq", lambda day, nanos: day * _DAY_MICROS + nanos // 1000)
+    ),
+}
+"""Pulsar's primitive types, as its schemas write them (org.apache.pulsar.client.impl.schema, big-endian)."""

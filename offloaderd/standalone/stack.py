@@ -144,6 +144,13 @@ def seaweed_options(chosen: StandaloneState, directory: Path) -> SeaweedOptions:
 
 def settings_for(chosen: StandaloneState, directory: Path, config: Path | None, environ: Mapping[str, str]) -> Settings:
     """Return the daemon's settings: the user's own, overridden by those of the stack."""
+    laid_over = environment_of(chosen, directory)
+    own = {name: value for name, value in environ.items() if name.upper() not in laid_over}
+    return load(config, {**SHORTER, **own, **laid_over})
+
+
+def environment_of(chosen: StandaloneState, directory: Path) -> dict[str, str]:
+    """Return the settings that a standalone decides, as variables of the environment."""
     decided = {
         "DAEMON__ID": "standalone",
         "DAEMON__CLUSTER": "standalone",
@@ -164,9 +171,7 @@ def settings_for(chosen: StandaloneState, directory: Path, config: Path | None, 
         "LEDGERS__KIND": "embedded",
         "LEDGERS__DIRECTORY": str(directory / "ledgers"),
     }
-    laid_over = {f"OFFLOADERD__{key}": value for key, value in decided.items()}
-    own = {name: value for name, value in environ.items() if name.upper() not in laid_over}
-    return load(config, {**SHORTER, **own, **laid_over})
+    return {f"OFFLOADERD__{key}": value for key, value in decided.items()}
 
 
 SHORTER = {"OFFLOADERD__METADATA__SESSION_TIMEOUT_S": "6"}

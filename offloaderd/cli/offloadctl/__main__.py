@@ -42,6 +42,7 @@ COMMANDS = LazyCommands(
         "entries:seek": "Find an entry by time or number.",
         "segments:segments": "List a topic's segments.",
         "status:status": "Show the daemon and its topics, or one topic.",
+        "tables:tables": "Declare tables that follow topics, and see where they stand. [daemon]",
         "status:top": "Watch the topics of a daemon.",
         "segments:verify": "Verify a topic's segments.",
         "policies:topics": "List, enable and disable topics.",  # which puts more commands into it

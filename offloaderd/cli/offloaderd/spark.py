@@ -11,6 +11,7 @@ import click
 
 from offloaderd.cli import show
 from offloaderd.cli.jobs import MASTER
+from offloaderd.cli.offloaderd.spark_tables import tables
 from offloaderd.cli.offloaderd.verify import LEVELS
 from offloaderd.cli.options import SIZE
 from offloaderd.cli.program import OK
@@ -58,7 +59,11 @@ def spark() -> None:
     Examples:
       offloaderd spark export orders /archive/orders --config offloaderd.toml
       offloaderd spark verify 'public/default/*' --config offloaderd.toml
+      offloaderd spark tables run --config offloaderd.toml
     """
+
+
+spark.add_command(tables)
 
 
 @spark.command(short_help="Write a topic to Parquet files or an Iceberg table by day, each entry once.")

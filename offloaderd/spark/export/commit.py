@@ -24,16 +24,24 @@ DIGITS = 10
 VALUE = "value"
 """The field of a source with the type of its values, as Spark writes it in a table's definition."""
 
+DELETED = "_deleted"
+"""The column of a round that says, for a target with a key, that the row of the key is to go."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """The state of a target: its source, and `staging`, the folder to which the last round was written."""
+    """The state of a target: its source, and `staging`, the folder to which the last round was written.
+
+    `rows` are those of the last round. `apart`: of all rounds, the rows that the target does not have; of dead letters,
+    the number of the commit of the table that they belong to.
+    """
 
     number: int
     source: dict[str, str]
     positions: dict[str, str]
     staging: str = ""
     rows: int = 0
+    apart: int = 0
 
     def is_same(self, other: "Commit") -> bool:
         """Return whether it is the same commit; its source may have gained fields since."""
@@ -41,7 +49,19 @@ class Commit:
 
     def encode(self) -> str:
         """Return the record."""
-        return json.dumps({"version": VERSION, **{name: getattr(self, name) for name in self.__slots__}}, indent=1)
+        fields = {name: getattr(self, name) for name in self.__slots__ if name != "apart" or self.apart}
+        return json.dumps({"version": VERSION, **fields}, indent=1)
+
+    def following(self, staging: str, positions: Mapping[str, str], rows: int, apart: int | None = None) -> "Commit":
+        """Return the commit after this one."""
+        return Commit(
+            number=self.number + 1,
+            source=self.source,
+            positions=dict(positions),
+            staging=staging,
+            rows=rows,
+            apart=self.apart if apart is None else apart,
+        )
 
     def encode_move(self, last: "Commit") -> str:
         """Return the record of the changes since the commit before."""
@@ -51,7 +71,7 @@ class Commit:
             if last.positions.get(name) != at
         }
         step = {"version": VERSION, "number": self.number, "staging": self.staging, "rows": self.rows, "moved": moved}
-        return json.dumps(step)
+        return json.dumps({**step, **({"apart": self.apart} if self.apart else {})})
 
     def checked(self, source: Mapping[str, str], target: str) -> "Commit":
         """Return the commit if it is of this source, which may have gained fields. Raises InvalidConfig."""
@@ -77,6 +97,18 @@ class Move:
     staging: str
     rows: int
     moved: dict[str, tuple[str | None, str]]
+    apart: int = 0
+
+    def of(self, source: dict[str, str], positions: dict[str, str]) -> Commit:
+        """Return the commit with its source and all of its positions."""
+        return Commit(
+            number=self.number,
+            source=source,
+            positions=positions,
+            staging=self.staging,
+            rows=self.rows,
+            apart=self.apart,
+        )
 
     def undone(self, positions: Mapping[str, str]) -> dict[str, str]:
         """Return the positions as they were before it."""
@@ -136,8 +168,12 @@ class ExportTarget(Protocol):
         """Return the URL of a new folder for the files of the round after a commit."""
         ...
 
-    def commit(self, last: Commit, staging: str, positions: dict[str, str], rows: int) -> Commit:
-        """Add the files in staging to the target, with the positions that they reach.
+    def commit(
+        self, last: Commit, staging: str, positions: dict[str, str], rows: int, apart: int | None = None
+    ) -> Commit:
+        """Add the files in staging to the target, with the positions that they reach; return the new commit.
+
+        `apart`: see Commit; None: as before.
 
         Raises Conflict when another export has committed since, OffloaderError when it fails.
         """
@@ -168,6 +204,45 @@ def widened(old: DataType, new: DataType, at: str = "value") -> DataType:
             hint="fields may be added and left out; for other types of fields that stay, name another target",
         )
     return old
+
+
+_WIDER = {("int", "bigint"), ("float", "double")}
+"""Types that a table may have instead of those of a round, as it takes their values unchanged."""
+
+
+def fitted(columns: StructType, table: StructType) -> StructType:
+    """Return the columns of a round, with the wider type where a table has it.
+
+    Raises InvalidConfig, with its place, for a column that the table has with another type.
+    """
+
+    def kind(mine: DataType, there: DataType, at: str) -> DataType:
+        if isinstance(mine, StructType) and isinstance(there, StructType):
+            return struct(mine, there, f"{at}.")
+        if isinstance(mine, ArrayType) and isinstance(there, ArrayType):
+            return ArrayType(kind(mine.elementType, there.elementType, f"{at}[]"))
+        if isinstance(mine, MapType) and isinstance(there, MapType):
+            value = kind(mine.valueType, there.valueType, f"{at}{{}}")
+            return MapType(kind(mine.keyType, there.keyType, f"{at} of a map"), value)
+        if mine == there or (mine.simpleString(), there.simpleString()) in _WIDER:
+            return there
+        raise InvalidConfig(
+            f"the schema has {at} as {mine.simpleString()}, and the table has it as {there.simpleString()}",
+            hint="give the field another name in the schema, or make the table anew",
+        )
+
+    def struct(mine: StructType, there: StructType, before: str) -> StructType:
+        known = {one.name: one.dataType for one in there.fields}
+        return StructType(
+            [
+                StructField(one.name, kind(one.dataType, known[one.name], before + one.name))
+                if one.name in known
+                else one
+                for one in mine.fields
+            ]
+        )
+
+    return struct(columns, table, "")
 
 
 def renamed(columns: StructType, now: Mapping[str, int], before: Sequence[Mapping[str, int]]) -> StructType:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import Observation, SparkSession, functions
+from pyspark.sql import DataFrame, Observation, SparkSession, functions
 
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.read_options import Transactions
@@ -38,9 +38,6 @@ from offloaderd.spark.stream import Step, advance, furthest, take_snapshots
 GIB = 1024**3
 ROUND_BYTES = 4 * GIB
 """Bytes of segments that are written, or repeated after a crash, at a time."""
-
-DAY = "date_from_unix_date(int(unix_millis(time) div 86400000))"
-"""The day in UTC, independent of the session's time zone."""
 
 TIMES = "spark.sql.parquet.outputTimestampType"
 
@@ -72,7 +69,7 @@ def export(
     with Spark's message for a failed round, which adds nothing.
     """
     parsed = _parsed(options)
-    own = _own_session(spark)
+    own = own_session(spark)
     with _opened(spark, target, parsed) as opened, HeldStores(parsed) as held:
         last = opened.recover(_source(parsed))
         known = KnownOutcomes()
@@ -144,7 +141,7 @@ def _opened(spark: SparkSession, target: str | IcebergTable, options: SourceOpti
         yield table
 
 
-def _own_session(spark: SparkSession) -> SparkSession:
+def own_session(spark: SparkSession) -> SparkSession:
     """Return a session with the settings of another and some of its own, which the other does not get."""
     java: Any = spark._jsparkSession  # noqa: SLF001 - of the public ways none copies the settings
     own = type(spark)(spark.sparkContext, java.cloneSession())
@@ -174,21 +171,31 @@ def _one_round(
     spark: SparkSession, options: Mapping[str, str], target: ExportTarget, last: Commit, made: Step
 ) -> tuple[Commit, int]:
     """Write and commit a step; return the commit, and the number of rows without a time."""
-    moved = [name for name, at in made.offset.items() if made.start.get(name) != at]
-    start = {name: made.start[name] for name in moved if name in made.start}
-    step = json.dumps({"start": start, "end": {name: made.offset[name] for name in moved}})
     staging = target.staging(last)
     with from_spark(f"round {last.number + 1} failed, and nothing of it was added: "):
-        found = spark.read.format(FORMAT).options(**{**options, "offsets": step}).load()
+        found = spark.read.format(FORMAT).options(**{**options, "offsets": offsets_of(made)}).load()
         counted = Observation()
         undated = functions.count_if(functions.isnull("time")).alias("undated")
         found = found.observe(counted, functions.count(functions.lit(1)).alias("rows"), undated)
-        columns = target.named(found.schema)
-        named = [
-            functions.col(old).cast(new.dataType).alias(new.name)
-            for old, new in zip(found.columns, columns, strict=True)
-        ]
-        found = found.select(*named, functions.expr(DAY).alias("day"))
-        found.write.partitionBy("day").parquet(staging)
+        write(found, target, staging, time="time")
         counts = counted.get
     return target.commit(last, staging, made.offset, counts["rows"]), counts["undated"]
+
+
+def offsets_of(step: Step) -> str:
+    """Return the option that reads a step: the topics that it moves."""
+    moved = [name for name, at in step.offset.items() if step.start.get(name) != at]
+    start = {name: step.start[name] for name in moved if name in step.start}
+    return json.dumps({"start": start, "end": {name: step.offset[name] for name in moved}})
+
+
+def write(found: DataFrame, target: ExportTarget, staging: str, *, time: str) -> None:
+    """Write the files of a round by day, under the names and types that its columns have in the target."""
+    columns = target.named(found.schema)
+    named = [
+        functions.col(f"`{old}`").cast(new.dataType).alias(new.name)
+        for old, new in zip(found.columns, columns, strict=True)
+    ]
+    # The day in UTC, independent of the session's time zone.
+    day = f"date_from_unix_date(int(unix_millis({columns[found.columns.index(time)].name}) div 86400000))"
+    found.select(*named).withColumn("day", functions.expr(day)).write.partitionBy("day").parquet(staging)

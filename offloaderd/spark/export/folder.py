@@ -67,10 +67,11 @@ class ExportFolder:
         """See ExportTarget."""
         return self._files.url(f"{OURS}/staging/{last.next_name()}")
 
-    def commit(self, last: Commit, staging: str, positions: dict[str, str], rows: int) -> Commit:
+    def commit(
+        self, last: Commit, staging: str, positions: dict[str, str], rows: int, apart: int | None = None
+    ) -> Commit:
         """See ExportTarget."""
-        here = staging.removeprefix(f"{self.target}/")
-        made = Commit(number=last.number + 1, source=last.source, positions=positions, staging=here, rows=rows)
+        made = last.following(staging.removeprefix(f"{self.target}/"), positions, rows, apart)
         own, name = f"{COMMITS}/{made.staging.rpartition('/')[2]}.new", f"{made.number:0{DIGITS}}.json"
         self._files.write(own, made.encode())
         taken = not self._files.put_new(own, f"{COMMITS}/{name}")

@@ -13,24 +13,28 @@ is first: the other gets an error, and its files are deleted with the next commi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import parquet
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
-from offloaderd.spark.export.commit import DIGITS, Commit, Move, decode, decode_move, renamed
+from offloaderd.spark.export.commit import DELETED, DIGITS, Commit, Move, decode, decode_move, fitted, renamed
 from offloaderd.spark.files import SparkFiles
 from offloaderd.spark.session import check_libraries
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
-    from pyiceberg.table import Table
+    from pyiceberg.table import Table, Transaction
     from pyiceberg.table.snapshots import Snapshot
 
 COMMIT = "offloaderd.commit"
@@ -60,10 +64,21 @@ class IcebergTable:
 class ExportTable:
     """A table as a target, from `opened`; see ExportTarget."""
 
-    def __init__(self, spark: SparkSession, where: IcebergTable, columns: StructType, catalog: Catalog | None) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        where: IcebergTable,
+        columns: StructType,
+        catalog: Catalog | None,
+        *,
+        time: str = "time",
+        key: Sequence[str] = (),
+    ) -> None:
+        """`time`: the column whose day is the partition. `key`: the columns that identify a row, none for all rows."""
         self._spark = spark
         self._where = where
-        self._columns = columns
+        self._time, self._key = time, tuple(key)
+        self._columns = StructType([one for one in columns.fields if not key or one.name != DELETED])
         self._named: StructType | None = None
         self._catalog = catalog
         self.target = str(where)
@@ -84,23 +99,27 @@ class ExportTable:
 
     def named(self, columns: StructType) -> StructType:
         """See ExportTarget; a user may have renamed columns of the table."""
-        self._named = self._renamed(self._loaded(), columns)
-        return self._named
+        self._named = self._renamed(self._loaded(), self._columns)
+        return self._renamed(self._loaded(), columns)
 
     def _renamed(self, table: Table, columns: StructType) -> StructType:
+        from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415 - optional
         from pyiceberg.schema import index_by_name  # noqa: PLC0415 - optional
 
         before = [index_by_name(one) for _, one in sorted(table.schemas().items())]
-        return renamed(columns, index_by_name(table.schema()), before)
+        found = renamed(columns, index_by_name(table.schema()), before)
+        return fitted(found, from_arrow_schema(schema_to_pyarrow(table.schema(), include_field_ids=False)))
 
     def staging(self, last: Commit) -> str:
         """See ExportTarget."""
         return self._files(self._loaded()).url(f"data/{last.next_name()}")
 
-    def commit(self, last: Commit, staging: str, positions: dict[str, str], rows: int) -> Commit:
+    def commit(
+        self, last: Commit, staging: str, positions: dict[str, str], rows: int, apart: int | None = None
+    ) -> Commit:
         """See ExportTarget."""
         name = staging.rpartition("/")[2]
-        made = Commit(number=last.number + 1, source=last.source, positions=positions, staging=name, rows=rows)
+        made = last.following(name, positions, rows, apart)
         files = [f"{staging}/{file}" for file in self._files(self._loaded()).parquet_by_day(f"data/{name}")]
         tries = 0
         while not (now := self._last_of(table := self._loaded())).is_same(made):
@@ -137,7 +156,10 @@ class ExportTable:
                 schema.union_by_name(to_arrow_schema(names, timezone="UTC"))
             transaction.set_properties({COMMIT: made.encode(), SEQUENCE: str(number)})
             moved = {COMMIT: made.encode_move(last)}
-            transaction.add_files(files, snapshot_properties=moved, check_duplicate_files=False)
+            if self._key and files:
+                self._replace(table, transaction, files, moved)
+            else:
+                transaction.add_files(files, snapshot_properties=moved, check_duplicate_files=False)
             transaction.commit_transaction()
         except CommitFailedException:
             return
@@ -148,6 +170,23 @@ class ExportTable:
                     f"{self.target}: cannot commit: {type(error).__name__} {error}",
                     hint="run it again: a request that was carried out after all is found, nothing is added twice",
                 ) from error
+
+    def _replace(self, table: Table, transaction: Transaction, files: list[str], moved: dict[str, str]) -> None:
+        """Replace the rows of the keys of a round, or delete them. The round is held in memory."""
+        from pyiceberg.table.upsert_util import create_match_filter  # noqa: PLC0415 - optional
+
+        tables = []
+        for file in files:
+            with table.io.new_input(file).open() as opened:
+                tables.append(parquet.read_table(opened))
+        found = pa.concat_tables(tables, promote_options="default")
+        kept = found.filter(pc.invert(found[DELETED])).drop_columns([DELETED])
+        warnings.filterwarnings("ignore", message="Delete operation did not match any records")  # new keys alone
+        transaction.delete(create_match_filter(found, list(self._key)))
+        if kept.num_rows:
+            transaction.append(kept, snapshot_properties=moved)
+        else:
+            transaction.add_files([], snapshot_properties=moved, check_duplicate_files=False)
 
     def _last_of(self, table: Table) -> Commit:
         """Return the last commit in the table's newest snapshot.
@@ -176,9 +215,7 @@ class ExportTable:
                 continue
             for move in behind:
                 if move.staging == there.staging:
-                    return replace(
-                        newest, number=there.number, positions=positions, staging=there.staging, rows=there.rows
-                    )
+                    return there.of(newest.source, positions)
                 if isinstance(move, Commit):
                     break
                 positions = move.undone(positions)
@@ -247,7 +284,8 @@ class ExportTable:
                     ) as transaction,
                     transaction.update_spec() as spec,
                 ):
-                    spec.add_field("time", DayTransform(), "day")
+                    if not self._key:
+                        spec.add_field(self._time, DayTransform(), "day")
             except TableAlreadyExistsError:
                 return  # another export was first; its commits will show that
 
@@ -265,13 +303,15 @@ def _ancestors(table: Table, newest: Snapshot | None) -> Iterator[Snapshot]:
 
 
 @contextmanager
-def opened(spark: SparkSession, where: IcebergTable, columns: StructType) -> Iterator[ExportTable]:
-    """Yield a table as a target; it is created with the first commit.
+def opened(
+    spark: SparkSession, where: IcebergTable, columns: StructType, *, time: str = "time", key: Sequence[str] = ()
+) -> Iterator[ExportTable]:
+    """Yield a table as a target; it is created with the first commit. `time`, `key`: see ExportTable.
 
     Raises InvalidConfig when pyiceberg or its settings for the catalogue are missing, and for another kind of folder.
     """
     check_libraries("iceberg")
-    with closing(ExportTable(spark, where, columns, _catalog(where))) as found:
+    with closing(ExportTable(spark, where, columns, _catalog(where), time=time, key=key)) as found:
         yield found
 
 

@@ -6,6 +6,7 @@
 | `time` | the broker's timestamp, else the producer's publish time | the same |
 | `index` | PIP-70's, of the entry's last message | of this message |
 | `value` | | as it was sent; by a schema, its type, and null where that is not possible |
+| `undecoded` | | with a schema: what was sent, where `value` is null for another reason than that there is none |
 
 A query may name fewer columns (`schema()`), which is cheaper: the others are not decoded.
 """
@@ -37,7 +38,7 @@ from offloaderd.format.pulsar.entry_time import read_heads, time_of
 from offloaderd.format.pulsar.messages import Message, MessageState, PlainBatch
 from offloaderd.format.pulsar.transactions import TransactionState
 from offloaderd.spark.scan.share import Condition, Unread
-from offloaderd.spark.values import ValueDecoder, ValueSchema, kind_of
+from offloaderd.spark.values import ValueDecoder, ValueSchema
 
 ENTRY_COLUMNS: dict[str, DataType] = {
     "topic": StringType(),
@@ -65,6 +66,7 @@ MESSAGE_COLUMNS: dict[str, DataType] = {
 TRANSACTION_COLUMNS: dict[str, DataType] = {"transaction_id": StringType(), "transaction_state": StringType()}
 SKIP_COLUMNS: dict[str, DataType] = {"skipped": LongType()}
 REASON: dict[str, DataType] = {"reason": StringType()}
+UNDECODED: dict[str, DataType] = {"undecoded": BinaryType()}
 
 
 def full_schema(
@@ -74,7 +76,7 @@ def full_schema(
     columns = ENTRY_COLUMNS | (MESSAGE_COLUMNS if messages else {}) | (TRANSACTION_COLUMNS if transactions else {})
     columns |= SKIP_COLUMNS if skips else {}
     columns |= REASON if messages or skips else {}
-    columns |= {"value": kind_of(values.newest).spark} if values is not None else {}
+    columns |= {"value": values.type} | UNDECODED if values is not None else {}
     return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 
@@ -204,6 +206,10 @@ class Columns:
             "value": lambda: values,
             "state": lambda: [MALFORMED if at in wrong else one.state.value for at, one in enumerate(messages)],
             "reason": lambda: [wrong.get(at, one.reason) or None for at, one in enumerate(messages)],
+            "undecoded": lambda: [
+                one.data if at in wrong or (plain[at] is None and not one.tombstone) else None
+                for at, one in enumerate(messages)
+            ],
         }
 
     def _batch(self, count: int, same: dict[str, Any], makers: dict[str, Callable[[], Any]]) -> pa.RecordBatch:

@@ -10,9 +10,9 @@ be broken, and the next call opens them again.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from offloaderd.core.aio import each
 from offloaderd.core.clock import SystemClock
@@ -34,6 +34,7 @@ from offloaderd.spark.scan.share import Condition, Hole, Metadata
 from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.stored import Site
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -65,21 +66,22 @@ async def opened(options: SourceOptions) -> AsyncIterator[Stores]:
         yield found
 
 
-class HeldStores(AbstractContextManager["HeldStores"]):
-    """Runs work on the stores of a query, in a loop of its own; they stay open between two calls."""
+class Held(AbstractContextManager["Held[S]"], Generic[S]):
+    """Runs work on stores, in a loop of its own; they stay open between two calls. One thread at a time."""
 
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
+    def __init__(self, opening: Callable[[], AbstractAsyncContextManager[S]]) -> None:
+        """`opening` opens the stores."""
+        self._opening = opening
         self._runner: asyncio.Runner | None = None
         self._stack = AsyncExitStack()
-        self._stores: Stores | None = None
+        self._stores: S | None = None
 
     def __exit__(self, *_: object) -> None:
         """Close them."""
         self.close()
 
-    def run(self, work: Callable[[Stores], Awaitable[T]]) -> T:
-        """Return the result of work on the stores; blocks. Raises as the work and `opened` do."""
+    def run(self, work: Callable[[S], Awaitable[T]]) -> T:
+        """Return the result of work on the stores; blocks. Raises as the work and the opening do."""
         if self._runner is None:
             self._runner = asyncio.Runner()
         try:
@@ -95,10 +97,17 @@ class HeldStores(AbstractContextManager["HeldStores"]):
             with runner:
                 runner.run(self._stack.aclose())
 
-    async def _with(self, work: Callable[[Stores], Awaitable[T]]) -> T:
+    async def _with(self, work: Callable[[S], Awaitable[T]]) -> T:
         if self._stores is None:
-            self._stores = await self._stack.enter_async_context(opened(self._options))
+            self._stores = await self._stack.enter_async_context(self._opening())
         return await work(self._stores)
+
+
+class HeldStores(Held[Stores]):
+    """Runs work on the stores of a query."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        super().__init__(lambda: opened(options))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,288 @@
+"""`offloadctl tables`: declare tables that follow topics, and see where they stand."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
+
+import click
+
+from offloaderd.cli import options, show
+from offloaderd.cli.jobs import settings_of
+from offloaderd.cli.options import DURATION, SIZE, Session
+from offloaderd.cli.program import FAILED, OK
+from offloaderd.cli.settings import CONFIG
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.names.patterns import TopicPattern
+from offloaderd.core.units import size
+from offloaderd.daemon.stores import metadata_store
+from offloaderd.tables import store as stored
+from offloaderd.tables.declaration import Declaration, OnError, TableFormat, TableMode
+from offloaderd.tables.store import States, TableState
+
+if TYPE_CHECKING:
+    from offloaderd.metadata.port import MetadataStore
+
+T = TypeVar("T")
+NAME = click.argument("name")
+
+
+class Wish(TypedDict):
+    """Options of a declaration."""
+
+    to: str
+    name: str | None
+    form: str
+    mode: str
+    key: str | None
+    on_error: str
+    interval: float
+    step_size: int
+    schema: Path | None
+
+
+@click.group()
+def tables() -> None:
+    """Tables of Apache Iceberg or Delta Lake that follow topics, written by `offloaderd spark tables run`.
+
+    A declaration is stored in the metadata, and says which topics become tables, where and how. All commands here work
+    with the settings of a daemon (--config, or --standalone), and ask none.
+
+    \b
+    Examples:
+      offloadctl tables create orders --to lake.shop --config offloaderd.toml
+      offloadctl tables create 'public/default/*' --to /lake --interval 5min --config offloaderd.toml
+      offloadctl tables create customers --to /lake --format delta --mode upsert --config offloaderd.toml
+      offloadctl tables list --config offloaderd.toml
+    """
+
+
+def _with_store(session: Session, config: Path | None, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
+    settings = settings_of(session, config)
+
+    async def opened() -> T:
+        async with metadata_store(settings) as store:
+            return await work(store)
+
+    return session.run(opened())
+
+
+@tables.command(short_help="Declare tables of a topic, or of all topics of a namespace.")
+@click.argument("topics")
+@click.option("--to", required=True, metavar="PLACE", help="CATALOGUE.NAMESPACE of pyiceberg's settings, or a folder.")
+@click.option("--name", help="Name of the declaration. [default: that of the topic, or TENANT.NAMESPACE]")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice([one.value for one in TableFormat]),
+    default=TableFormat.ICEBERG.value,
+    show_default=True,
+    help="Format of the tables.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice([one.value for one in TableMode]),
+    default=TableMode.APPEND.value,
+    show_default=True,
+    help="append: a row for each message. upsert: the last message of each key.",
+)
+@click.option(
+    "--key", metavar="COLUMN,...", help="With upsert: the columns that identify a row. [default: the message's key]"
+)
+@click.option(
+    "--on-error",
+    type=click.Choice([one.value for one in OnError]),
+    default=OnError.DEAD_LETTER.value,
+    show_default=True,
+    help="What becomes of messages that are no rows, and of entries that are lost.",
+)
+@click.option(
+    "--interval", type=DURATION, default="1min", show_default=True, help="Time between two commits of a table."
+)
+@click.option(
+    "--step-size", type=SIZE, default="1GiB", show_default=True, help="Bytes of segments that a table takes at a time."
+)
+@click.option(
+    "--schema",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The schema of values, where no cluster is asked: in Avro, or as pulsar-admin says.",
+)
+@click.option("--dry-run", is_flag=True, help="Only check, and show the declaration.")
+@CONFIG
+@options.common
+def create(session: Session, *, topics: str, config: Path | None, dry_run: bool, **wish: Unpack[Wish]) -> int:
+    """Declare that each topic of TOPICS (a topic, or TENANT/NAMESPACE/*) has a table in PLACE, named as the topic.
+
+    The partitions of a topic are in one table. A declaration of a namespace includes topics that come later. Columns
+    are the fields of the topic's schema, which is followed as it changes, and columns with _ in front: position, times,
+    key, properties.
+
+    \b
+    Examples:
+      offloadctl tables create orders --to lake.shop --config offloaderd.toml
+      offloadctl tables create 'public/default/*' --to /lake --interval 5min --config offloaderd.toml
+      offloadctl tables create customers --to /lake --format delta --mode upsert --key id --config offloaderd.toml
+    """
+    declared = _declared(topics, wish).checked()
+    if not dry_run:
+        _with_store(session, config, lambda store: stored.create(store, declared))
+    said = "would declare" if dry_run else "declared"
+    session.tell(
+        {"declaration": _document(declared), "declared": not dry_run},
+        f"{said} {declared.name}: {declared.topics} -> {declared.format} tables in {declared.to}, every "
+        f"{declared.interval_s:g} s\nhint: `offloaderd spark tables run` writes them",
+    )
+    return OK
+
+
+def _declared(topics: str, wish: Wish) -> Declaration:
+    """Return the declaration that a command line asks for. Raises InvalidInput."""
+    pattern, schema, to = TopicPattern.parse(topics), wish["schema"], wish["to"]
+    tenant, namespace = pattern.scope
+    return Declaration(
+        name=wish["name"] or (pattern.topic.local if pattern.topic is not None else f"{tenant}.{namespace}"),
+        topics=pattern.text,
+        to=str(Path(to).absolute()) if "/" in to and "://" not in to else to,
+        format=TableFormat(wish["form"]),
+        mode=TableMode(wish["mode"]),
+        key=tuple(wish["key"].split(",")) if wish["key"] else (),
+        on_error=OnError(wish["on_error"]),
+        interval_s=wish["interval"],
+        step_bytes=wish["step_size"],
+        schema=schema.read_text(encoding="utf-8") if schema is not None else "",
+        created_ms=SystemClock().wall_ms(),
+        created_by=getpass.getuser(),
+    )
+
+
+@tables.command("list", short_help="List declarations, with their tables.")
+@CONFIG
+@options.common
+def list_(session: Session, *, config: Path | None) -> int:
+    """List declarations, the number of their tables, and the largest lag. Exit code 1 when a table fails.
+
+    \b
+    Examples:
+      offloadctl tables list --config offloaderd.toml
+      offloadctl tables list --config offloaderd.toml -o json | jq '.declarations[] | select(.failing > 0)'
+    """
+
+    async def read(store: MetadataStore) -> list[dict[str, object]]:
+        rows = []
+        for name, found in (await stored.load(store)).items():
+            if not isinstance(found, Declaration):
+                rows.append({"name": name, "topics": "", "to": str(found), "failing": 1})
+                continue
+            states = await stored.states(store, name)
+            rows.append({**_document(found), **_summary(states)})
+        return rows
+
+    rows = _with_store(session, config, read)
+    columns = ("NAME", "TOPICS", "TO", "FORMAT", "MODE", "TABLES", "FAILING", "LAG", "WRITER")
+    fields = ("name", "topics", "to", "format", "mode", "tables", "failing", "lag_s", "writer")
+
+    def write() -> None:
+        show.table(columns, [[_text(name, row.get(name, "")) for name in fields] for row in rows])
+
+    session.tell({"declarations": rows}, write)
+    return FAILED if any(row["failing"] for row in rows) else OK
+
+
+@tables.command("show", short_help="Show a declaration and the state of each table.")
+@NAME
+@CONFIG
+@options.common
+def show_(session: Session, *, name: str, config: Path | None) -> int:
+    """Show what is declared, and of each table how far it is behind, and why it does not go on.
+
+    Exit code 1 when a table fails. The states are what the application has written last, at most an interval ago.
+
+    \b
+    Examples:
+      offloadctl tables show orders --config offloaderd.toml
+      offloadctl tables show orders --config offloaderd.toml -o json | jq '.tables[] | {table, lag_s, error}'
+    """
+
+    async def read(store: MetadataStore) -> tuple[Declaration, States]:
+        return await stored.named(store, name), await stored.states(store, name)
+
+    declared, states = _with_store(session, config, read)
+
+    def write() -> None:
+        show.facts(
+            [
+                ("topics", declared.topics),
+                ("to", f"{declared.to}, {declared.format}"),
+                ("mode", declared.mode + (f" by {', '.join(declared.key)}" if declared.key else "")),
+                ("on error", declared.on_error),
+                ("interval", f"{declared.interval_s:g} s, {size(declared.step_bytes)} at a time"),
+                ("declared", f"{show.moment(declared.created_ms)} by {declared.created_by}"),
+                ("writer", states.writer or "none yet: offloaderd spark tables run"),
+            ]
+        )
+        if states.tables:
+            click.echo()
+            show.table(
+                ("TABLE", "ROWS", "APART", "LAG", "ENTRIES BEHIND", "COMMITTED", "ERROR"),
+                [_row(one) for one in states.tables],
+            )
+
+    document = {"declaration": _document(declared), "writer": states.writer, "at_ms": states.at_ms}
+    session.tell({**document, "tables": [asdict(one) for one in states.tables]}, write)
+    return FAILED if any(one.error for one in states.tables) else OK
+
+
+@tables.command(short_help="Remove a declaration; its tables stay.")
+@NAME
+@click.option("--yes", is_flag=True, help="Do it. Without this it is only shown what would be removed.")
+@CONFIG
+@options.common
+def drop(session: Session, *, name: str, yes: bool, config: Path | None) -> int:
+    """Remove a declaration. Tables, and the positions in them, stay: the same declaration made again goes on there.
+
+    \b
+    Examples:
+      offloadctl tables drop orders --config offloaderd.toml
+      offloadctl tables drop orders --yes --config offloaderd.toml
+    """
+
+    async def removed(store: MetadataStore) -> Declaration:
+        declared = await stored.named(store, name)
+        if yes:
+            await stored.drop(store, name)
+        return declared
+
+    declared = _with_store(session, config, removed)
+    said = "dropped" if yes else "would drop"
+    after = "" if yes else "\nnothing was done; --yes does it"
+    session.tell(
+        {"declaration": _document(declared), "dropped": yes},
+        f"{said} {name}: {declared.topics} -> {declared.to}; the tables stay{after}",
+    )
+    return OK
+
+
+def _document(declared: Declaration) -> dict[str, object]:
+    return {**asdict(declared), "key": list(declared.key)}
+
+
+def _summary(states: States) -> dict[str, object]:
+    return {
+        "tables": len(states.tables),
+        "failing": sum(bool(one.error) for one in states.tables),
+        "lag_s": max((one.lag_s for one in states.tables), default=0.0),
+        "writer": states.writer,
+    }
+
+
+def _text(name: str, value: object) -> str:
+    return f"{value:.0f} s" if name == "lag_s" and isinstance(value, float) else str(value)
+
+
+def _row(one: TableState) -> list[str]:
+    committed = show.moment(one.committed_ms) if one.committed_ms else ""
+    return [one.table, str(one.rows), str(one.apart), f"{one.lag_s:.0f} s", str(one.lag_entries), committed, one.error]

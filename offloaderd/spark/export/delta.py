@@ -1,0 +1,330 @@
+"""A target that is a table of Delta Lake in a folder, appended to by day, or updated by key.
+
+    FOLDER/data/<number>-<id>/day=2026-11-21/<file>.parquet    the files of a round; they stay there, or were merged
+
+The positions are application transactions of the format (`txn` actions): the ledger and the entry up to which all of a
+topic is in the table, and the number of the commit. They come with the data in one commit, stay in checkpoints, and
+make the library refuse the second of two writers that began from the same number. A restored table keeps them, although
+its data are older; so a table that was restored since the last commit is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.dataset as arrow
+from pyarrow import parquet
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import DateType, StructField, StructType
+
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
+from offloaderd.spark.export.commit import DELETED, DIGITS, Commit, fitted
+from offloaderd.spark.files import SparkFiles
+from offloaderd.spark.scan.query import parsed
+from offloaderd.spark.session import check_libraries
+
+if TYPE_CHECKING:
+    from deltalake import CommitProperties, DeltaTable
+
+OURS = "offloaderd"
+SOURCE = f"{OURS}.source"
+"""Property of the table: what it is made of."""
+STAGING = f"{OURS}.staging"
+"""In the information of a commit: the name of its round."""
+NUMBER, APART = f"{OURS}.number", f"{OURS}.apart"
+ABSENT = -1
+DAY = "day"
+COMMITS_SEEN = 50
+"""Commits of others, such as compactions, behind which the last commit of ours is still found."""
+_EMPTY_DAY = "__HIVE_DEFAULT_PARTITION__"
+
+
+class DeltaTarget:
+    """A table in a folder; see ExportTarget. `key`: the columns that identify a row, none for a table of all rows."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        folder: str,
+        columns: StructType,
+        topics: Iterable[str],
+        *,
+        order: Sequence[str] = (),
+        key: Sequence[str] = (),
+    ) -> None:
+        """Name the table of these topics. `order`: with a key, the columns by which a row is newer than another."""
+        check_libraries("delta")
+        self._files = SparkFiles(spark, folder)
+        self._columns = columns
+        self._topics = sorted(topics)
+        self._key, self._order = tuple(key), tuple(order)
+        self.target = f"table in {folder}"
+
+    def last(self, source: dict[str, str]) -> Commit:
+        """See ExportTarget; positions are those of the target's topics."""
+        table = self._table()
+        return Commit(number=0, source=source, positions={}) if table is None else self._last_of(table, source)
+
+    def recover(self, source: dict[str, str]) -> Commit:
+        """See ExportTarget."""
+        if self._table() is None:
+            self._create(source)
+        table = self._loaded()
+        last = self._last_of(table, source)
+        if committed := self._staging_of(table):  # files of the next number may be those of a running writer
+            for name in self._files.names("data"):
+                if name.startswith(f"{last.number:0{DIGITS}}-") and name != committed:
+                    self._files.delete(f"data/{name}")
+        return last
+
+    def named(self, columns: StructType) -> StructType:
+        """See ExportTarget; a column of a wider type keeps it."""
+        return fitted(columns, self._schema(self._loaded()))
+
+    def staging(self, last: Commit) -> str:
+        """See ExportTarget."""
+        return self._files.url(f"data/{last.next_name()}")
+
+    def commit(
+        self, last: Commit, staging: str, positions: dict[str, str], rows: int, apart: int | None = None
+    ) -> Commit:
+        """See ExportTarget."""
+        from deltalake.exceptions import CommitFailedError, DeltaError  # noqa: PLC0415 - optional
+
+        name = staging.rpartition("/")[2]
+        made = last.following(name, positions, rows, apart)
+        table = self._loaded()
+        if self._last_of(table, last.source).number != last.number:
+            raise self._second()
+        files = self._files.parquet_by_day(f"data/{name}")
+        try:
+            self._evolve(table)
+            if self._key and files:
+                self._merge(table, staging, made)
+            if not self._key or self._version(table, NUMBER) != made.number:
+                # The library commits no merge that changes no row.
+                self._append(table, name, [] if self._key else files, made)
+        except (CommitFailedError, DeltaError, OSError) as error:
+            table = self._loaded()
+            if self._staging_of(table) != name:  # else it was done, and the answer lost
+                if self._version(table, NUMBER) != last.number:
+                    raise self._second() from error
+                raise OffloaderError(
+                    f"{self.target}: cannot commit: {error}", hint="run it again: nothing of this round was added"
+                ) from error
+        if self._key:
+            self._files.delete(f"data/{name}")  # the merge has written its rows to other files
+        return made
+
+    def _second(self) -> Conflict:
+        return Conflict(
+            f"another writer has committed to {self.target} meanwhile",
+            hint="nothing of this round was added; run one writer of a table at a time",
+        )
+
+    def _append(self, table: DeltaTable, name: str, files: Sequence[str], made: Commit) -> None:
+        from deltalake.transaction import AddAction, RemoveAction  # noqa: PLC0415 - optional
+
+        now_ms = SystemClock().wall_ms()
+        added: list[AddAction | RemoveAction] = []
+        for file in files:
+            day = unquote(file.partition("/")[0].removeprefix(f"{DAY}="))
+            size, stats = self._described(f"data/{name}/{file}")
+            added.append(
+                AddAction(
+                    path=f"data/{name}/{file}",
+                    size=size,
+                    partition_values={DAY: None if day == _EMPTY_DAY else day},
+                    modification_time=now_ms,
+                    data_change=True,
+                    stats=json.dumps(stats),
+                )
+            )
+        table.create_write_transaction(
+            added, "append", table.schema(), self._partitions, commit_properties=self._properties(made)
+        )
+
+    def _merge(self, table: DeltaTable, staging: str, made: Commit) -> None:
+        """Apply the rows of a round, of which each key has one."""
+        files, path = pa.fs.FileSystem.from_uri(staging)
+        found = arrow.dataset(path, filesystem=files, format="parquet")
+        same = " AND ".join(f'target."{name}" = round."{name}"' for name in self._key)
+        newer = _is_newer(self._order)
+        values = {f'"{name}"': f'round."{name}"' for name in found.schema.names if name != DELETED}
+        (
+            table.merge(
+                source=found.scanner().to_reader(),
+                predicate=same,
+                source_alias="round",
+                target_alias="target",
+                commit_properties=self._properties(made),
+            )
+            .when_matched_delete(f'round."{DELETED}" AND {newer}')
+            .when_matched_update(values, newer)
+            .when_not_matched_insert(values, f'NOT round."{DELETED}"')
+            .execute()
+        )
+
+    def _properties(self, made: Commit) -> CommitProperties:
+        from deltalake import CommitProperties, Transaction  # noqa: PLC0415 - optional
+
+        numbers = {NUMBER: made.number, APART: made.apart}
+        for topic, text in made.positions.items():
+            at, created_ms = parsed(text)
+            numbers |= {_of(topic, "ledger"): at.ledger_id, _of(topic, "entry"): at.entry_id}
+            numbers |= {_of(topic, "created"): ABSENT if created_ms is None else created_ms}
+        transactions = [Transaction(name, number) for name, number in numbers.items()]
+        return CommitProperties(
+            custom_metadata={STAGING: made.staging}, app_transactions=transactions, max_commit_retries=COMMITS_SEEN
+        )
+
+    def _last_of(self, table: DeltaTable, source: Mapping[str, str]) -> Commit:
+        """Return the last commit.
+
+        Raises InvalidConfig for a table of another source, OffloaderError for a restored one.
+        """
+        known = json.loads(table.metadata().configuration.get(SOURCE, "null"))
+        if known is None:
+            raise InvalidConfig(f"{self.target} was not made by offloaderd", hint="name another folder")
+        if known != source:
+            said = ", ".join(f"{name} {value}" for name, value in known.items())
+            raise InvalidConfig(f"{self.target} is made of something else: {said}", hint="name another folder")
+        for one in table.history(COMMITS_SEEN):
+            if STAGING in one:
+                break
+            if one.get("operation") == "RESTORE":
+                raise OffloaderError(
+                    f"{self.target} was restored to an older version, and how far it reaches is not known any more",
+                    hint="restore the newest version again, or make the table anew in another folder",
+                )
+        positions = {topic: at for topic in self._topics if (at := self._position(table, topic)) is not None}
+        number, apart = self._version(table, NUMBER), self._version(table, APART)
+        return Commit(number=number or 0, source=dict(source), positions=positions, apart=apart or 0)
+
+    def _position(self, table: DeltaTable, topic: str) -> str | None:
+        ledger_id, entry_id = self._version(table, _of(topic, "ledger")), self._version(table, _of(topic, "entry"))
+        if ledger_id is None or entry_id is None:
+            return None
+        created_ms = self._version(table, _of(topic, "created"))
+        return f"{ledger_id}:{entry_id}" + (f"@{created_ms}" if created_ms not in {None, ABSENT} else "")
+
+    def _version(self, table: DeltaTable, name: str) -> int | None:
+        found: int | None = table.transaction_version(name)
+        return found
+
+    def _staging_of(self, table: DeltaTable) -> str:
+        """Return the name of the last round."""
+        return next((str(one[STAGING]) for one in table.history(COMMITS_SEEN) if STAGING in one), "")
+
+    def _evolve(self, table: DeltaTable) -> None:
+        """Add the columns and fields that the table lacks, in a commit without rows."""
+        from deltalake import write_deltalake  # noqa: PLC0415 - optional
+
+        wanted = self._arrow(fitted(self._columns, self._schema(table)))
+        there = set(_places(pa.schema(table.schema().to_arrow())))
+        if not set(_places(wanted)) <= there:
+            write_deltalake(table, wanted.empty_table(), mode="append", schema_mode="merge")
+            table.update_incremental()
+
+    def _create(self, source: Mapping[str, str]) -> None:
+        from deltalake import DeltaTable  # noqa: PLC0415
+        from deltalake.exceptions import DeltaError  # noqa: PLC0415
+
+        if others := [name for name in self._files.names("") if not name.startswith((".", "_"))]:
+            raise InvalidConfig(f"{self.target}: the folder holds {others[0]}", hint="name an empty folder")
+        with _as_target_error(self.target):
+            try:
+                DeltaTable.create(
+                    self._files.root,
+                    schema=self._arrow(self._columns),
+                    mode="error",
+                    partition_by=self._partitions,
+                    configuration={SOURCE: json.dumps(source)},
+                    raise_if_key_not_exists=False,
+                )
+            except DeltaError:
+                if self._table() is None:
+                    raise
+
+    @property
+    def _partitions(self) -> list[str]:
+        return [] if self._key else [DAY]
+
+    def _arrow(self, columns: StructType) -> pa.Schema:
+        kept = [one for one in columns.fields if one.name != DELETED or not self._key]
+        day = [] if self._key else [StructField(DAY, DateType())]
+        return to_arrow_schema(StructType([*kept, *day]), timezone="UTC")
+
+    def _schema(self, table: DeltaTable) -> StructType:
+        from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
+
+        return from_arrow_schema(pa.schema(table.schema().to_arrow()))
+
+    def _described(self, path: str) -> tuple[int, dict[str, Any]]:
+        """Return the bytes of a file and what readers may know of it before they open it."""
+        files, place = pa.fs.FileSystem.from_uri(self._files.url(path))
+        with files.open_input_file(place) as opened:
+            return opened.size(), {"numRecords": parquet.ParquetFile(opened).metadata.num_rows}
+
+    def _table(self) -> DeltaTable | None:
+        from deltalake import DeltaTable  # noqa: PLC0415 - optional
+        from deltalake.exceptions import TableNotFoundError  # noqa: PLC0415
+
+        with _as_target_error(self.target):
+            try:
+                return DeltaTable(self._files.root)
+            except TableNotFoundError:
+                return None
+
+    def _loaded(self) -> DeltaTable:
+        table = self._table()
+        if table is None:
+            raise OffloaderError(f"{self.target} was deleted meanwhile", hint="run it again to write all of it")
+        return table
+
+
+def _of(topic: str, what: str) -> str:
+    """Return the id of the application transaction with a number of a topic."""
+    return f"{OURS}.{what}:{topic}"
+
+
+def _is_newer(order: Sequence[str]) -> str:
+    """Return the condition that a row of the round is newer than that of the table; a null is the least number."""
+    texts = []
+    for at, name in enumerate(order):
+        same = [f"{_number('round', one)} = {_number('target', one)}" for one in order[:at]]
+        texts.append(" AND ".join([*same, f"{_number('round', name)} > {_number('target', name)}"]))
+    return "(" + " OR ".join(f"({text})" for text in texts) + ")" if texts else "TRUE"
+
+
+def _number(side: str, name: str) -> str:
+    return f'COALESCE({side}."{name}", -1)'
+
+
+def _places(schema: pa.Schema | pa.StructType, before: str = "") -> Iterator[str]:
+    """Yield the place of each column and field."""
+    for one in schema:
+        yield before + one.name
+        inner = one.type
+        while pa.types.is_list(inner) or pa.types.is_large_list(inner) or pa.types.is_map(inner):
+            inner = inner.item_type if pa.types.is_map(inner) else inner.value_type
+        if pa.types.is_struct(inner):
+            yield from _places(inner, f"{before}{one.name}.")
+
+
+@contextmanager
+def _as_target_error(target: str) -> Iterator[None]:
+    """Raise errors of the library as OffloaderError with the target's name."""
+    from deltalake.exceptions import DeltaError  # noqa: PLC0415 - optional
+
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        raise OffloaderError(f"{target}: {type(error).__name__} {error}", hint="may it be read and written?") from error

@@ -1,0 +1,1 @@
+"""The Spark application that keeps declared tables up to date."""

@@ -1,0 +1,392 @@
+"""The application: it holds declarations, finds their topics, and steps each table at its interval.
+
+Tables share the executors: steps run in threads, each in a pool of its own of Spark's fair scheduler. A table that
+fails is tried again after a growing pause, and holds up no other. What a table has is in the table alone, so any number
+of applications may be started, and any of them may be killed at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from offloaderd.capture.cluster import PulsarMetadata
+from offloaderd.core.clock import Clock
+from offloaderd.core.errors import NotFound, OffloaderError
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.metrics.tables import TableMetrics
+from offloaderd.core.model import TopicName
+from offloaderd.core.names.managed_ledgers import system_reason
+from offloaderd.daemon.settings import Settings
+from offloaderd.daemon.stores import open_ledgers
+from offloaderd.read.transactions import KnownOutcomes
+from offloaderd.spark.scan.options import SourceOptions, parse
+from offloaderd.spark.scan.snapshot import Held, Snapshot, Stores, known_topics, opened
+from offloaderd.spark.stream import take_snapshots
+from offloaderd.spark.tables.writer import TableWriter, Written
+from offloaderd.spark.values import PRIMITIVES
+from offloaderd.tables import store as stored
+from offloaderd.tables.declaration import Declaration, table_name, table_of
+from offloaderd.tables.store import States, TableState
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from offloaderd.ledgers.pulsar.schemas import Schema
+
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
+LOOK_S = 5.0
+"""Pause between two looks at the declarations and their topics."""
+PAUSE_S_MAX = 600.0
+"""Longest pause of a table that fails."""
+DECODED = {"AVRO", "JSON", *PRIMITIVES}
+EVERYTHING = "re:.*"
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The stores of a query, and Pulsar's metadata; None without a cluster."""
+
+    stores: Stores
+    pulsar: PulsarMetadata | None
+
+
+@asynccontextmanager
+async def open_all(options: SourceOptions, clock: Clock) -> AsyncIterator[Opened]:
+    """Yield the stores. Raises InvalidConfig, Transient, Denied."""
+    async with AsyncExitStack() as stack:
+        stores = await stack.enter_async_context(opened(options))
+        pulsar = None
+        if options.settings.ledgers.kind == "bookkeeper":
+            pulsar = (await open_ledgers(stack, options.settings, clock=clock, metrics=Metrics())).pulsar
+        yield Opened(stores, pulsar)
+
+
+class SharedPlanner:
+    """Reads maps, schemas and declarations for all threads, one call at a time, over one session."""
+
+    def __init__(self, options: Mapping[str, str], clock: Clock) -> None:
+        """`options` name the stores, as for the data source. Raises InvalidConfig."""
+        found = parse({**options, "topic": EVERYTHING, "messages": "true"})
+        self.settings: Settings = found.settings
+        self._held = Held(lambda: open_all(found, clock))
+        self._lock = threading.Lock()
+
+    def run(self, work: Callable[[Opened], Awaitable[T]]) -> T:
+        """Return the result of work on the stores; blocks. Raises as the work and `open_all` do."""
+        with self._lock:
+            return self._held.run(work)
+
+    def close(self) -> None:
+        """Close the stores."""
+        with self._lock:
+            self._held.close()
+
+    def snapshots(self, options: SourceOptions, known: KnownOutcomes) -> list[Snapshot]:
+        """See Planner."""
+        return self.run(lambda at: take_snapshots(options, at.stores, known))
+
+    def schema(self, topic: TopicName) -> str:
+        """See Planner."""
+
+        async def versions(at: Opened) -> Mapping[int, Schema]:
+            return await at.pulsar.schema_versions(topic) if at.pulsar is not None else {}
+
+        return schema_option(self.run(versions))
+
+
+def schema_option(versions: Mapping[int, Schema]) -> str:
+    """Return the versions of a schema for the data source; empty for types whose values are given as bytes.
+
+    Of versions of several types those of the newest count: messages of the others are not of this schema.
+    """
+    there = {version: one for version, one in versions.items() if not one.deleted}
+    if not there or (kind := there[max(there)].type) not in DECODED:
+        return ""
+    given = [
+        {"version": version, "type": one.type, "data": one.content.decode(errors="replace")}
+        for version, one in sorted(there.items())
+        if one.type == kind
+    ]
+    return json.dumps({"getSchemaResponses": given})
+
+
+@dataclass(slots=True)
+class _Table:
+    """A table with its next step: when, and what is known of it."""
+
+    writer: TableWriter
+    declared: Declaration
+    due_s: float
+    state: TableState
+    pause_s: float = 0.0
+    running: Future[Written] | None = None
+
+
+@dataclass(slots=True)
+class _Group:
+    """A declaration that this application holds."""
+
+    declared: Declaration
+    tables: dict[str, _Table] = field(default_factory=dict)
+    problems: dict[str, TableState] = field(default_factory=dict)
+    told: bool = False
+
+
+class Application:
+    """Runs the declared tables of one deployment."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        options: Mapping[str, str],
+        *,
+        clock: Clock,
+        registry: CollectorRegistry,
+        names: frozenset[str] = frozenset(),
+        parallel: int = 4,
+        tell: Callable[[str, TableState], None] = lambda *_: None,
+    ) -> None:
+        """`names`: only these declarations. `tell` is called with a declaration and the state after each step."""
+        self._spark = spark
+        self._options = dict(options)
+        self._clock = clock
+        self._metrics = TableMetrics(registry)
+        self._names = names
+        self._tell = tell
+        self._planner = SharedPlanner(options, clock)
+        self._writer = f"tables-{clock.uuid().hex[:12]}"
+        self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="table")
+        self._groups: dict[str, _Group] = {}
+        self._others: dict[str, str] = {}
+        self._look_s = 0.0
+        self._stop = threading.Event()
+        self._ended = threading.Event()
+
+    def stop(self) -> None:
+        """Begin no further step; `run` returns when those that run have ended."""
+        self._stop.set()
+        self._ended.set()
+
+    def run(self, *, once: bool = False) -> bool:
+        """Run until stopped; `once`: until each table has all that is offloaded, or fails. Return whether none fails.
+
+        Raises NotFound for a declaration by a name that is not there, and what the stores raise at the first look.
+        """
+        try:
+            self._look(first=True)
+            while not self._stop.is_set():
+                self._start_due()
+                if once and self._is_done():
+                    break
+                self._ended.wait(self._pause_s())
+                self._ended.clear()
+                self._take_ended()
+                self._put_states()
+                self._look()
+        finally:
+            self._close()
+        return not any(state.error for group in self._groups.values() for state in _states(group))
+
+    def _look(self, *, first: bool = False) -> None:
+        """Find declarations and topics. Raises only at the first look; later ones keep what is known."""
+        now_s = self._clock.monotonic()
+        if not first and now_s < self._look_s:
+            return
+        self._look_s = now_s + LOOK_S
+        try:
+            found = self._planner.run(self._declared)
+        except OffloaderError as error:
+            if first:
+                raise
+            log.warning("tables.look_failed", error=str(error), error_class=type(error).__name__)
+            return
+        for name in self._groups.keys() - found.keys():
+            del self._groups[name]
+        for name, (declared, topics) in found.items():
+            group = self._groups.get(name)
+            if group is None or group.declared != declared:
+                group = self._groups[name] = _Group(declared)
+            self._add(group, topics)
+        if first and (missing := sorted(self._names - found.keys())):
+            raise NotFound(
+                f"no tables {', '.join(missing)} to write: none are declared by this name, or another application "
+                "writes them",
+                hint="offloadctl tables list",
+            )
+
+    async def _declared(self, at: Opened) -> dict[str, tuple[Declaration, list[TopicName]]]:
+        """Return the declarations that this application holds, with their topics."""
+        metadata = at.stores.metadata
+        assert metadata is not None  # noqa: S101 - the options ask for it
+        found = {}
+        for name, declared in (await stored.load(metadata)).items():
+            if self._names and name not in self._names:
+                continue
+            if not isinstance(declared, Declaration):
+                log.warning("tables.declaration_unreadable", declaration=name, error=str(declared))
+                continue
+            try:
+                other = await stored.hold(metadata, name, self._writer)
+            except NotFound:
+                continue
+            if other is not None:
+                if self._others.get(name) != other:
+                    log.info("tables.held_by_another", declaration=name, writer=other)
+                self._others[name] = other
+                continue
+            self._others.pop(name, None)
+            try:
+                topics = await known_topics(metadata, declared.pattern)
+            except NotFound:
+                topics = []  # they may come
+            named = declared.pattern.topic is not None
+            found[name] = declared, sorted({table_of(one) for one in topics if named or system_reason(one) is None})
+        return found
+
+    def _add(self, group: _Group, topics: list[TopicName]) -> None:
+        """Have a table for each topic; of two whose tables would have one name the first gets it."""
+        for topic in topics:
+            name = table_name(topic)
+            known = group.tables.get(name)
+            if known is None:
+                group.tables[name] = _Table(
+                    writer=TableWriter(self._spark, self._planner, group.declared, topic, self._options),
+                    declared=group.declared,
+                    due_s=self._clock.monotonic(),
+                    state=TableState(table=name, topic=str(topic), positions={}),
+                )
+            elif known.writer.topic != topic:
+                error = f"{known.writer.topic} has the table {name}"
+                group.problems[str(topic)] = TableState(table=name, topic=str(topic), positions={}, error=error)
+
+    def _tables(self) -> list[tuple[str, _Table]]:
+        return [(name, one) for name, group in self._groups.items() for one in group.tables.values()]
+
+    def _start_due(self) -> None:
+        now_s = self._clock.monotonic()
+        for _, table in sorted(self._tables(), key=lambda item: item[1].due_s):
+            if table.running is None and table.due_s <= now_s:
+                table.running = self._pool.submit(self._step, table)
+                table.running.add_done_callback(lambda _: self._ended.set())
+
+    def _step(self, table: _Table) -> Written:
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", f"{table.declared.name}-{table.state.table}")
+        return table.writer.step()
+
+    def _take_ended(self) -> None:
+        for name, table in self._tables():
+            if table.running is None or not table.running.done():
+                continue
+            ended, table.running = table.running, None
+            now_s, interval_s = self._clock.monotonic(), table.declared.interval_s
+            error = ended.exception()
+            if error is None:
+                written = ended.result()
+                table.state = self._state(table.state, written)
+                table.pause_s = 0.0
+                table.due_s = now_s if written.more else now_s + interval_s
+                outcome = "committed" if written.moved else "idle"
+            else:
+                table.pause_s = min(max(interval_s, 2 * table.pause_s), max(interval_s, PAUSE_S_MAX))
+                table.due_s = now_s + table.pause_s
+                table.state = replace(table.state, error=_said(error))
+                log.warning(
+                    "tables.step_failed",
+                    declaration=name,
+                    table=table.state.table,
+                    error=_said(error),
+                    error_class=type(error).__name__,
+                    next_s=round(table.pause_s, 1),
+                )
+                outcome = "failed"
+            self._count(f"{name}/{table.state.table}", table.state, outcome, ended.result() if error is None else None)
+            self._groups[name].told = False
+            self._tell(name, table.state)
+
+    def _state(self, before: TableState, written: Written) -> TableState:
+        now_ms = self._clock.wall_ms()
+        return TableState(
+            table=before.table,
+            topic=before.topic,
+            rows=before.rows + written.rows,
+            apart=written.commit.apart,
+            lag_s=max(0.0, (now_ms - written.oldest_ms) / 1000) if written.oldest_ms is not None else 0.0,
+            lag_entries=written.lag_entries,
+            committed_ms=now_ms if written.moved else before.committed_ms,
+            positions=written.commit.positions,
+        )
+
+    def _count(self, label: str, state: TableState, outcome: str, written: Written | None) -> None:
+        metrics = self._metrics
+        metrics.table_steps.labels(table=label, outcome=outcome).inc()
+        metrics.table_lag_seconds.labels(table=label).set(state.lag_s)
+        metrics.table_lag_entries.labels(table=label).set(state.lag_entries)
+        if written is not None:
+            metrics.table_rows.labels(table=label).inc(written.rows)
+            metrics.table_rows_apart.labels(table=label).inc(written.apart)
+        if state.committed_ms:
+            metrics.table_committed_timestamp_seconds.labels(table=label).set(state.committed_ms / 1000)
+
+    def _put_states(self) -> None:
+        for name, group in self._groups.items():
+            if group.told or not group.tables:
+                continue
+            states = States(writer=self._writer, at_ms=self._clock.wall_ms(), tables=_states(group))
+            try:
+                self._planner.run(partial(self._put, name=name, states=states))
+                group.told = True
+            except OffloaderError as error:
+                log.warning("tables.state_unwritten", declaration=name, error=str(error))
+
+    async def _put(self, at: Opened, name: str, states: States) -> None:
+        assert at.stores.metadata is not None  # noqa: S101 - as above
+        await stored.put_states(at.stores.metadata, name, states)
+
+    def _is_done(self) -> bool:
+        """Return whether no table runs, and each has stepped last without anything more, or failed."""
+        return all(table.running is None and table.due_s > self._clock.monotonic() for _, table in self._tables())
+
+    def _pause_s(self) -> float:
+        now_s = self._clock.monotonic()
+        due = [one.due_s for _, one in self._tables() if one.running is None]
+        return max(0.0, min([*due, self._look_s]) - now_s)
+
+    def _close(self) -> None:
+        """Let the steps end that run, and give the declarations back."""
+        self._pool.shutdown(cancel_futures=True)
+        wait([one.running for _, one in self._tables() if one.running is not None and not one.running.cancelled()])
+        self._take_ended()
+        self._put_states()
+
+        async def give_back(at: Opened) -> None:
+            assert at.stores.metadata is not None  # noqa: S101 - as above
+            for name in self._groups:
+                await stored.release(at.stores.metadata, name)
+
+        try:
+            if self._groups:
+                self._planner.run(give_back)
+        except OffloaderError as error:
+            log.warning("tables.not_released", error=str(error))
+        finally:
+            self._planner.close()
+
+
+def _states(group: _Group) -> list[TableState]:
+    return [*(one.state for one in group.tables.values()), *group.problems.values()]
+
+
+def _said(error: BaseException) -> str:
+    return str(error) if isinstance(error, OffloaderError) else f"{type(error).__name__} {error}".strip()

@@ -1,0 +1,189 @@
+"""The rows of a table, of its dead letters, and the ones that are neither, out of rows of messages.
+
+| column | |
+|---|---|
+| each field of a value that is a record, else `value` | as the schema says, else bytes |
+| `_topic`, `_partition` | the topic in full; the number of the partition, null without |
+| `_ledger_id`, `_entry_id`, `_batch_index` | the position; -1 outside of batches |
+| `_time` | the broker's time, else the publish time |
+| `_publish_time`, `_event_time`, `_producer`, `_sequence_id`, `_key`, `_properties` | the message's |
+| `_deleted` | appended rows: the message has no value |
+
+A message is one row: chunks are in the row of the whole, and what a compaction left out is in none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as f
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from offloaderd.core.errors import InvalidInput
+from offloaderd.format.pulsar.messages import MessageState
+from offloaderd.spark.export.commit import DELETED
+from offloaderd.spark.scan.columns import MALFORMED
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from offloaderd.spark.values import ValueSchema
+
+ORDER = ("_ledger_id", "_entry_id", "_batch_index")
+"""The order of the messages of a topic, and of their rows in the table."""
+TIME = "_time"
+KEY = "_key"
+VALUE = "value"
+SYSTEM: dict[str, DataType] = {
+    "_topic": StringType(),
+    "_partition": IntegerType(),
+    "_ledger_id": LongType(),
+    "_entry_id": LongType(),
+    "_batch_index": IntegerType(),
+    TIME: TimestampType(),
+    "_publish_time": TimestampType(),
+    "_event_time": TimestampType(),
+    "_producer": StringType(),
+    "_sequence_id": LongType(),
+    KEY: BinaryType(),
+    "_properties": MapType(StringType(), StringType()),
+    DELETED: BooleanType(),
+}
+DEAD: dict[str, DataType] = {
+    **{name: kind for name, kind in SYSTEM.items() if name not in {DELETED, "_properties"}},
+    "state": StringType(),
+    "reason": StringType(),
+    "entries": LongType(),
+    "message": BinaryType(),
+}
+"""Columns of dead letters: `entries` is how many entries a row stands for that are lost, `message` what was sent."""
+DEAD_LETTERS = "_dead_letters"
+"""The end of the name of the table with a table's dead letters."""
+
+_READ = (
+    *("topic", "ledger_id", "entry_id", "batch_index", "time", "publish_time", "event_time", "producer"),
+    *("sequence_id", "key", "properties", "value", "state", "skipped", "reason"),
+)
+_FROM = {
+    "_topic": "topic",
+    "_partition": r"CAST(nullif(regexp_extract(topic, '-partition-(0|[1-9][0-9]*)$', 1), '') AS INT)",
+    "_ledger_id": "ledger_id",
+    "_entry_id": "entry_id",
+    "_batch_index": "coalesce(batch_index, -1)",
+    TIME: "time",
+    "_publish_time": "publish_time",
+    "_event_time": "event_time",
+    "_producer": "producer",
+    "_sequence_id": "sequence_id",
+    KEY: "key",
+    "_properties": "properties",
+}
+_PLAIN = f"coalesce(state = '{MessageState.PLAIN}', false)"
+_UNREADABLE = f"coalesce(state IN ('{MALFORMED}', '{MessageState.ENCRYPTED}', '{MessageState.RAW}'), true)"
+"""A row without a state stands for entries that are lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """The rows of one table. `values`: None for bytes; `key`: the columns of a table with a key."""
+
+    values: ValueSchema | None
+    key: Sequence[str] = ()
+
+    @property
+    def fields(self) -> dict[str, DataType]:
+        """The columns of values. Raises InvalidInput for fields that a table cannot have as columns."""
+        kind = self.values.type if self.values is not None else BinaryType()
+        found = {one.name: one.dataType for one in kind.fields} if isinstance(kind, StructType) else {VALUE: kind}
+        lower = [name.lower() for name in (*found, *SYSTEM)]
+        if twice := sorted({name for name in lower if lower.count(name) > 1}):
+            raise InvalidInput(
+                f"fields {', '.join(twice)} of the schema: a table has a column of this name already",
+                hint="names of columns are the same in capital and small letters, and those with _ are the table's own",
+            )
+        if missing := [name for name in self.key if name not in {**found, KEY: None}]:
+            raise InvalidInput(
+                f"key {', '.join(missing)}: no such column", hint=f"there are {', '.join([*found, KEY])}"
+            )
+        return found
+
+    @property
+    def columns(self) -> StructType:
+        """All columns, with `_deleted`."""
+        return StructType([StructField(name, kind) for name, kind in (self.fields | SYSTEM).items()])
+
+    def read(self, source: StructType) -> StructType:
+        """Return the columns of the source that are needed."""
+        wanted = {*_READ, "undecoded"}
+        return StructType([one for one in source.fields if one.name in wanted])
+
+    def of(self, source: DataFrame) -> DataFrame:
+        """Return the rows of the table; with a key the last one of each."""
+        fields = _fields_of(source)
+        values = [f.col(VALUE)[name].alias(name) for name in fields] or [f.col(VALUE)]
+        system = [f.expr(text).alias(name) for name, text in _FROM.items()]
+        rows = source.where(self._is_row(source)).select(*values, *system, f.isnull(VALUE).alias(DELETED))
+        if not self.key:
+            return rows
+        from pyspark.sql import Window  # noqa: PLC0415
+
+        newest = Window.partitionBy(*self.key).orderBy(*(f.desc(name) for name in ORDER))
+        return rows.withColumn("_rank", f.row_number().over(newest)).where("_rank = 1").drop("_rank")
+
+    def apart(self, source: DataFrame) -> Column:
+        """Return the condition of the rows that are neither in the table nor parts of others."""
+        return f.expr(_UNREADABLE) | (f.expr(_PLAIN) & ~self._has_key(source))
+
+    def dead_letters(self, source: DataFrame) -> DataFrame:
+        """Return the rows of dead letters."""
+        system = [f.expr(text).alias(name) for name, text in _FROM.items() if name in DEAD]
+        message = f.col("undecoded") if "undecoded" in source.columns else f.col(VALUE).cast(BinaryType())
+        reason = f.coalesce(
+            f.col("reason"),
+            f.when(f.expr(_PLAIN), f.lit(f"no {', '.join(self.key)}")),
+            f.concat(f.lit("it is "), f.col("state")),
+        )
+        rows = source.where(self.apart(source))
+        return rows.select(
+            *system,
+            f.coalesce(f.col("state"), f.lit("lost")).alias("state"),
+            reason.alias("reason"),
+            (f.col("skipped") if "skipped" in source.columns else f.lit(None).cast(LongType())).alias("entries"),
+            message.alias("message"),
+        )
+
+    def _is_row(self, source: DataFrame) -> Column:
+        return f.expr(_PLAIN) & self._has_key(source)
+
+    def _has_key(self, source: DataFrame) -> Column:
+        """Return whether a row has all of its key; a message without a value has only its own."""
+        found = f.lit(True)
+        fields = _fields_of(source)
+        for name in self.key:
+            column = f.col("key") if name == KEY else f.col(VALUE)[name] if name in fields else f.col(VALUE)
+            found = found & f.isnotnull(column)
+        return found
+
+
+def dead_columns() -> StructType:
+    """Return the columns of dead letters."""
+    return StructType([StructField(name, kind) for name, kind in DEAD.items()])
+
+
+def _fields_of(source: DataFrame) -> list[str]:
+    """Return the names of the fields of a value that is a record."""
+    kind = source.schema[VALUE].dataType
+    return kind.names if isinstance(kind, StructType) else []

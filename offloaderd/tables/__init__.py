@@ -1,0 +1,1 @@
+"""Declared tables that follow topics, and what the application that writes them says of them."""

@@ -1,0 +1,160 @@
+"""Declarations: which topics become tables, where, and how. Pure.
+
+A declaration names a topic, or all topics of a namespace; each topic, with all of its partitions, has a table of its
+own, topics that come later too. It is one node of the metadata, and has a name of its own:
+
+    orders      public/default/orders    -> table `orders` in namespace `shop` of catalogue `lake`
+    everything  public/default/*         -> a table for each topic
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from typing import Any
+
+from offloaderd.core.errors import CorruptData, InvalidInput, NewerRecord
+from offloaderd.core.model import TopicName
+from offloaderd.core.names.patterns import Breadth, TopicPattern, partitioned_topic
+
+VERSION = 1
+INTERVAL_S_MIN, INTERVAL_S_MAX = 1.0, 86_400.0
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+PLACE = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
+SCHEMA_BYTES_MAX = 256 * 1024
+"""Longest schema in a declaration: ZooKeeper takes a megabyte in a node."""
+_OTHERS = re.compile(r"[^a-z0-9_]")
+
+
+class TableFormat(StrEnum):
+    """The format of a table."""
+
+    ICEBERG = "iceberg"
+    DELTA = "delta"
+
+
+class TableMode(StrEnum):
+    """What a message does to its table."""
+
+    APPEND = "append"
+    """It adds a row."""
+    UPSERT = "upsert"
+    """It replaces the row of its key; one without a value deletes it."""
+
+
+class OnError(StrEnum):
+    """What becomes of a message that is no row of its table, and of entries that are lost."""
+
+    FAIL = "fail"
+    """The table stops before it."""
+    SKIP = "skip"
+    """It is left out, and counted."""
+    DEAD_LETTER = "dead-letter"
+    """It is a row of the table's dead letters, with its position, the reason and its bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """Tables of the topics of a pattern.
+
+    `to` is CATALOGUE.NAMESPACE of pyiceberg's settings, or a folder (with a slash). `key`: with upsert, the columns
+    that identify a row; without any, the message's key does. `schema`: the values' schema where there is no cluster
+    to ask. `step_bytes`: bytes of segments that a table takes at a time.
+    """
+
+    name: str
+    topics: str
+    to: str
+    format: TableFormat = TableFormat.ICEBERG
+    mode: TableMode = TableMode.APPEND
+    key: tuple[str, ...] = ()
+    on_error: OnError = OnError.DEAD_LETTER
+    interval_s: float = 60.0
+    step_bytes: int = 1024**3
+    schema: str = ""
+    created_ms: int = 0
+    created_by: str = ""
+
+    @property
+    def pattern(self) -> TopicPattern:
+        """The topics' pattern."""
+        return TopicPattern.parse(self.topics)
+
+    @property
+    def in_folder(self) -> bool:
+        """Whether the tables are in a folder, not in a catalogue that others know."""
+        return "/" in self.to
+
+    def flaws(self) -> list[str]:
+        """Return all mistakes."""
+        found = []
+        if not NAME.fullmatch(self.name):
+            found.append(f"name {self.name!r}: letters, digits, . _ - and 100 characters at most")
+        try:
+            breadth = self.pattern.breadth
+        except InvalidInput as error:
+            found.append(f"topics: {error.message}")
+        else:
+            if breadth not in {Breadth.TOPIC, Breadth.NAMESPACE}:
+                found.append(f"topics {self.topics!r}: write TENANT/NAMESPACE/TOPIC or TENANT/NAMESPACE/*")
+        if not self.in_folder and not PLACE.fullmatch(self.to):
+            found.append(f"to {self.to!r}: write CATALOGUE.NAMESPACE, or a folder with a slash in it")
+        if self.format is TableFormat.DELTA and not self.in_folder:
+            found.append(f"to {self.to!r}: tables of Delta Lake are in a folder, with a slash in it")
+        if self.key and self.mode is TableMode.APPEND:
+            found.append("key: only with mode upsert")
+        if not INTERVAL_S_MIN <= self.interval_s <= INTERVAL_S_MAX:
+            found.append(f"interval {self.interval_s:g} s: {INTERVAL_S_MIN:g} s to {INTERVAL_S_MAX:g} s")
+        if self.step_bytes < 1:
+            found.append(f"step of {self.step_bytes} bytes: 1 at least")
+        if len(self.schema) > SCHEMA_BYTES_MAX:
+            found.append(f"schema of {len(self.schema)} characters: {SCHEMA_BYTES_MAX} is the most")
+        return found
+
+    def checked(self) -> "Declaration":
+        """Return it if it is valid. Raises InvalidInput with all mistakes."""
+        if flaws := self.flaws():
+            raise InvalidInput("\n".join(flaws), hint="nothing was declared")
+        return self
+
+
+def encode(value: Declaration) -> bytes:
+    """Return the node's content."""
+    return json.dumps({"version": VERSION, **asdict(value)}, sort_keys=True).encode()
+
+
+def decode(data: bytes, *, path: str) -> Declaration:
+    """Read a node's content. Raises CorruptData, NewerRecord."""
+    found = document(data, path=path, version=VERSION)
+    try:
+        known = {one.name: found[one.name] for one in fields(Declaration) if one.name in found}
+        known["format"], known["mode"] = TableFormat(known["format"]), TableMode(known["mode"])
+        known["on_error"], known["key"] = OnError(known["on_error"]), tuple(known["key"])
+        return Declaration(**known).checked()
+    except (InvalidInput, KeyError, TypeError, ValueError) as error:
+        raise CorruptData(key=path, offset=0, expected="a declaration of tables", found=error) from None
+
+
+def document(data: bytes, *, path: str, version: int) -> Mapping[str, Any]:
+    """Read a JSON object of a known version. Raises CorruptData, NewerRecord."""
+    try:
+        found = json.loads(data)
+        given = found["version"]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise CorruptData(key=path, offset=0, expected="a JSON object with its version", found=error) from None
+    if not isinstance(given, int) or given < 1:
+        raise CorruptData(key=path, offset=0, expected="a version", found=repr(given))
+    if given > version:
+        raise NewerRecord(path, found=given, known=version)
+    return dict(found)
+
+
+def table_of(topic: TopicName) -> TopicName:
+    """Return the topic that has the table of this one: the partitioned topic of a partition, else itself."""
+    return partitioned_topic(topic) or topic
+
+
+def table_name(topic: TopicName) -> str:
+    """Return the name of a topic's table: that of the topic, in small letters, with _ for what tables cannot have."""
+    return _OTHERS.sub("_", topic.local.lower())

@@ -1,0 +1,159 @@
+"""Declarations and states of tables in the metadata store.
+
+The application that writes the tables of a declaration holds an ephemeral node below it, so a second one leaves them
+alone. That only saves work: it is the commit of a table that a slow application cannot make twice.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+
+from offloaderd.core.aio import each
+from offloaderd.core.errors import Conflict, CorruptData, NotFound
+from offloaderd.metadata import nodes, paths
+from offloaderd.metadata.port import Delete, MetadataStore
+from offloaderd.policy.store import ensure
+from offloaderd.tables import declaration
+from offloaderd.tables.declaration import Declaration
+
+VERSION = 1
+TABLES_MAX = 1000
+"""Tables of a declaration whose state is kept, some 400 bytes each; those that lag most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableState:
+    """A table: where it stands, how far it is behind what is offloaded, and why it does not go on.
+
+    `lag_s` counts from when the oldest segment that it lacks was offloaded. `apart` are rows that went to dead letters
+    or were skipped.
+    """
+
+    table: str
+    topic: str
+    rows: int = 0
+    apart: int = 0
+    lag_s: float = 0.0
+    lag_entries: int = 0
+    committed_ms: int = 0
+    positions: Mapping[str, str]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class States:
+    """What an application said of the tables of a declaration at a time; no table before the first."""
+
+    writer: str = ""
+    at_ms: int = 0
+    tables: Sequence[TableState] = ()
+
+
+async def create(store: MetadataStore, declared: Declaration) -> None:
+    """Declare tables. Raises InvalidInput, Conflict for a name that is taken, Transient."""
+    declared.checked()
+    await ensure(store, paths.TABLES)
+    path, content = paths.table(declared.name), declaration.encode(declared)
+    try:
+        await store.create(path, content)
+    except Conflict:
+        found = await nodes.node(store, path)
+        if found is not None and found.value == content:
+            return  # an earlier try, whose answer was lost
+        raise Conflict(
+            f"tables {declared.name} are declared already",
+            hint=f"see offloadctl tables show {declared.name}; take another --name, or drop it first",
+        ) from None
+
+
+async def drop(store: MetadataStore, name: str) -> None:
+    """Remove a declaration; its tables stay. Raises NotFound, Conflict while an application writes them, Transient."""
+    found = await store.get(paths.table(name))
+    held = await nodes.node(store, paths.table_writer(name))
+    if held is not None:
+        raise Conflict(
+            f"{held.value.decode(errors='replace')} writes the tables of {name}", hint="stop that application first"
+        )
+    state = await nodes.node(store, paths.table_state(name))
+    below = [Delete(paths.table_state(name), state.version)] if state is not None else []
+    try:
+        await store.transact([*below, Delete(paths.table(name), found.version)])
+    except NotFound:
+        raise Conflict(f"tables {name} changed meanwhile", hint="look, and drop them again") from None
+
+
+async def load(store: MetadataStore) -> dict[str, Declaration | CorruptData]:
+    """Return all declarations by their names, and why one cannot be read. Raises Transient."""
+
+    async def read(name: str) -> Declaration | CorruptData | None:
+        try:
+            return await nodes.record(store, f"{paths.TABLES}/{name}", declaration.decode)
+        except CorruptData as error:
+            return error
+
+    names = await store.children(paths.TABLES)
+    found = await each(names, read)
+    return {paths.name_of(name): one for name, one in sorted(zip(names, found, strict=True)) if one is not None}
+
+
+async def named(store: MetadataStore, name: str) -> Declaration:
+    """Return a declaration. Raises NotFound, CorruptData, Transient."""
+    found = await nodes.record(store, paths.table(name), declaration.decode)
+    if found is None:
+        raise NotFound(f"no tables {name} are declared", hint="`offloadctl tables list` shows those that are")
+    return found
+
+
+async def hold(store: MetadataStore, name: str, writer: str) -> str | None:
+    """Hold the tables of a declaration until the session ends; return the id of another holder, None if held now.
+
+    Raises NotFound for a declaration that is gone, Transient.
+    """
+    path = paths.table_writer(name)
+    for _ in range(2):
+        held = await nodes.node(store, path)
+        if held is not None:
+            other = held.value.decode(errors="replace")
+            return other if other != writer else None
+        with suppress(Conflict):
+            await store.create(path, writer.encode(), ephemeral=True)
+    return "another application"
+
+
+async def release(store: MetadataStore, name: str) -> None:
+    """Give the tables of a declaration back. Raises Transient."""
+    with suppress(NotFound):
+        await store.delete(paths.table_writer(name))
+
+
+async def put_states(store: MetadataStore, name: str, states: States) -> None:
+    """Write what an application says of its tables, of very many those that lag most. Raises Transient, NotFound."""
+    most = sorted(states.tables, key=lambda one: (not one.error, -one.lag_s, one.table))[:TABLES_MAX]
+    content = json.dumps(
+        {"version": VERSION, "writer": states.writer, "at_ms": states.at_ms, "tables": [asdict(one) for one in most]}
+    ).encode()
+    path = paths.table_state(name)
+    found = await nodes.node(store, path)
+    if found is None:
+        with suppress(Conflict):
+            await store.create(path, content)
+    else:
+        with suppress(Conflict):  # another application, which holds them now, was first
+            await store.replace(path, content, found.version)
+
+
+async def states(store: MetadataStore, name: str) -> States:
+    """Return what was last said of the tables of a declaration. Raises CorruptData, Transient."""
+    return await nodes.record(store, paths.table_state(name), decode_states) or States()
+
+
+def decode_states(data: bytes, *, path: str) -> States:
+    """Read a node's content. Raises CorruptData, NewerRecord."""
+    found = declaration.document(data, path=path, version=VERSION)
+    names = [one.name for one in fields(TableState)]
+    try:
+        tables = [TableState(**{name: one[name] for name in names}) for one in found["tables"]]
+        return States(writer=found["writer"], at_ms=found["at_ms"], tables=tables)
+    except (KeyError, TypeError) as error:
+        raise CorruptData(key=path, offset=0, expected="states of tables", found=error) from None

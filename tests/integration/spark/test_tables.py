@@ -1,0 +1,169 @@
+"""Declared tables, written by a real Spark from a real S3 server and ZooKeeper, and read back by other engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+from prometheus_client import CollectorRegistry
+from pyiceberg.catalog.sql import SqlCatalog
+
+from offloaderd.core.model import TopicName
+from offloaderd.spark.export.export import own_session
+from offloaderd.spark.session import spark_session
+from offloaderd.spark.tables.application import Application
+from offloaderd.tables import store as stored
+from offloaderd.tables.declaration import Declaration, TableFormat, TableMode
+from tests.integration.spark.site import CLOCK, Site
+from tests.unit.format.test_pulsar_message import batch, entry
+from tests.unit.read.build import Piece
+from tests.unit.spark.test_export_iceberg import library_threads
+from tests.unit.spark.test_value_schema import record, written
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tests.servers import S3Server
+
+TOPIC = TopicName("public", "default", "orders")
+ORDER = record(("id", "int"), ("item", "string"))
+WIDER = record(("id", "long"), ("item", "string"), ("note", ["null", "string"]))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def spark() -> Iterator[SparkSession]:
+    """A session with two cores."""
+    options = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC"}
+    with spark_session("tests", master="local[2]", options=options) as session:
+        server = session.sparkContext._accumulatorServer
+        yield own_session(session)
+    server.server_close()  # which Spark leaves to the end of the process
+
+
+@pytest.fixture(autouse=True)
+def pools() -> Iterator[None]:
+    """Threads of pyiceberg for the time of a test."""
+    with library_threads():
+        yield
+
+
+@pytest.fixture
+def site(zookeeper: str, s3_server: S3Server, s3_bucket: str) -> Site:
+    """An empty site."""
+    return Site(zookeeper, {"bucket": s3_bucket, **s3_server._asdict()})
+
+
+def declare(site: Site, **given: Any) -> None:  # noqa: ANN401 - fields of a declaration
+    """Declare a table of the topic."""
+
+    async def create() -> None:
+        async with site.stores() as (metadata, _):
+            await stored.create(metadata, Declaration(**{"name": "orders", "topics": "public/default/orders", **given}))
+
+    asyncio.run(create())
+
+
+def run(spark: SparkSession, site: Site) -> tuple[bool, list[stored.TableState]]:
+    """Run the application until all tables are up to date; return what it said last of each."""
+    said: dict[str, stored.TableState] = {}
+    application = Application(
+        spark,
+        site.options(),
+        clock=CLOCK,
+        registry=CollectorRegistry(),
+        tell=lambda _, state: said.update({state.table: state}),
+    )
+    return application.run(once=True), list(said.values())
+
+
+def delta(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of a table as Delta Lake's own reader has them, in the order of positions."""
+    rows = DeltaTable(str(folder)).to_pyarrow_table().to_pylist()
+    return sorted(rows, key=lambda row: (row["_ledger_id"], row["_entry_id"], row["_batch_index"]))
+
+
+def iceberg(folder: Path, name: str) -> list[dict[str, Any]]:
+    """Return the rows of a table as pyiceberg reads them, in the order of positions."""
+    catalog = SqlCatalog("offloaderd", uri=f"sqlite:///{folder}/catalog.db")
+    try:
+        rows = catalog.load_table(name).scan().to_arrow().to_pylist()
+    finally:
+        catalog.close()
+    return sorted(rows, key=lambda row: (row["_ledger_id"], row["_entry_id"], row["_batch_index"]))
+
+
+def order(schema: Any, value: dict[str, Any], **fields: Any) -> bytes:  # noqa: ANN401 - as Avro and protobuf have it
+    """Return the entry of an order."""
+    return entry(written(schema, value), **fields)
+
+
+def rows_of(form: TableFormat, folder: Path, name: str) -> list[dict[str, Any]]:
+    """Return the rows of a table in a folder."""
+    return delta(folder / name) if form is TableFormat.DELTA else iceberg(folder, f"public_default.{name}")
+
+
+@pytest.mark.parametrize("form", list(TableFormat))
+def test_a_table_follows_its_topic(spark: SparkSession, site: Site, tmp_path: Path, form: TableFormat) -> None:
+    """Rows and dead letters, each message once, over several runs; nothing new is no commit."""
+    bad = entry(batch((written(ORDER, {"id": 7, "item": "b"}), {}), (b"\x80", {})), num_messages_in_batch=2)
+    held = [order(ORDER, {"id": number, "item": "x"}) for number in range(5)]
+    asyncio.run(site.commit(TOPIC, [Piece(1, 0, [*held, bad], 6)]))
+    declare(site, to=str(tmp_path), format=form, schema=json.dumps(ORDER), interval_s=3600.0)
+    sound, (state,) = run(spark, site)
+    assert (sound, state.error) == (True, "")
+    assert (state.rows, state.apart, state.lag_entries) == (6, 1, 0)
+    rows = rows_of(form, tmp_path, "orders")
+    assert [(row["id"], row["item"], row["_deleted"]) for row in rows] == [
+        *((number, "x", False) for number in range(5)),
+        (7, "b", False),
+    ]
+    (dead,) = rows_of(form, tmp_path, "orders_dead_letters")
+    assert (dead["_entry_id"], dead["_batch_index"], dead["state"], dead["message"]) == (5, 1, "malformed", b"\x80")
+    sound, (state,) = run(spark, site)
+    assert (sound, state.rows, state.apart) == (True, 0, 1)
+    asyncio.run(site.commit(TOPIC, [Piece(2, 0, [order(ORDER, {"id": 9, "item": "y"}), entry(b"")], 2)]))
+    sound, (state,) = run(spark, site)
+    assert (state.rows, state.apart) == (1, 2)
+    assert len(rows_of(form, tmp_path, "orders")) == 7
+    assert [row["_ledger_id"] for row in rows_of(form, tmp_path, "orders_dead_letters")] == [1, 2]
+
+
+@pytest.mark.parametrize("form", list(TableFormat))
+def test_the_current_state_of_each_key(spark: SparkSession, site: Site, tmp_path: Path, form: TableFormat) -> None:
+    """The last message of a key is its row, also within a step; one without a value deletes it; no key, no row."""
+
+    def keyed(key: str, number: int | None) -> bytes:
+        if number is None:
+            return entry(b"", partition_key=key, null_value=True)
+        return order(ORDER, {"id": number, "item": key}, partition_key=key)
+
+    def current() -> dict[bytes, int]:
+        return {row["_key"]: row["id"] for row in rows_of(form, tmp_path, "orders")}
+
+    first = [
+        keyed("a", 1),
+        keyed("b", 2),
+        keyed("a", 3),
+        keyed("c", 4),
+        keyed("c", None),
+        order(ORDER, {"id": 5, "item": ""}),
+    ]
+    asyncio.run(site.commit(TOPIC, [Piece(1, 0, first, 6)]))
+    declare(site, to=str(tmp_path), format=form, mode=TableMode.UPSERT, schema=json.dumps(ORDER))
+    sound, (state,) = run(spark, site)
+    assert (sound, state.error, state.apart) == (True, "", 1)
+    assert current() == {b"a": 3, b"b": 2}
+    asyncio.run(site.commit(TOPIC, [Piece(2, 0, [keyed("b", None), keyed("d", 6), keyed("d", 7)], 3)]))
+    assert run(spark, site)[0]
+    assert current() == {b"a": 3, b"d": 7}
+    asyncio.run(site.commit(TOPIC, [Piece(3, 0, [keyed("a", None), keyed("x", None)], 2)]))
+    assert run(spark, site)[0]
+    assert current() == {b"d": 7}
+    (dead,) = rows_of(form, tmp_path, "orders_dead_letters")
+    assert (dead["_entry_id"], dead["reason"]) == (5, "no _key")

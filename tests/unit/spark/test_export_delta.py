@@ -1,0 +1,252 @@
+"""Commits to tables of Delta Lake: exactly once, whatever dies and whoever else commits. On a real folder."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+
+from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
+from offloaderd.spark.export import delta as export_delta
+from offloaderd.spark.export.commit import DELETED
+from offloaderd.spark.export.delta import NUMBER, DeltaTarget
+from tests.unit.spark.local_files import LocalFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import SparkSession
+
+    from offloaderd.spark.export.commit import Commit
+
+SOURCE = {"cluster": "c", "topic": "orders"}
+TOPICS = ("orders",)
+DAY = datetime(2026, 11, 21, tzinfo=UTC)
+COLUMNS = StructType(
+    [
+        StructField("id", IntegerType()),
+        StructField("_time", TimestampType()),
+        StructField("_key", StringType()),
+        StructField("_entry_id", LongType()),
+        StructField(DELETED, BooleanType()),
+    ]
+)
+
+
+class Table:
+    """A folder, its target, and what any reader of Delta Lake sees of it."""
+
+    def __init__(self, folder: Path, key: Sequence[str] = ()) -> None:
+        self.folder, self.key = folder, key
+
+    def target(self, columns: StructType = COLUMNS, topics: Sequence[str] = TOPICS) -> DeltaTarget:
+        """Return it as a target."""
+        spark = cast("SparkSession", None)
+        return DeltaTarget(spark, self.folder.as_uri(), columns, topics, order=("_entry_id",), key=self.key)
+
+    def write(self, staging: str, rows: Sequence[dict[str, Any]], columns: StructType = COLUMNS) -> None:
+        """Write what Spark would write of a round, by day."""
+        schema = to_arrow_schema(columns, timezone="UTC")
+        for number, row in enumerate(rows):
+            day = row["_time"].date() if row.get("_time") else "__HIVE_DEFAULT_PARTITION__"
+            folder = Path(staging.removeprefix("file://")) / f"day={day}"
+            folder.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.Table.from_pylist([row], schema=schema), folder / f"part-{number}.parquet")
+
+    def round(self, rows: Sequence[dict[str, Any]], at: str, columns: StructType = COLUMNS, apart: int = 0) -> Commit:
+        """Commit a round that reaches a position."""
+        target = self.target(columns)
+        last = target.recover(SOURCE)
+        staging = target.staging(last)
+        self.write(staging, rows, target.named(columns))
+        return target.commit(last, staging, {"orders": at}, len(rows), last.apart + apart)
+
+    def last(self) -> tuple[int, dict[str, str], int]:
+        """Return number, positions and what is apart of the last commit."""
+        found = self.target().last(SOURCE)
+        return found.number, found.positions, found.apart
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows, in order."""
+        return sorted(DeltaTable(self.folder).to_pyarrow_table().to_pylist(), key=lambda one: one["_entry_id"])
+
+
+def row(number: int, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - any column
+    """Return a row."""
+    return {"id": number, "_time": DAY + timedelta(hours=number), "_key": f"k{number}", "_entry_id": number} | more
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
+    """An empty folder, without Java."""
+    monkeypatch.setattr(export_delta, "SparkFiles", LocalFiles)
+    return Table(tmp_path / "table")
+
+
+def test_positions_come_with_the_data(table: Table) -> None:
+    """A commit has files and positions; a round without a row moves the positions alone; days are partitions."""
+    assert table.last() == (0, {}, 0)
+    table.round([row(1), row(25), row(2, _time=None)], "1:25@17", apart=2)
+    table.round([], "3:4")
+    assert table.last() == (2, {"orders": "3:4"}, 2)
+    assert [one["id"] for one in table.rows()] == [1, 2, 25]
+    days = {str(one["day"]) for one in table.rows()}
+    assert days == {"2026-11-21", "2026-11-22", "None"}
+    assert DeltaTable(table.folder).count() == 3
+    table.round([row(30)], "3:5@18")
+    assert table.last() == (3, {"orders": "3:5@18"}, 2)
+
+
+def test_of_two_writers_one_is_told(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both began at the same commit: the second adds nothing, also when they meet at the commit itself."""
+    late = table.target()
+    last = late.recover(SOURCE)
+    staging = late.staging(last)
+    table.write(staging, [row(9)])
+    append = DeltaTarget._append
+
+    def raced(self: DeltaTarget, loaded: DeltaTable, name: str, files: Sequence[str], made: Commit) -> None:
+        monkeypatch.setattr(DeltaTarget, "_append", append)
+        table.round([row(1)], "1:1")
+        append(self, loaded, name, files, made)
+
+    monkeypatch.setattr(DeltaTarget, "_append", raced)
+    for _ in range(2):
+        with pytest.raises(Conflict, match="another writer has committed"):
+            late.commit(last, staging, {"orders": "1:9"}, 1)
+    assert [one["id"] for one in table.rows()] == [1]
+    assert table.last() == (1, {"orders": "1:1"}, 0)
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_lost_answer_is_looked_up(table: Table, monkeypatch: pytest.MonkeyPatch, done: bool) -> None:
+    """A commit that was done is found; one that was not is an error, and the next run adds its rows once."""
+    append = DeltaTarget._append
+
+    def lost(self: DeltaTarget, *given: Any) -> None:  # noqa: ANN401 - as it takes
+        if done:
+            append(self, *given)
+        raise CommitFailedError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaTarget, "_append", lost)
+        if done:
+            assert table.round([row(1)], "1:1").number == 1
+        else:
+            with pytest.raises(OffloaderError, match="nothing of this round was added"):
+                table.round([row(1)], "1:1")
+    assert table.last() == ((1, {"orders": "1:1"}, 0) if done else (0, {}, 0))
+    if not done:
+        table.round([row(1)], "1:1")
+    assert [one["id"] for one in table.rows()] == [1]
+
+
+def test_staging_of_a_crash_goes(table: Table) -> None:
+    """Files that a crash left are deleted once another round has their number; committed ones, and newer, stay."""
+    target = table.target()
+    stagings = []
+    for number in range(2):
+        stagings.append(Path(target.staging(target.recover(SOURCE)).removeprefix("file://")))
+        table.write(stagings[-1].as_uri(), [row(9)])
+        target.recover(SOURCE)
+        assert stagings[-1].exists(), "it may be that of a running writer"
+        table.round([row(number)], f"1:{number}")
+        target.recover(SOURCE)
+        assert not stagings[-1].exists()
+    assert [one["id"] for one in table.rows()] == [0, 1]
+
+
+def test_others_may_work_on_the_table(table: Table) -> None:
+    """Compaction and checkpoints leave the positions; a restored table is refused."""
+    for number in range(3):
+        table.round([row(number)], f"1:{number}")
+    found = DeltaTable(table.folder)
+    found.optimize.compact()
+    found.create_checkpoint()
+    found.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+    assert table.last() == (3, {"orders": "1:2"}, 0)
+    table.round([row(3)], "1:3")
+    assert [one["id"] for one in table.rows()] == [0, 1, 2, 3]
+    DeltaTable(table.folder).restore(DeltaTable(table.folder).version() - 1)
+    with pytest.raises(OffloaderError, match="was restored to an older version"):
+        table.last()
+
+
+def test_columns_come_and_widen(table: Table) -> None:
+    """New columns are null in rows from before; a narrow type keeps the wide one; another type is refused."""
+    table.round([row(1)], "1:1")
+    wider = StructType([*COLUMNS.fields, StructField("note", StructType([StructField("a", StringType())]))])
+    table.round([row(2, note={"a": "x"})], "1:2", wider)
+    deeper = StructType(
+        [
+            *COLUMNS.fields,
+            StructField("note", StructType([StructField("a", StringType()), StructField("b", LongType())])),
+        ]
+    )
+    table.round([row(3, note={"a": "y", "b": 1})], "1:3", deeper)
+    assert [one["note"] for one in table.rows()] == [None, {"a": "x", "b": None}, {"a": "y", "b": 1}]
+    narrow = StructType([StructField("_entry_id", IntegerType()), *COLUMNS.fields[:3], COLUMNS.fields[4]])
+    assert table.target(narrow).named(narrow)["_entry_id"].dataType == LongType()
+    other = StructType([StructField("id", StringType()), *COLUMNS.fields[1:]])
+    with pytest.raises(InvalidConfig, match="the schema has id as string, and the table has it as int"):
+        table.target(other).named(other)
+
+
+def test_another_table_is_refused(table: Table) -> None:
+    """One of another topic, one that somebody else made, and a folder that holds other files."""
+    table.round([row(1)], "1:1")
+    with pytest.raises(InvalidConfig, match="is made of something else"):
+        table.target().last({**SOURCE, "topic": "payments"})
+    other = Table(table.folder.parent / "other")
+    write_deltalake(other.folder, pa.table({"a": [1]}))
+    with pytest.raises(InvalidConfig, match="was not made by offloaderd"):
+        other.target().last(SOURCE)
+    (table.folder.parent / "notes").mkdir()
+    (table.folder.parent / "notes" / "letter.txt").touch()
+    with pytest.raises(InvalidConfig, match="the folder holds letter"):
+        Table(table.folder.parent / "notes").target().recover(SOURCE)
+
+
+def test_the_last_message_of_a_key(tmp_path: Path, table: Table) -> None:
+    """A newer row replaces that of its key or deletes it; an older one changes nothing; the round's files go."""
+    keyed = Table(tmp_path / "keyed", key=("_key",))
+    keyed.round([row(1, **{DELETED: False}), row(2, **{DELETED: False})], "1:2")
+    keyed.round(
+        [
+            row(5, _key="k1", **{DELETED: False}),
+            row(6, _key="k2", **{DELETED: True}),
+            row(7, **{DELETED: True}),
+        ],
+        "1:7",
+    )
+    assert [(one["_key"], one["id"]) for one in keyed.rows()] == [("k1", 5)]
+    assert DELETED not in keyed.rows()[0]
+    keyed.round([row(4, _key="k1", **{DELETED: True})], "1:8")
+    assert [(one["_key"], one["id"]) for one in keyed.rows()] == [("k1", 5)]
+    assert keyed.last()[:2] == (3, {"orders": "1:8"})
+    assert list((keyed.folder / "data").iterdir()) == []
+
+
+def test_the_number_of_a_commit_is_the_formats_own(table: Table) -> None:
+    """Who commits with the same number as application transaction is refused by the library."""
+    table.round([row(1)], "1:1")
+    stale = DeltaTable(table.folder)
+    table.round([row(2)], "1:2")
+    with pytest.raises(CommitFailedError):
+        stale.create_write_transaction(
+            [],
+            "append",
+            stale.schema(),
+            [],
+            commit_properties=CommitProperties(app_transactions=[Transaction(NUMBER, 2)]),
+        )
+    assert json.loads(DeltaTable(table.folder).metadata().configuration["offloaderd.source"]) == SOURCE
