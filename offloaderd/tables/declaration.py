@@ -20,6 +20,7 @@ from offloaderd.core.names.patterns import Breadth, TopicPattern, partitioned_to
 
 VERSION = 1
 INTERVAL_S_MIN, INTERVAL_S_MAX = 1.0, 86_400.0
+KEEP_S_MIN = 3600.0
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 PLACE = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
 SCHEMA_BYTES_MAX = 256 * 1024
@@ -60,7 +61,8 @@ class Declaration:
 
     `to` is CATALOGUE.NAMESPACE of pyiceberg's settings, or a folder (with a slash). `key`: with upsert, the columns
     that identify a row; without any, the message's key does. `schema`: the values' schema where there is no cluster
-    to ask. `step_bytes`: bytes of segments that a table takes at a time.
+    to ask. `step_bytes`: bytes of segments that a table takes at a time. `upkeep_s`: time between two runs of upkeep, 0
+    for none; `keep_s`: how long older versions of a table stay readable.
     """
 
     name: str
@@ -72,6 +74,8 @@ class Declaration:
     on_error: OnError = OnError.DEAD_LETTER
     interval_s: float = 60.0
     step_bytes: int = 1024**3
+    upkeep_s: float = 3600.0
+    keep_s: float = 7 * 86_400.0
     schema: str = ""
     created_ms: int = 0
     created_by: str = ""
@@ -106,6 +110,10 @@ class Declaration:
             found.append("key: only with mode upsert")
         if not INTERVAL_S_MIN <= self.interval_s <= INTERVAL_S_MAX:
             found.append(f"interval {self.interval_s:g} s: {INTERVAL_S_MIN:g} s to {INTERVAL_S_MAX:g} s")
+        if self.upkeep_s < 0:
+            found.append(f"upkeep every {self.upkeep_s:g} s: 0 s (never) or more")
+        if self.keep_s < KEEP_S_MIN:
+            found.append(f"keep {self.keep_s:g} s: {KEEP_S_MIN:g} s at least, for queries that run")
         if self.step_bytes < 1:
             found.append(f"step of {self.step_bytes} bytes: 1 at least")
         if len(self.schema) > SCHEMA_BYTES_MAX:

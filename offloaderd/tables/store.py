@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from offloaderd.core.aio import each
 from offloaderd.core.errors import Conflict, CorruptData, NotFound
 from offloaderd.metadata import nodes, paths
-from offloaderd.metadata.port import Delete, MetadataStore
+from offloaderd.metadata.port import Check, Create, Delete, MetadataStore, Replace
 from offloaderd.policy.store import ensure
 from offloaderd.tables import declaration
 from offloaderd.tables.declaration import Declaration
@@ -110,6 +110,7 @@ async def hold(store: MetadataStore, name: str, writer: str) -> str | None:
 
     Raises NotFound for a declaration that is gone, Transient.
     """
+    declared = await store.get(paths.table(name))
     path = paths.table_writer(name)
     for _ in range(2):
         held = await nodes.node(store, path)
@@ -117,7 +118,8 @@ async def hold(store: MetadataStore, name: str, writer: str) -> str | None:
             other = held.value.decode(errors="replace")
             return other if other != writer else None
         with suppress(Conflict):
-            await store.create(path, writer.encode(), ephemeral=True)
+            held_now = Create(path, writer.encode(), ephemeral=True)
+            await store.transact([Check(paths.table(name), declared.version), held_now])
     return "another application"
 
 
@@ -133,14 +135,11 @@ async def put_states(store: MetadataStore, name: str, states: States) -> None:
     content = json.dumps(
         {"version": VERSION, "writer": states.writer, "at_ms": states.at_ms, "tables": [asdict(one) for one in most]}
     ).encode()
-    path = paths.table_state(name)
+    path, declared = paths.table_state(name), await store.get(paths.table(name))
     found = await nodes.node(store, path)
-    if found is None:
-        with suppress(Conflict):
-            await store.create(path, content)
-    else:
-        with suppress(Conflict):  # another application, which holds them now, was first
-            await store.replace(path, content, found.version)
+    written = Create(path, content) if found is None else Replace(path, content, found.version)
+    with suppress(Conflict):  # another application, which holds them now, was first
+        await store.transact([Check(paths.table(name), declared.version), written])
 
 
 async def states(store: MetadataStore, name: str) -> States:

@@ -35,12 +35,14 @@ class Wish(TypedDict):
 
     to: str
     name: str | None
-    form: str
+    table_format: str
     mode: str
     key: str | None
     on_error: str
     interval: float
     step_size: int
+    upkeep: float
+    keep: float
     schema: Path | None
 
 
@@ -76,7 +78,7 @@ def _with_store(session: Session, config: Path | None, work: Callable[[MetadataS
 @click.option("--name", help="Name of the declaration. [default: that of the topic, or TENANT.NAMESPACE]")
 @click.option(
     "--format",
-    "form",
+    "table_format",
     type=click.Choice([one.value for one in TableFormat]),
     default=TableFormat.ICEBERG.value,
     show_default=True,
@@ -104,6 +106,16 @@ def _with_store(session: Session, config: Path | None, work: Callable[[MetadataS
 )
 @click.option(
     "--step-size", type=SIZE, default="1GiB", show_default=True, help="Bytes of segments that a table takes at a time."
+)
+@click.option(
+    "--upkeep",
+    type=options.duration_param(least=0),
+    default="1h",
+    show_default=True,
+    help="Time between two runs of upkeep; 0: none.",
+)
+@click.option(
+    "--keep", type=DURATION, default="7d", show_default=True, help="How long older versions of a table stay readable."
 )
 @click.option(
     "--schema",
@@ -147,12 +159,14 @@ def _declared(topics: str, wish: Wish) -> Declaration:
         name=wish["name"] or (pattern.topic.local if pattern.topic is not None else f"{tenant}.{namespace}"),
         topics=pattern.text,
         to=str(Path(to).absolute()) if "/" in to and "://" not in to else to,
-        format=TableFormat(wish["form"]),
+        format=TableFormat(wish["table_format"]),
         mode=TableMode(wish["mode"]),
         key=tuple(wish["key"].split(",")) if wish["key"] else (),
         on_error=OnError(wish["on_error"]),
         interval_s=wish["interval"],
         step_bytes=wish["step_size"],
+        upkeep_s=wish["upkeep"],
+        keep_s=wish["keep"],
         schema=schema.read_text(encoding="utf-8") if schema is not None else "",
         created_ms=SystemClock().wall_ms(),
         created_by=getpass.getuser(),

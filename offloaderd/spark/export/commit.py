@@ -89,6 +89,14 @@ class Commit:
         return f"{self.number + 1:0{DIGITS}}-{SystemClock().uuid()}"
 
 
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """What a run of upkeep has done: files joined, and files or versions deleted."""
+
+    joined: int = 0
+    deleted: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
     """The changes of one commit: `moved` has the positions before (None: there was none) and after it."""
@@ -176,6 +184,17 @@ class ExportTarget(Protocol):
         `apart`: see Commit; None: as before.
 
         Raises Conflict when another export has committed since, OffloaderError when it fails.
+        """
+        ...
+
+
+class KeptTable(ExportTarget, Protocol):
+    """A target that is a table, which needs upkeep."""
+
+    def upkeep(self, keep_s: float) -> Upkeep:
+        """Join small files, and delete what only versions of the table need that are older than `keep_s`.
+
+        Raises OffloaderError when it fails; the table is as before.
         """
         ...
 

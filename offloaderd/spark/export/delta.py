@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import ceil
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -25,7 +26,7 @@ from pyspark.sql.types import DateType, StructField, StructType
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
-from offloaderd.spark.export.commit import DELETED, DIGITS, Commit, fitted
+from offloaderd.spark.export.commit import DELETED, DIGITS, Commit, Upkeep, fitted
 from offloaderd.spark.files import SparkFiles
 from offloaderd.spark.scan.query import parsed
 from offloaderd.spark.session import check_libraries
@@ -122,6 +123,14 @@ class DeltaTarget:
         if self._key:
             self._files.delete(f"data/{name}")  # the merge has written its rows to other files
         return made
+
+    def upkeep(self, keep_s: float) -> Upkeep:
+        """See KeptTable."""
+        table = self._loaded()
+        with _as_target_error(self.target):
+            joined = table.optimize.compact()["numFilesRemoved"]
+            deleted = table.vacuum(retention_hours=ceil(keep_s / 3600), dry_run=False, enforce_retention_duration=False)
+        return Upkeep(joined, len(deleted))
 
     def _second(self) -> Conflict:
         return Conflict(

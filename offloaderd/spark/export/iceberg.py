@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
-from offloaderd.spark.export.commit import DELETED, DIGITS, Commit, Move, decode, decode_move, fitted, renamed
+from offloaderd.spark.export.commit import DELETED, DIGITS, Commit, Move, Upkeep, decode, decode_move, fitted, renamed
 from offloaderd.spark.files import SparkFiles
 from offloaderd.spark.session import check_libraries
 
@@ -44,6 +46,10 @@ SEQUENCE = "offloaderd.sequence"
 """Property of the table: sequence number of that commit's snapshot, to distinguish a rollback from an expiry."""
 
 OWN_CATALOG = "catalog.db"
+SMALL_FILES, SMALL_BYTES = 8, 32 * 1024 * 1024
+"""Files of a day from which on they are joined, and the bytes below which one is small."""
+JOINED_BYTES_MAX = 256 * 1024 * 1024
+"""Bytes of files that are joined in memory at a time; a day with more stays as it is."""
 COMMIT_TRIES = 10
 """Tries of a commit while other programs, which are no exports, commit to the same table."""
 
@@ -71,13 +77,13 @@ class ExportTable:
         columns: StructType,
         catalog: Catalog | None,
         *,
-        time: str = "time",
+        day_of: str = "time",
         key: Sequence[str] = (),
     ) -> None:
-        """`time`: the column whose day is the partition. `key`: the columns that identify a row, none for all rows."""
+        """`day_of`: the column whose day is the partition. `key`: the columns that identify a row, none for all."""
         self._spark = spark
         self._where = where
-        self._time, self._key = time, tuple(key)
+        self._time, self._key = day_of, tuple(key)
         self._columns = StructType([one for one in columns.fields if not key or one.name != DELETED])
         self._named: StructType | None = None
         self._catalog = catalog
@@ -135,14 +141,44 @@ class ExportTable:
         self._clear(made)
         return made
 
+    def upkeep(self, keep_s: float) -> Upkeep:
+        """See KeptTable; small files of a day are joined in memory, as the library has no other way."""
+        with _as_target_error(self.target):
+            joined = self._join(self._loaded()) if not self._key else 0
+            table, now_ms = self._loaded(), SystemClock().wall_ms()
+            before = len(table.snapshots())
+            older = datetime.fromtimestamp(now_ms / 1000 - keep_s, UTC).replace(tzinfo=None)
+            table.maintenance.expire_snapshots().older_than(older).commit()
+        return Upkeep(joined, before - len(self._loaded().snapshots()))
+
+    def _join(self, table: Table) -> int:
+        """Rewrite the days with many small files; return how many files were joined."""
+        by_day: dict[date, list[int]] = {}
+        for one in table.inspect.files().to_pylist():
+            if one["file_size_in_bytes"] < SMALL_BYTES and (day := one["partition"]["day"]) is not None:
+                by_day.setdefault(day, []).append(one["file_size_in_bytes"])
+        joined = 0
+        for day, sizes in sorted(by_day.items()):
+            if len(sizes) < SMALL_FILES or sum(sizes) > JOINED_BYTES_MAX:
+                continue
+            _try_once(table)
+            begin = datetime.combine(day, time.min, UTC)
+            bounds = (begin.isoformat(), (begin + timedelta(days=1)).isoformat())
+            rows = f"{self._time} >= '{bounds[0]}' and {self._time} < '{bounds[1]}'"
+            path = f"{table.location()}/data/joined-{SystemClock().uuid()}/day={day}/part-0.parquet"
+            with table.io.new_output(path).create() as file:
+                parquet.write_table(table.scan(row_filter=rows).to_arrow(), file)
+            with table.transaction() as transaction:
+                transaction.delete(rows)
+                transaction.add_files([path], check_duplicate_files=False)
+            joined += len(sizes)
+        return joined
+
     def _try(self, table: Table, last: Commit, made: Commit, files: list[str]) -> None:
         """Commit, unless the table has changed since it was loaded; the caller reads the outcome back."""
         from pyiceberg.exceptions import CommitFailedException  # noqa: PLC0415 - optional
-        from pyiceberg.table import TableProperties  # noqa: PLC0415
 
-        # The library would try again on top of another export's commit: all entries would be there twice.
-        once = {**table.metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
-        table.metadata = table.metadata.model_copy(update={"properties": once})
+        _try_once(table)
         number = getattr(table.metadata, "last_sequence_number", 0) + 1
         names = self._renamed(table, self._columns)
         if self._named not in {None, names}:
@@ -295,6 +331,17 @@ class ExportTable:
             self._catalog.close()
 
 
+def _try_once(table: Table) -> None:
+    """Have a table's commits fail when another was first.
+
+    The library would try again on top of the other: entries of an export would be there twice, those of another gone.
+    """
+    from pyiceberg.table import TableProperties  # noqa: PLC0415 - optional
+
+    once = {**table.metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
+    table.metadata = table.metadata.model_copy(update={"properties": once})
+
+
 def _ancestors(table: Table, newest: Snapshot | None) -> Iterator[Snapshot]:
     """Yield a snapshot and its ancestors, as far as they exist."""
     while newest is not None:
@@ -304,14 +351,14 @@ def _ancestors(table: Table, newest: Snapshot | None) -> Iterator[Snapshot]:
 
 @contextmanager
 def opened(
-    spark: SparkSession, where: IcebergTable, columns: StructType, *, time: str = "time", key: Sequence[str] = ()
+    spark: SparkSession, where: IcebergTable, columns: StructType, *, day_of: str = "time", key: Sequence[str] = ()
 ) -> Iterator[ExportTable]:
-    """Yield a table as a target; it is created with the first commit. `time`, `key`: see ExportTable.
+    """Yield a table as a target; it is created with the first commit. `day_of`, `key`: see ExportTable.
 
     Raises InvalidConfig when pyiceberg or its settings for the catalogue are missing, and for another kind of folder.
     """
     check_libraries("iceberg")
-    with closing(ExportTable(spark, where, columns, _catalog(where), time=time, key=key)) as found:
+    with closing(ExportTable(spark, where, columns, _catalog(where), day_of=day_of, key=key)) as found:
         yield found
 
 

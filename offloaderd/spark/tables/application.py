@@ -262,7 +262,7 @@ class Application:
             known = group.tables.get(name)
             if known is None:
                 group.tables[name] = _Table(
-                    writer=TableWriter(self._spark, self._planner, group.declared, topic, self._options),
+                    writer=TableWriter(self._spark, self._planner, group.declared, topic, self._options, self._clock),
                     declared=group.declared,
                     due_s=self._clock.monotonic(),
                     state=TableState(table=name, topic=str(topic), positions={}),

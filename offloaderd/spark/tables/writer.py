@@ -11,14 +11,16 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import structlog
 from pyspark.sql import Observation, functions
 
+from offloaderd.core.clock import Clock
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.patterns import of_topic
 from offloaderd.read.transactions import KnownOutcomes
 from offloaderd.spark.errors import from_spark
-from offloaderd.spark.export.commit import Commit, ExportTarget
+from offloaderd.spark.export.commit import Commit, ExportTarget, KeptTable, Upkeep
 from offloaderd.spark.export.delta import DeltaTarget
 from offloaderd.spark.export.export import offsets_of, write
 from offloaderd.spark.export.iceberg import IcebergTable, opened
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+
+log = structlog.get_logger(__name__)
 
 SKIPPED = "losses,retention"
 """Entries that are gone for good; they never come, so a table goes on behind them."""
@@ -59,6 +63,7 @@ class Written:
     apart: int
     moved: bool
     commit: Commit
+    upkeep: Upkeep | None
     lag_entries: int
     oldest_ms: int | None
     """When the oldest segment that the table lacks was offloaded; None if it lacks none."""
@@ -90,6 +95,7 @@ class TableWriter:
         declared: Declaration,
         topic: TopicName,
         options: Mapping[str, str],
+        clock: Clock,
     ) -> None:
         """`options` name the stores, as for the data source."""
         self._spark = spark
@@ -97,6 +103,8 @@ class TableWriter:
         self._declared = declared
         self.topic = topic
         self.table = table_name(topic)
+        self._clock = clock
+        self._kept_s: float | None = None
         self._known = KnownOutcomes()
         self._step = Step({})
         self._settled = False  # whether dead letters may be ahead of the table
@@ -142,7 +150,22 @@ class TableWriter:
             self._step = advance(found, last.positions, plain.query, target=ahead, room=room, turn=self._step.turn)
             if self._step.object_bytes or ahead is not None:
                 last = self._written(made, target, last, self._step, repeated=ahead is not None)
-            return self._told(found, before, last)
+            upkeep = self._kept(target) if last is not before else None
+            return self._told(found, before, last, upkeep)
+
+    def _kept(self, target: KeptTable) -> Upkeep | None:
+        """Do the upkeep of the table if it is due; None if not, or if it failed, which the next step does again."""
+        now_s, every_s = self._clock.monotonic(), self._declared.upkeep_s
+        if not every_s or (self._kept_s is not None and now_s < self._kept_s + every_s):
+            return None
+        self._kept_s = now_s
+        try:
+            done = target.upkeep(self._declared.keep_s)
+        except OffloaderError as error:
+            log.warning("tables.upkeep_failed", table=self.table, error=str(error))
+            return None
+        log.info("tables.kept", table=self.table, joined=done.joined, deleted=done.deleted)
+        return done
 
     def _written(self, made: _Made, target: ExportTarget, last: Commit, step: Step, *, repeated: bool) -> Commit:
         """Write and commit a step. `repeated`: its dead letters are committed already."""
@@ -190,13 +213,11 @@ class TableWriter:
                 write(rows, target, staging, time=TIME)
             target.commit(before, staging, step.offset, counted.get["count"], number)
 
-    def _dead_letters(self, made: _Made) -> AbstractContextManager[ExportTarget]:
+    def _dead_letters(self, made: _Made) -> AbstractContextManager[KeptTable]:
         return self._opened(self.table + DEAD_LETTERS, dead_columns(), made.topics, ())
 
     @contextmanager
-    def _opened(
-        self, name: str, columns: StructType, topics: Sequence[str], key: Sequence[str]
-    ) -> Iterator[ExportTarget]:
+    def _opened(self, name: str, columns: StructType, topics: Sequence[str], key: Sequence[str]) -> Iterator[KeptTable]:
         to = self._declared.to
         if self._declared.format is TableFormat.DELTA:
             yield DeltaTarget(self._spark, f"{to.rstrip('/')}/{name}", columns, topics, order=ORDER, key=key)
@@ -206,10 +227,10 @@ class TableWriter:
         else:
             catalog, _, namespace = to.partition(".")
             place = IcebergTable(catalog=catalog, name=f"{namespace}.{name}")
-        with opened(self._spark, place, columns, time=TIME, key=key) as table:
+        with opened(self._spark, place, columns, day_of=TIME, key=key) as table:
             yield table
 
-    def _told(self, found: Sequence[Snapshot], before: Commit, last: Commit) -> Written:
+    def _told(self, found: Sequence[Snapshot], before: Commit, last: Commit, upkeep: Upkeep | None) -> Written:
         ends = furthest(found, parse(self._options).query)
         lag, oldest = 0, None
         for snapshot in found:
@@ -225,6 +246,7 @@ class TableWriter:
             apart=last.apart - before.apart,
             moved=last is not before,
             commit=last,
+            upkeep=upkeep,
             lag_entries=lag,
             oldest_ms=oldest if lag else None,
             more=bool(lag),

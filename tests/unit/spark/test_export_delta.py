@@ -250,3 +250,15 @@ def test_the_number_of_a_commit_is_the_formats_own(table: Table) -> None:
             commit_properties=CommitProperties(app_transactions=[Transaction(NUMBER, 2)]),
         )
     assert json.loads(DeltaTable(table.folder).metadata().configuration["offloaderd.source"]) == SOURCE
+
+
+def test_upkeep(table: Table) -> None:
+    """Small files of a day become one; rows and positions stay, and files that no kept version needs go."""
+    for number in range(3):
+        table.round([row(number)], f"1:{number}")
+    done = table.target().upkeep(3600.0)
+    assert (done.joined, done.deleted) == (3, 0), "older versions stay readable"
+    assert len(DeltaTable(table.folder).file_uris()) == 1
+    assert [one["id"] for one in table.rows()] == [0, 1, 2]
+    assert table.last() == (3, {"orders": "1:2"}, 0)
+    assert table.target().upkeep(3600.0).joined == 0

@@ -356,3 +356,24 @@ def test_a_table_of_an_earlier_release_goes_on(lake: Lake, monkeypatch: pytest.M
     with lake.table() as table:
         table.manage_snapshots().rollback_to_snapshot(table.snapshots()[0].snapshot_id).commit()
     assert lake.last() == (1, {"orders": "1:4"})
+
+
+def test_upkeep(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many small files of a day become one; rows and positions stay; old snapshots expire, the newest stays."""
+    monkeypatch.setattr(export_iceberg, "SMALL_FILES", 3)
+    for ledger_id in range(1, 4):
+        lake.round(ledger_id, 4)
+    with lake.target() as target:
+        done = target.upkeep(3600.0)
+    assert (done.joined, done.deleted) == (6, 0)
+    assert lake.counts() == {1: 4, 2: 4, 3: 4}
+    with lake.table() as table:
+        assert len(table.inspect.files()) == 2
+    assert lake.last() == (3, {"orders": "3:3"})
+    with lake.target() as target:
+        target.upkeep(-3600.0)
+        assert target.last(SOURCE).number == 3
+    with lake.table() as table:
+        assert len(table.snapshots()) == 1
+    lake.round(4, 2)
+    assert lake.counts() == {1: 4, 2: 4, 3: 4, 4: 2}

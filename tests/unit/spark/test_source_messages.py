@@ -51,6 +51,7 @@ async def test_values_are_decoded() -> None:
         (2, None, "encrypted"),
         (3, None, "raw"),
     ]
+    assert [row["undecoded"] for row in rows] == [None, None, None, b"secret", b"no message"]
 
 
 async def test_values_that_do_not_fit() -> None:
@@ -70,6 +71,7 @@ async def test_values_that_do_not_fit() -> None:
         (None, "malformed", True),
     ]
     assert [row["payload"] for row in rows] == [held[0], held[1], None, held[2]], "nothing is lost"
+    assert [row["undecoded"] for row in rows] == [None, None, bad, bad]
 
 
 def cut(name: str, data: bytes, count: int, method: Compression = Compression.NONE, **fields: Any) -> list[bytes]:  # noqa: ANN401 - what protobuf takes

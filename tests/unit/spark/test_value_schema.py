@@ -245,3 +245,46 @@ def test_named_types_and_other_unions() -> None:
     assert kind_of(outer).spark.simpleString() == "struct<x:struct<n:bigint>,y:struct<n:bigint>,z:bigint>"
     assert decoder.value(message(written(outer, value))) == value
     assert pa.array([value], type=to_arrow_type(kind_of(outer).spark)).null_count == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "value"),
+    [
+        ("STRING", "å".encode(), "å"),
+        ("BOOLEAN", b"\1", True),
+        ("INT8", b"\xff", -1),
+        ("INT16", b"\x01\x00", 256),
+        ("INT32", b"\xff\xff\xff\xfe", -2),
+        ("INT64", (2**40).to_bytes(8, "big"), 2**40),
+        ("FLOAT", b"\x3f\xc0\0\0", 1.5),
+        ("DOUBLE", b"\xbf\xf8\0\0\0\0\0\0", -1.5),
+        ("TIMESTAMP", (1500).to_bytes(8, "big"), datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC)),
+        ("INSTANT", (1).to_bytes(8, "big") + (2_000_000).to_bytes(4, "big"), datetime(1970, 1, 1, 0, 0, 1, 2000, UTC)),
+        ("LOCAL_DATE", (1).to_bytes(8, "big"), date(1970, 1, 2)),
+        ("LOCAL_TIME", (7).to_bytes(8, "big"), 7),
+        (
+            "LOCAL_DATE_TIME",
+            (1).to_bytes(8, "big") + (1_000_000_000).to_bytes(8, "big"),
+            datetime(1970, 1, 2, 0, 0, 1),  # noqa: DTZ001 - a local one
+        ),
+    ],
+)
+def test_primitive_values(kind: str, data: bytes, value: object) -> None:
+    """As Pulsar's client writes them; bytes too few or too many are no value, and named."""
+    schema = read_schema(json.dumps({"version": 0, "type": kind, "data": ""}))
+    assert schema.encoding is Encoding.PRIMITIVE
+    decoder = ValueDecoder(schema)
+    messages = [Message(position=Position(1, at), data=one) for at, one in enumerate((data, data + b"\xff", b""))]
+    array, wrong = decoder.array([*messages, None], to_arrow_type(schema.type, timezone="UTC"))
+    assert array.to_pylist()[0] == value
+    assert array.to_pylist()[3] is None
+    assert sorted(wrong) == ([1] if kind == "STRING" else [1, 2])
+
+
+def test_versions_of_two_primitive_types_are_refused() -> None:
+    """One table has one type."""
+    both = [{"version": 0, "type": "INT32", "data": ""}, {"version": 1, "type": "STRING", "data": ""}]
+    with pytest.raises(InvalidInput, match="INT32 and STRING"):
+        read_schema(json.dumps({"getSchemaResponses": both}))
+    with pytest.raises(InvalidInput, match="avro or json"):
+        read_schema(json.dumps(record(("a", "int"))), "primitive")

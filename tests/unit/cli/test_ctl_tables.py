@@ -1,0 +1,115 @@
+"""offloadctl tables: declarations, and what the application says of them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from offloaderd.cli.offloadctl import tables as command
+from offloaderd.cli.offloadctl.__main__ import cli
+from offloaderd.metadata import paths
+from offloaderd.tables import store
+from offloaderd.tables.store import States, TableState
+from offloaderd.testing.memory.metadata import MemoryTree
+from tests.virtual import virtually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from click.testing import Result
+
+
+class Scene:
+    """Metadata in memory, and the command over it."""
+
+    def __init__(self, config: Path) -> None:
+        self.tree = MemoryTree()
+        self.config = config
+        config.write_text('[daemon]\ncluster = "test"\n[objects]\nbucket = "tests"\n')
+
+    def run(self, *words: str) -> Result:
+        """Run the command."""
+        arguments = ["tables", *words, "--config", str(self.config)]
+        result = CliRunner().invoke(cli, arguments, prog_name="offloadctl")
+        assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+        return result
+
+    def say(self, name: str, states: States) -> None:
+        """Write what an application says."""
+
+        async def put() -> None:
+            async with self.tree.connect() as metadata:
+                await store.put_states(metadata, name, states)
+
+        virtually(put())
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """No table is declared yet."""
+    found = Scene(tmp_path / "offloaderd.toml")
+    monkeypatch.setattr(command, "metadata_store", lambda _: found.tree.connect())
+    return found
+
+
+def test_tables_from_the_first_to_the_last(scene: Scene) -> None:
+    """Declared, listed, shown with their lag and why one fails, dropped; a dry run changes nothing."""
+    assert scene.run("create", "orders", "--to", "lake.shop", "--dry-run").stdout.startswith("would declare orders")
+    assert scene.run("list", "-o", "json").stdout.strip() in {'{"declarations": []}', '{\n  "declarations": []\n}'}
+    made = scene.run("create", "acme/eu/*", "--to", "/lake", "--format", "delta", "--interval", "5min")
+    assert (made.exit_code, "offloaderd spark tables run" in made.stdout) == (0, True)
+    listed = json.loads(scene.run("list", "-o", "json").stdout)["declarations"]
+    assert [(one["name"], one["interval_s"], one["to"], one["tables"]) for one in listed] == [
+        ("acme.eu", 300.0, "/lake", 0)
+    ]
+    states = [
+        TableState(table="a", topic="a", positions={"a": "1:2"}, rows=5, lag_s=3.0, lag_entries=7, committed_ms=1000),
+        TableState(table="b", topic="b", positions={}, error="no space"),
+    ]
+    scene.say("acme.eu", States(writer="tables-1", at_ms=1, tables=states))
+    listed_again = scene.run("list")
+    assert listed_again.exit_code == 1
+    assert listed_again.stdout.splitlines()[1].split() == [
+        *("acme.eu", "acme/eu/*", "/lake", "delta", "append", "2", "1", "3", "s", "tables-1")
+    ]
+    shown = scene.run("show", "acme.eu")
+    assert shown.exit_code == 1
+    assert "no space" in shown.stdout
+    assert json.loads(scene.run("show", "acme.eu", "-o", "json").stdout)["tables"][1]["positions"] == {"a": "1:2"}
+    assert "nothing was done" in scene.run("drop", "acme.eu").stdout
+    assert scene.run("drop", "acme.eu", "--yes").exit_code == 0
+    assert scene.run("show", "acme.eu").exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("create", "orders", "--to", "lake"), "write CATALOGUE.NAMESPACE"),
+        (("create", "public/*", "--to", "/lake"), "write TENANT/NAMESPACE/TOPIC"),
+        (("create", "orders", "--to", "/lake", "--key", "id"), "only with mode upsert"),
+        (("create", "orders", "--to", "/lake", "--interval", "1ms"), "interval 0.001 s"),
+        (("show", "orders"), "no tables orders are declared"),
+        (("drop", "orders", "--yes"), "no tables orders are declared"),
+    ],
+)
+def test_mistakes_are_told(scene: Scene, words: tuple[str, ...], said: str) -> None:
+    """In one message, without a trace."""
+    result = scene.run(*words)
+    assert result.exit_code != 0
+    assert said in result.stderr
+
+
+def test_a_damaged_declaration_is_listed(scene: Scene) -> None:
+    """With what is wrong, and the exit code says so."""
+
+    async def spoil() -> None:
+        async with scene.tree.connect() as metadata:
+            await metadata.create(paths.table("broken"), b"{}")
+
+    virtually(spoil())
+    listed = scene.run("list")
+    assert listed.exit_code == 1
+    assert "corrupt data in /tables/broken" in listed.stdout

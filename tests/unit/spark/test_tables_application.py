@@ -1,0 +1,236 @@
+"""The application over writers that only count: what is stepped when, what one failure costs, who holds what."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import NotFound, OffloaderError
+from offloaderd.core.model import TopicName
+from offloaderd.ledgers.pulsar.schemas import Schema
+from offloaderd.metadata import paths
+from offloaderd.spark.export.commit import Commit
+from offloaderd.spark.scan.snapshot import Stores
+from offloaderd.spark.tables import application as tables
+from offloaderd.spark.tables.application import Application, Opened, schema_option
+from offloaderd.spark.tables.writer import Written
+from offloaderd.tables import store as stored
+from offloaderd.tables.declaration import Declaration
+from offloaderd.testing.memory.metadata import MemoryTree
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from pyspark.sql import SparkSession
+
+    from offloaderd.objects.port import SegmentStore
+    from offloaderd.tables.store import TableState
+
+ORDERS = Declaration(name="orders", topics="public/default/orders", to="/lake")
+ALL = replace(ORDERS, name="all", topics="public/default/*")
+OPTIONS = {"objects.bucket": "tests"}
+NOTHING = Written(
+    rows=0,
+    apart=0,
+    moved=False,
+    commit=Commit(number=0, source={}, positions={}),
+    upkeep=None,
+    lag_entries=0,
+    oldest_ms=None,
+    more=False,
+)
+
+
+class NoSpark:
+    """As much of a session as the application touches."""
+
+    sparkContext = property(lambda self: self)  # noqa: N815 - Spark's name
+
+    def setLocalProperty(self, *_: str) -> None:  # noqa: N802 - Spark's name
+        """Do nothing."""
+
+
+class Scene:
+    """Metadata in memory, and writers that do what the test says."""
+
+    def __init__(self) -> None:
+        self.tree = MemoryTree()
+        self.steps: list[str] = []
+        self.step: Callable[[str], Written] = lambda _: NOTHING
+        self.registry = CollectorRegistry()
+        self.said: list[tuple[str, TableState]] = []
+
+    def declare(self, *declared: Declaration, topics: tuple[str, ...] = ("orders",)) -> None:
+        """Declare tables; have topics."""
+
+        async def create() -> None:
+            async with self.tree.connect() as metadata:
+                for one in declared:
+                    await stored.create(metadata, one)
+                for name in topics:
+                    await metadata.create(paths.policy(TopicName("public", "default", name)), b"")
+
+        asyncio.run(create())
+
+    @asynccontextmanager
+    async def opened(self, *_: object) -> AsyncIterator[Opened]:
+        """Open the stores."""
+        async with self.tree.connect() as metadata:
+            yield Opened(Stores(cast("SegmentStore", None), metadata), None)
+
+    def application(self, *names: str) -> Application:
+        """Return an application, with metrics of its own."""
+        self.registry = CollectorRegistry()
+        return Application(
+            cast("SparkSession", NoSpark()),
+            OPTIONS,
+            clock=SystemClock(),
+            registry=self.registry,
+            names=frozenset(names),
+            tell=lambda name, state: self.said.append((name, state)),
+        )
+
+    def states(self, name: str) -> stored.States:
+        """Return what is stored of a declaration."""
+
+        async def read() -> stored.States:
+            async with self.tree.connect() as metadata:
+                return await stored.states(metadata, name)
+
+        return asyncio.run(read())
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """Nothing is declared."""
+    found = Scene()
+
+    class Writer:
+        def __init__(self, _spark: object, _planner: object, _declared: object, topic: TopicName, *_: object) -> None:
+            self.topic = topic
+
+        def step(self) -> Written:
+            found.steps.append(self.topic.local)
+            return found.step(self.topic.local)
+
+    monkeypatch.setattr(tables, "open_all", found.opened)
+    monkeypatch.setattr(tables, "TableWriter", Writer)
+    return found
+
+
+def metric(scene: Scene, name: str, **labels: str) -> float | None:
+    """Return a sample."""
+    return scene.registry.get_sample_value(f"offloaderd_{name}", labels)
+
+
+def test_each_table_until_it_has_all(scene: Scene) -> None:
+    """A table with more is stepped at once again; partitions are one table, Pulsar's own topics none."""
+    scene.declare(
+        ALL, topics=("orders", "eu-partition-0", "eu-partition-1", "__change_events", "t-__transaction_pending_ack")
+    )
+    left = {"orders": 2, "eu": 0}
+
+    def step(name: str) -> Written:
+        left[name] -= 1
+        commit = replace(NOTHING.commit, positions={name: "1:2"}, apart=1)
+        return replace(
+            NOTHING, rows=3, apart=1, moved=True, more=left[name] > 0, lag_entries=max(left[name], 0), commit=commit
+        )
+
+    scene.step = step
+    assert scene.application().run(once=True)
+    assert sorted(scene.steps) == ["eu", "orders", "orders"]
+    states = {one.table: one for one in scene.states("all").tables}
+    assert (states["orders"].rows, states["eu"].rows, states["eu"].positions) == (6, 3, {"eu": "1:2"})
+    assert metric(scene, "table_rows_total", table="all/orders") == 6
+    assert metric(scene, "table_rows_apart_total", table="all/eu") == 1
+    assert metric(scene, "table_steps_total", table="all/orders", outcome="committed") == 2
+
+
+def test_a_table_that_fails_holds_up_no_other(scene: Scene) -> None:
+    """It is told, also in the state, a fault of ours too; the others are written, and the run says that one failed."""
+    scene.declare(ALL, topics=("a", "b", "c"))
+
+    def step(name: str) -> Written:
+        if name == "a":
+            raise OffloaderError("no space")
+        if name == "b":
+            raise KeyError("x")
+        return NOTHING
+
+    scene.step = step
+    assert not scene.application().run(once=True)
+    assert sorted(scene.steps) == ["a", "b", "c"]
+    errors = {one.table: one.error for one in scene.states("all").tables}
+    assert errors == {"a": "no space", "b": "KeyError 'x'", "c": ""}
+    assert metric(scene, "table_steps_total", table="all/a", outcome="failed") == 1
+
+
+def test_two_topics_of_one_name(scene: Scene) -> None:
+    """The first has the table, and the other is told."""
+    scene.declare(ALL, topics=("Orders", "orders"))
+    assert not scene.application().run(once=True)
+    assert scene.steps == ["Orders"]
+    assert [(one.topic, bool(one.error)) for one in scene.states("all").tables] == [
+        ("persistent://public/default/orders", True),
+        ("persistent://public/default/Orders", False),
+    ]
+
+
+def test_another_application_is_left_alone(scene: Scene) -> None:
+    """What it holds is not written; when it ends, it is given back."""
+    scene.declare(ORDERS, replace(ORDERS, name="other"))
+
+    async def held() -> None:
+        async with scene.tree.connect() as metadata:
+            assert await stored.hold(metadata, "other", "another") is None
+            with pytest.raises(NotFound, match="no tables other to write"):
+                await asyncio.to_thread(scene.application("other").run, once=True)
+            assert await asyncio.to_thread(scene.application().run, once=True)
+
+    asyncio.run(held())
+    assert scene.steps == ["orders"]
+    assert scene.application("other", "orders").run(once=True)
+    assert scene.steps == ["orders", "orders", "orders"]
+
+
+def test_it_ends_when_told(scene: Scene) -> None:
+    """A stop lets the steps that run end, begins no other, and gives the declarations back."""
+    scene.declare(ORDERS)
+    application = scene.application()
+
+    def step(_: str) -> Written:
+        application.stop()
+        return replace(NOTHING, more=True)
+
+    scene.step = step
+    assert application.run()
+    assert scene.steps == ["orders"]
+
+    async def drop() -> None:
+        async with scene.tree.connect() as metadata:
+            await stored.drop(metadata, "orders")
+
+    asyncio.run(drop())
+
+
+def test_the_schema_is_that_of_the_newest_type() -> None:
+    """All its versions, without deletions; types whose values are bytes have none."""
+
+    def version(kind: str, *, deleted: bool = False) -> Schema:
+        return Schema(type=kind, content=b"{}", deleted=deleted, created_ms=0)
+
+    assert schema_option({}) == ""
+    assert schema_option({0: version("AVRO", deleted=True)}) == ""
+    assert schema_option({0: version("KEY_VALUE")}) == ""
+    made: dict[str, Any] = json.loads(
+        schema_option({0: version("JSON"), 1: version("JSON", deleted=True), 2: version("AVRO"), 3: version("AVRO")})
+    )
+    assert [(one["version"], one["type"]) for one in made["getSchemaResponses"]] == [(2, "AVRO"), (3, "AVRO")]

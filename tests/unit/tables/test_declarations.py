@@ -1,0 +1,135 @@
+"""Declarations of tables and their states, in a metadata store in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NewerRecord, NotFound
+from offloaderd.core.model import TopicName
+from offloaderd.metadata import paths
+from offloaderd.tables import declaration, store
+from offloaderd.tables.declaration import Declaration, TableFormat, TableMode, table_name, table_of
+from offloaderd.tables.store import States, TableState
+from offloaderd.testing.memory.metadata import MemoryTree
+
+ORDERS = Declaration(name="orders", topics="public/default/orders", to="lake.shop")
+KEYED = replace(
+    ORDERS, name="customers", to="/lake", format=TableFormat.DELTA, mode=TableMode.UPSERT, key=("id", "region")
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"name": "a/b"}, "name 'a/b'"),
+        ({"topics": "public/*"}, "write TENANT/NAMESPACE/TOPIC"),
+        ({"topics": "re:.*"}, "write TENANT/NAMESPACE/TOPIC"),
+        ({"topics": "a b/c"}, "topics: "),
+        ({"to": "lake"}, "write CATALOGUE.NAMESPACE"),
+        ({"format": TableFormat.DELTA}, "tables of Delta Lake are in a folder"),
+        ({"key": ("id",)}, "key: only with mode upsert"),
+        ({"interval_s": 0.5}, "interval 0.5 s"),
+        ({"interval_s": float("nan")}, "interval nan s"),
+        ({"step_bytes": 0}, "step of 0 bytes"),
+        ({"upkeep_s": -1.0}, "upkeep every -1 s"),
+        ({"keep_s": 60.0}, "keep 60 s"),
+        ({"schema": "x" * 300_000}, "is the most"),
+    ],
+)
+def test_mistakes_are_told(given: dict[str, object], said: str) -> None:
+    """Each by its field; all of them at once."""
+    with pytest.raises(InvalidInput, match=said):
+        replace(ORDERS, **given).checked()  # type: ignore[arg-type]
+    both = replace(ORDERS, name="", to="")
+    assert len(both.flaws()) == 2
+
+
+@pytest.mark.parametrize("declared", [ORDERS, KEYED])
+def test_a_declaration_is_read_as_it_was_written(declared: Declaration) -> None:
+    """All fields, with their types."""
+    assert declaration.decode(declaration.encode(declared.checked()), path="/x") == declared
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b'{"version": 0}', b'{"version": 1}', b'{"version": "1"}', b"\xff", b"[" * 100_000]
+)
+def test_damage_is_told(content: bytes) -> None:
+    """By the node's path."""
+    with pytest.raises(CorruptData, match="/tables/x"):
+        declaration.decode(content, path="/tables/x")
+    with pytest.raises(CorruptData, match="/tables/x"):
+        store.decode_states(content, path="/tables/x")
+
+
+def test_a_later_release_is_told() -> None:
+    """Its record is not read by half."""
+    content = declaration.encode(ORDERS).replace(b'"version": 1', b'"version": 2')
+    with pytest.raises(NewerRecord):
+        declaration.decode(content, path="/x")
+
+
+def test_names_of_tables() -> None:
+    """Partitions share the table of their topic; what tables cannot be named with becomes _."""
+    one = TopicName("public", "default", "Orders-EU.v2-partition-3")
+    assert table_of(one) == TopicName("public", "default", "Orders-EU.v2")
+    assert table_name(table_of(one)) == "orders_eu_v2"
+
+
+async def test_a_declaration_from_its_creation_to_its_end() -> None:
+    """A name is taken once; the same again is no mistake; who writes its tables keeps it."""
+    tree = MemoryTree()
+    async with tree.connect() as metadata:
+        with pytest.raises(NotFound, match="no tables orders"):
+            await store.named(metadata, "orders")
+        await store.create(metadata, ORDERS)
+        await store.create(metadata, ORDERS)
+        with pytest.raises(Conflict, match="declared already"):
+            await store.create(metadata, replace(ORDERS, to="lake.other"))
+        await store.create(metadata, KEYED)
+        assert await store.load(metadata) == {"customers": KEYED, "orders": ORDERS}
+        async with tree.connect() as other:
+            assert await store.hold(other, "orders", "one") is None
+            assert await store.hold(other, "orders", "one") is None
+            assert await store.hold(metadata, "orders", "two") == "one"
+            with pytest.raises(Conflict, match="one writes the tables"):
+                await store.drop(metadata, "orders")
+        assert await store.hold(metadata, "orders", "two") is None, "the session of the first has ended"
+        await store.put_states(metadata, "orders", States(writer="two", at_ms=1))
+        await store.release(metadata, "orders")
+        await store.release(metadata, "orders")
+        await store.drop(metadata, "orders")
+        with pytest.raises(NotFound):
+            await store.drop(metadata, "orders")
+        with pytest.raises(NotFound):
+            await store.hold(metadata, "orders", "two")
+        assert list(await store.load(metadata)) == ["customers"]
+
+
+async def test_a_damaged_declaration_hides_no_other() -> None:
+    """It is told in its place."""
+    async with MemoryTree().connect() as metadata:
+        await store.create(metadata, ORDERS)
+        await metadata.create(paths.table("broken"), b"{}")
+        found = await store.load(metadata)
+    assert found["orders"] == ORDERS
+    assert isinstance(found["broken"], CorruptData)
+
+
+async def test_states_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of too many tables those that fail, and those that lag most, are kept."""
+    monkeypatch.setattr(store, "TABLES_MAX", 2)
+    tables = [
+        TableState(table="a", topic="a", positions={}, lag_s=1.0),
+        TableState(table="b", topic="b", positions={"b": "1:2"}, error="no space"),
+        TableState(table="c", topic="c", positions={}, lag_s=3.0),
+    ]
+    async with MemoryTree().connect() as metadata:
+        await store.create(metadata, ORDERS)
+        assert await store.states(metadata, "orders") == States()
+        for at_ms in (1, 2):
+            await store.put_states(metadata, "orders", States(writer="w", at_ms=at_ms, tables=tables))
+        found = await store.states(metadata, "orders")
+    assert (found.writer, found.at_ms) == ("w", 2)
+    assert found.tables == [tables[1], tables[2]]
