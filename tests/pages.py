@@ -36,6 +36,7 @@ NOT_RUN = {
     "server": "runs until it is stopped; tests/integration/commands/test_life_cycle.py and others run it",
     "stopped": "needs all daemons stopped; tests/integration/servers/test_upkeep.py runs it",
     "spark": "starts a Java for a minute; tests/integration/spark/test_spark_source.py runs it",
+    "tables": "needs Pulsar and starts a Java; tests/integration/pulsar/test_tables_of_topics.py runs it",
     "tools": "needs a program that is not one of ours",
 }
 _FENCE = re.compile(r"```(?P<info>[^\n`]*)\n(?P<text>.*?)^\s*```", re.DOTALL | re.MULTILINE)

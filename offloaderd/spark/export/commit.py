@@ -229,8 +229,8 @@ _WIDER = {("int", "bigint"), ("float", "double")}
 """Types that a table may have instead of those of a round, as it takes their values unchanged."""
 
 
-def fitted(columns: StructType, table: StructType) -> StructType:
-    """Return the columns of a round, with the wider type where a table has it.
+def fitted(columns: StructType, table: StructType, *, promotes: bool = False) -> StructType:
+    """Return the columns of a round, with the wider type where a table has it. `promotes`: that of a table may widen.
 
     Raises InvalidConfig, with its place, for a column that the table has with another type.
     """
@@ -243,11 +243,14 @@ def fitted(columns: StructType, table: StructType) -> StructType:
         if isinstance(mine, MapType) and isinstance(there, MapType):
             value = kind(mine.valueType, there.valueType, f"{at}{{}}")
             return MapType(kind(mine.keyType, there.keyType, f"{at} of a map"), value)
-        if mine == there or (mine.simpleString(), there.simpleString()) in _WIDER:
+        names = mine.simpleString(), there.simpleString()
+        if mine == there or names in _WIDER:
             return there
+        if promotes and names[::-1] in _WIDER:
+            return mine
         raise InvalidConfig(
             f"the schema has {at} as {mine.simpleString()}, and the table has it as {there.simpleString()}",
-            hint="give the field another name in the schema, or make the table anew",
+            hint="give the field another name in the schema, or write to another place",
         )
 
     def struct(mine: StructType, there: StructType, before: str) -> StructType:

@@ -114,7 +114,8 @@ class ExportTable:
 
         before = [index_by_name(one) for _, one in sorted(table.schemas().items())]
         found = renamed(columns, index_by_name(table.schema()), before)
-        return fitted(found, from_arrow_schema(schema_to_pyarrow(table.schema(), include_field_ids=False)))
+        there = from_arrow_schema(schema_to_pyarrow(table.schema(), include_field_ids=False))
+        return fitted(found, there, promotes=True)
 
     def staging(self, last: Commit) -> str:
         """See ExportTarget."""

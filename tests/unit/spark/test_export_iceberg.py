@@ -14,6 +14,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.utils.concurrent import ExecutorFactory
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
 from offloaderd.spark.export import commit as export_commit
@@ -377,3 +378,30 @@ def test_upkeep(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(table.snapshots()) == 1
     lake.round(4, 2)
     assert lake.counts() == {1: 4, 2: 4, 3: 4, 4: 2}
+
+
+def test_a_column_may_become_wider(lake: Lake) -> None:
+    """Rows from before and after are read as the wider type, also those that come later with the narrow one."""
+    spark = cast("SparkSession", None)
+    counts = [(1, IntegerType()), (2, LongType()), (3, IntegerType())]
+    for number, kind in counts:
+        columns = StructType([*COLUMNS.fields, StructField("count", kind)])
+        with export_iceberg.opened(spark, lake.where, columns) as target:
+            last = target.recover(SOURCE)
+            named = target.named(columns)
+            assert named["count"].dataType == (IntegerType() if number == 1 else LongType())
+            staging = target.staging(last)
+            folder = Path(staging.removeprefix("file://")) / "day=2026-11-21"
+            folder.mkdir(parents=True)
+            row = {"ledger_id": number, "time": DAY, "count": number}
+            found = pa.Table.from_pylist([row], schema=to_arrow_schema(named, timezone="UTC"))
+            pq.write_table(found, folder / "part-0.parquet")
+            target.commit(last, staging, {"orders": f"{number}:0"}, 1)
+    with lake.table() as table:
+        assert sorted(table.scan().to_arrow()["count"].to_pylist()) == [1, 2, 3]
+    text = StructType([*COLUMNS.fields, StructField("count", StringType())])
+    with (
+        export_iceberg.opened(spark, lake.where, text) as target,
+        pytest.raises(InvalidConfig, match="count as string"),
+    ):
+        target.named(text)
