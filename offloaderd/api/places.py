@@ -109,35 +109,36 @@ class PlacesService(places_pb2_grpc.PlacesServiceServicer):
         """
         topic = TopicName.parse(request.topic)
         offloader = await self.engine.owned(topic)
-        policy = await self.engine.book.of(topic, fresh=True)
-        wanted = switching.planned(offloader.map.segments, policy.values, request.to)
-        progress = pb.SwitchProgress(
-            first=text_of(wanted.first),
-            mirror=text_of(wanted.mirror),
-            policy_changed=wanted.policy_changes,
-            segments_total=len(wanted.segments),
-            bytes_total=sum(one.object_bytes for one in wanted.segments),
-            waiting=wanted.waiting,
-        )
-        if wanted.policy_changes:
-            bucket, prefix = wanted.first
-            places = OffloadPolicies(bucket=bucket, prefix=prefix, mirror=progress.mirror)
-            await self._change_policy(topic, policy, places, dry_run=request.dry_run)
-        if not request.dry_run:
-            async with aclosing(switching.exchange(offloader.record, wanted)) as exchanged:
-                async for progress.segments in exchanged:
-                    yield progress
-            log.info(
-                "places.switched",
-                topic=str(topic),
-                first=progress.first,
-                mirror=progress.mirror,
-                segments=progress.segments,
-                waiting=progress.waiting,
+        with offloader.in_use():
+            policy = await self.engine.book.of(topic, fresh=True)
+            wanted = switching.planned(offloader.map.segments, policy.values, request.to)
+            progress = pb.SwitchProgress(
+                first=text_of(wanted.first),
+                mirror=text_of(wanted.mirror),
+                policy_changed=wanted.policy_changes,
+                segments_total=len(wanted.segments),
+                bytes_total=sum(one.object_bytes for one in wanted.segments),
+                waiting=wanted.waiting,
             )
-            offloader.changed.notify()
-        progress.done = True
-        yield progress
+            if wanted.policy_changes:
+                bucket, prefix = wanted.first
+                places = OffloadPolicies(bucket=bucket, prefix=prefix, mirror=progress.mirror)
+                await self._change_policy(topic, policy, places, dry_run=request.dry_run)
+            if not request.dry_run:
+                async with aclosing(switching.exchange(offloader.record, wanted)) as exchanged:
+                    async for progress.segments in exchanged:
+                        yield progress
+                log.info(
+                    "places.switched",
+                    topic=str(topic),
+                    first=progress.first,
+                    mirror=progress.mirror,
+                    segments=progress.segments,
+                    waiting=progress.waiting,
+                )
+                offloader.changed.notify()
+            progress.done = True
+            yield progress
 
     async def DeleteCopies(
         self, request: pb.DeleteCopiesRequest, context: Context
@@ -148,23 +149,26 @@ class PlacesService(places_pb2_grpc.PlacesServiceServicer):
         """
         topic = TopicName.parse(request.topic)
         offloader = await self.engine.owned(topic)
-        policy = (await self.engine.book.of(topic, fresh=True)).values
-        while not request.dry_run and offloader.mirror.copying_to not in {None, *switching.named_by(policy)}:
-            await self._clock.sleep(LOOK_S)
-        wanted = switching.unnamed(offloader.map.segments, policy)
-        progress = pb.DeleteCopiesProgress(
-            places=sorted({text_of(place) for _, place in wanted}),
-            copies_total=len(wanted),
-            bytes_total=sum(one.object_bytes for one, _ in wanted),
-        )
-        for number, (segment, place) in enumerate(wanted if not request.dry_run else (), start=1):
-            await offloader.record.drop_copy(segment.segment_id, place)
-            progress.copies = number
+        with offloader.in_use():
+            policy = (await self.engine.book.of(topic, fresh=True)).values
+            while not request.dry_run and offloader.mirror.copying_to not in {None, *switching.named_by(policy)}:
+                await self._clock.sleep(LOOK_S)
+            wanted = switching.unnamed(offloader.map.segments, policy)
+            progress = pb.DeleteCopiesProgress(
+                places=sorted({text_of(place) for _, place in wanted}),
+                copies_total=len(wanted),
+                bytes_total=sum(one.object_bytes for one, _ in wanted),
+            )
+            for number, (segment, place) in enumerate(wanted if not request.dry_run else (), start=1):
+                await offloader.record.drop_copy(segment.segment_id, place)
+                progress.copies = number
+                yield progress
+            if progress.copies:
+                log.info(
+                    "places.copies_deleted", topic=str(topic), places=list(progress.places), copies=progress.copies
+                )
+            progress.done = True
             yield progress
-        if progress.copies:
-            log.info("places.copies_deleted", topic=str(topic), places=list(progress.places), copies=progress.copies)
-        progress.done = True
-        yield progress
 
     async def _change_policy(
         self, topic: TopicName, before: Effective, places: OffloadPolicies, *, dry_run: bool

@@ -130,9 +130,9 @@ class IdleTopic:
 
 
 def is_quiet(topic: TopicOffloader) -> bool:
-    """Return whether no work is under way: all entries known to exist are committed, and no push is open."""
+    """Return whether no work is under way: all known entries are committed, no push is open, and no call is at work."""
     tailer = topic.tailer
-    if topic.pushers or topic.stopping or topic.attempt is not None or topic.feed.first() is not None:
+    if topic.pushers or topic.users or topic.stopping or topic.attempt is not None or topic.feed.first() is not None:
         return False
     if tailer is not None and not tailer.resting:
         return False

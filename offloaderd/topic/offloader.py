@@ -107,6 +107,7 @@ class TopicOffloader:
         self.grants_changed = Event()
         self.closed_ledgers: dict[int, LedgerInfo] = {}
         self.pushers = 0
+        self.users = 0
         self.rest = Rest()
         self._context = context
         self._clock, self._metrics = context.upload_context.clock, context.upload_context.metrics
@@ -261,6 +262,15 @@ class TopicOffloader:
     def _oldest_pushed(self) -> Position | None:
         """Return the oldest pushed entry that is not offloaded."""
         return (self.progress.begin if self.progress is not None else None) or self.feed.first()
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Return a context in which the topic is not suspended: a caller works with its offloader, however long."""
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
 
     def follow(self, policy: RollPolicy) -> None:
         """Take another policy."""

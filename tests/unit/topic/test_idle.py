@@ -274,6 +274,15 @@ async def test_a_push_keeps_a_topic_active(rig: Rig) -> None:
         await suspended(engine)
 
 
+async def test_a_call_at_work_keeps_a_topic_active(rig: Rig) -> None:
+    """For as long as it takes: what it writes by the offloader would be unknown to the suspended topic."""
+    async with rig.engine() as engine:
+        await offloaded(rig, engine)
+        with (await offloader_of(engine)).in_use():
+            await stays_active(engine)
+        await suspended(engine)
+
+
 async def test_an_offloader_that_was_handed_out_stays_for_a_while(rig: Rig) -> None:
     """Whoever asks for it gets it awake, and has it from then on as long as any other topic."""
     async with rig.engine() as engine:

@@ -125,8 +125,10 @@ async def test_a_copy_that_is_being_made_while_the_mirror_is_withdrawn_is_delete
 
         deleting = group.create_task(delete())
         await rig.clock.sleep(20.0)
+        assert one.topic.users == 1, "the topic is not suspended under the call"
         go_on.set()
         found = await deleting
+        assert one.topic.users == 0
         assert (found.copies, list(found.places)) == (1, [AWAY_TEXT])
         await rig.clock.sleep(20.0)
         assert places_of(one.topic.map.segments) == [(HOME, None)]
