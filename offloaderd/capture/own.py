@@ -1,6 +1,6 @@
 """What offloaderd itself keeps of topics and above them, and does not find in the bucket again.
 
-That are policies, selections, quotas, pauses, the floor of each topic, and revocations: a grant is found anew by a
+That are policies, selections, quotas, declared tables, pauses, the floor of each topic, and revocations: a grant is found anew by a
 verification, that an operator has forbidden one is not.
 """
 
@@ -19,7 +19,7 @@ from offloaderd.metadata.records import grant
 async def take(metadata: MetadataStore, topics: Iterable[TopicName], taken: Taken) -> None:
     """Add the nodes of these topics, and those above all topics. Raises Transient, Denied."""
     levels = await nodes.below(metadata, await nodes.below(metadata, [paths.NAMESPACE_POLICIES]))
-    above = await nodes.below(metadata, [paths.SELECTIONS, paths.QUOTAS])
+    above = await nodes.below(metadata, [paths.SELECTIONS, paths.QUOTAS, paths.TABLES])
     wanted = sorted(topics)
     of_topics = [path(topic) for topic in wanted for path in (paths.policy, paths.floor)]
     for path, content in await _read(metadata, [paths.BROKER_POLICY, *levels, *above, *of_topics]):

@@ -164,7 +164,7 @@ class TableWriter:
         except OffloaderError as error:
             log.warning("tables.upkeep_failed", table=self.table, error=str(error))
             return None
-        log.info("tables.kept", table=self.table, joined=done.joined, deleted=done.deleted)
+        log.info("tables.upkeep_done", table=self.table, joined=done.joined, deleted=done.deleted)
         return done
 
     def _written(self, made: _Made, target: ExportTarget, last: Commit, step: Step, *, repeated: bool) -> Commit:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from offloaderd.objects.port import SegmentStore
     from offloaderd.tables.store import TableState
 
+REAL_TIME = "steps run in threads"
+
 ORDERS = Declaration(name="orders", topics="public/default/orders", to="/lake")
 ALL = replace(ORDERS, name="all", topics="public/default/*")
 OPTIONS = {"objects.bucket": "tests"}
