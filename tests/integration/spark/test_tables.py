@@ -11,7 +11,9 @@ from deltalake import DeltaTable
 from prometheus_client import CollectorRegistry
 from pyiceberg.catalog.sql import SqlCatalog
 
+from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import TopicName
+from offloaderd.spark.export.delta import DeltaTarget
 from offloaderd.spark.export.export import own_session
 from offloaderd.spark.session import spark_session
 from offloaderd.spark.tables.application import Application
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from offloaderd.spark.export.commit import Commit
     from tests.servers import S3Server
 
 TOPIC = TopicName("public", "default", "orders")
@@ -167,3 +170,34 @@ def test_the_current_state_of_each_key(spark: SparkSession, site: Site, tmp_path
     assert current() == {b"d": 7}
     (dead,) = rows_of(form, tmp_path, "orders_dead_letters")
     assert (dead["_entry_id"], dead["reason"]) == (5, "no _key")
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("table", ["orders", "orders_dead_letters"])
+def test_a_crash_at_a_commit(
+    spark: SparkSession, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, done: bool
+) -> None:
+    """Before or after the commit of the table or of its dead letters: afterwards each message is once in one of them.
+
+    Meanwhile more was offloaded, which is in neither step twice.
+    """
+    held = [order(ORDER, {"id": 1, "item": "x"}), entry(b"\x80"), order(ORDER, {"id": 2, "item": "x"})]
+    asyncio.run(site.commit(TOPIC, [Piece(1, 0, held, 3)]))
+    declare(site, to=str(tmp_path), format=TableFormat.DELTA, schema=json.dumps(ORDER))
+    commit = DeltaTarget.commit
+
+    def killed(self: DeltaTarget, *given: Any) -> Commit:  # noqa: ANN401 - as it takes
+        made = commit(self, *given) if done or not self.target.endswith(f"/{table}") else None
+        if self.target.endswith(f"/{table}") or made is None:
+            raise OffloaderError("killed")
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaTarget, "commit", killed)
+        sound, (state,) = run(spark, site)
+    assert (sound, state.error) == (False, "killed")
+    asyncio.run(site.commit(TOPIC, [Piece(2, 0, [entry(b"\x81"), order(ORDER, {"id": 3, "item": "x"})], 2)]))
+    sound, (state,) = run(spark, site)
+    assert (sound, state.apart) == (True, 2)
+    assert [row["id"] for row in delta(tmp_path / "orders")] == [1, 2, 3]
+    assert [row["message"] for row in delta(tmp_path / "orders_dead_letters")] == [b"\x80", b"\x81"]
