@@ -32,8 +32,7 @@ DELETED = "_deleted"
 class Commit:
     """The state of a target: its source, and `staging`, the folder to which the last round was written.
 
-    `rows` are those of the last round. `apart`: of all rounds, the rows that the target does not have; of dead letters,
-    the number of the commit of the table that they belong to.
+    `rows` are those of the last round, `apart` all messages of all rounds that the target does not have.
     """
 
     number: int

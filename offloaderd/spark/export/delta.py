@@ -163,13 +163,16 @@ class DeltaTarget:
     def _merge(self, table: DeltaTable, staging: str, made: Commit) -> None:
         """Apply the rows of a round, of which each key has one."""
         files, path = pa.fs.FileSystem.from_uri(staging)
-        found = arrow.dataset(path, filesystem=files, format="parquet")
+        there = pa.schema(table.schema().to_arrow())  # a field that the round lacks is null
+        rows = arrow.dataset(
+            path, schema=there.append(pa.field(DELETED, pa.bool_())), filesystem=files, format="parquet"
+        )
         same = " AND ".join(f'target."{name}" = round."{name}"' for name in self._key)
         newer = _is_newer(self._order)
-        values = {f'"{name}"': f'round."{name}"' for name in found.schema.names if name != DELETED}
+        values = {f'"{name}"': f'round."{name}"' for name in there.names}
         (
             table.merge(
-                source=found.scanner().to_reader(),
+                source=rows.scanner().to_reader(),
                 predicate=same,
                 source_alias="round",
                 target_alias="target",

@@ -1,7 +1,7 @@
 """One table: each step takes what is new of its topic, and commits the rows with the positions that they reach.
 
-Dead letters are a table of their own. A step that has some commits them first, with the number that the commit of the
-table will have; after a crash between the two, the next step has the same messages, and commits the table alone.
+Dead letters are a table of their own. A step that has some commits them first; after a crash between the two commits
+they reach further than the table, and the next step ends where they end, and writes its rows alone.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class TableWriter:
         if apart and self._declared.on_error is OnError.FAIL:
             raise OffloaderError(self._first_apart(made, step))
         if apart and self._declared.on_error is OnError.DEAD_LETTER and not repeated:
-            self._write_dead_letters(made, last.number + 1, step)
+            self._write_dead_letters(made, step)
         return target.commit(last, staging, step.offset, count, last.apart + apart)
 
     def _read(self, made: _Made, step: Step) -> DataFrame:
@@ -195,15 +195,16 @@ class TableWriter:
         return f"message {at} of {first['_topic']} is no row of the table: {first['reason']}"
 
     def _dead_letters_ahead(self, made: _Made, last: Commit) -> dict[str, str] | None:
-        """Return where a step ended that has committed its dead letters, and not its rows; None for none."""
+        """Return up to where there are dead letters, if that is further than the table has its rows; else None."""
         if self._declared.on_error is not OnError.DEAD_LETTER:
             return None
         with self._dead_letters(made) as target:
             before = target.last(made.dead_source)
-        return before.positions if before.apart == last.number + 1 else None
+        reached = {name: position(before.positions, name) for name in before.positions}
+        return before.positions if any(at > position(last.positions, name) for name, at in reached.items()) else None
 
-    def _write_dead_letters(self, made: _Made, number: int, step: Step) -> None:
-        """Commit the dead letters of a step, with the number of the commit of the table that will have the rest."""
+    def _write_dead_letters(self, made: _Made, step: Step) -> None:
+        """Commit the dead letters of a step."""
         with self._dead_letters(made) as target:
             before = target.recover(made.dead_source)
             staging, counted = target.staging(before), Observation()
@@ -211,7 +212,7 @@ class TableWriter:
                 rows = made.rows.dead_letters(self._read(made, step))
                 rows = rows.observe(counted, functions.count(functions.lit(1)).alias("count"))
                 write(rows, target, staging, time=TIME)
-            target.commit(before, staging, step.offset, counted.get["count"], number)
+            target.commit(before, staging, step.offset, counted.get["count"])
 
     def _dead_letters(self, made: _Made) -> AbstractContextManager[KeptTable]:
         return self._opened(self.table + DEAD_LETTERS, dead_columns(), made.topics, ())

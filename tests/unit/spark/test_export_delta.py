@@ -236,6 +236,18 @@ def test_the_last_message_of_a_key(tmp_path: Path, table: Table) -> None:
     assert list((keyed.folder / "data").iterdir()) == []
 
 
+def test_a_field_that_is_gone_is_null(tmp_path: Path, table: Table) -> None:
+    """Also in a row that was there before, and within a struct."""
+    keyed = Table(tmp_path / "keyed", key=("_key",))
+    note = StructType([StructField("a", StringType()), StructField("b", LongType())])
+    wide = StructType([*COLUMNS.fields, StructField("note", note), StructField("more", StringType())])
+    one = {DELETED: False, "_key": "k"}
+    keyed.round([row(1, **one, note={"a": "x", "b": 1}, more="m")], "1:1", wide)
+    narrow = StructType([*COLUMNS.fields, StructField("note", StructType([note["a"]]))])
+    keyed.round([row(2, **one, note={"a": "y"})], "1:2", narrow)
+    assert [(one["note"], one["more"]) for one in keyed.rows()] == [({"a": "y", "b": None}, None)]
+
+
 def test_the_number_of_a_commit_is_the_formats_own(table: Table) -> None:
     """Who commits with the same number as application transaction is refused by the library."""
     table.round([row(1)], "1:1")
