@@ -1,7 +1,7 @@
 """What offloaderd itself keeps of topics and above them, and does not find in the bucket again.
 
-That are policies, selections, quotas, declared tables, pauses, the floor of each topic, and revocations: a grant is found anew by a
-verification, that an operator has forbidden one is not.
+That are policies, selections, quotas, declared tables, pauses, the floor of each topic, and revocations: a grant is
+found anew by a verification, that an operator has forbidden one is not.
 """
 
 from collections.abc import Iterable

@@ -59,12 +59,13 @@ class SparkFiles:
             for one in self._call("list", lambda: self._files.listStatus(at)):
                 yield str(one.getPath().getName())
 
-    def parquet_by_day(self, path: str) -> list[str]:
-        """Return DAY/NAME of each file that Spark has written by day, in order."""
-        return [
+    def parquet(self, path: str) -> list[str]:
+        """Return DAY/NAME of each file that Spark has written by day, and NAME of each that it has not, in order."""
+        names = sorted(self.names(path))
+        return [name for name in names if name.endswith(".parquet")] + [
             f"{day}/{name}"
-            for day in sorted(self.names(path))
-            if day.startswith("day=")
+            for day in names
+            if "day=" in day
             for name in sorted(self.names(f"{path}/{day}"))
             if name.endswith(".parquet")
         ]

@@ -184,6 +184,7 @@ class ValueDecoder:
 
     def __init__(self, schema: ValueSchema) -> None:
         self._of_bytes = None
+        self._known = schema.versions.keys()
         if schema.encoding is Encoding.PRIMITIVE:
             self._of_bytes = PRIMITIVES[schema.newest].read
             return
@@ -221,6 +222,7 @@ class ValueDecoder:
 
     def value(self, message: Message) -> Any:  # noqa: ANN401 - whatever the schema says
         """Return a message's value. Raises MalformedValue."""
+        self._check_version(message.schema_version)
         if self._of_bytes is not None:
             try:
                 return self._of_bytes(message.data)
@@ -247,13 +249,18 @@ class ValueDecoder:
 
     def _writer(self, version: bytes) -> Any:  # noqa: ANN401 - the library's own
         """Return the schema that a value was written with; the newest if its version is unknown."""
-        if not version or not self._versions:
-            return self._newest
-        number = int.from_bytes(version, "big", signed=True)
-        if number not in self._versions:
-            given = ", ".join(map(str, sorted(self._versions)))
+        return self._versions[_number_of(version)] if version and self._versions else self._newest
+
+    def _check_version(self, version: bytes) -> None:
+        """Raise MalformedValue for a message whose version of the schema is not known, where any are."""
+        if version and self._known and (number := _number_of(version)) not in self._known:
+            given = ", ".join(map(str, sorted(self._known)))
             raise MalformedValue(f"written with version {number} of the schema, of which {given} were given")
-        return self._versions[number]
+
+
+def _number_of(version: bytes) -> int:
+    """Return the number of a version of a schema, as messages have it."""
+    return int.from_bytes(version, "big", signed=True)
 
 
 DECIMAL_DIGITS_MAX = 38

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any
 
 from offloaderd.core.errors import CorruptData, InvalidInput, NewerRecord
@@ -21,11 +22,20 @@ from offloaderd.core.names.patterns import Breadth, TopicPattern, partitioned_to
 VERSION = 1
 INTERVAL_S_MIN, INTERVAL_S_MAX = 1.0, 86_400.0
 KEEP_S_MIN = 3600.0
+COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 PLACE = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
 SCHEMA_BYTES_MAX = 256 * 1024
 """Longest schema in a declaration: ZooKeeper takes a megabyte in a node."""
+DEAD_LETTERS = "_dead_letters"
+"""The end of the name of the table with a table's dead letters."""
+_PLAIN = re.compile(r"[a-z0-9_]+")
 _OTHERS = re.compile(r"[^a-z0-9_]")
+FOLDER = re.compile(r"(file://)?[A-Za-z0-9_./+=@-]+")
+FOLDER_TEXT = (
+    "write a folder of the machines that Spark runs on, or a mount of theirs, with letters, digits and _./+=@- in its "
+    "name; tables in a bucket need a catalogue"
+)
 
 
 class TableFormat(StrEnum):
@@ -92,33 +102,50 @@ class Declaration:
 
     def flaws(self) -> list[str]:
         """Return all mistakes."""
-        found = []
-        if not NAME.fullmatch(self.name):
-            found.append(f"name {self.name!r}: letters, digits, . _ - and 100 characters at most")
+        checks = [
+            (bool(NAME.fullmatch(self.name)), f"name {self.name!r}: letters, digits, . _ - and 100 characters at most"),
+            (self.mode is TableMode.UPSERT or not self.key, "key: only with mode upsert"),
+            (
+                all(map(COLUMN.fullmatch, self.key)) and len(set(self.key)) == len(self.key),
+                f"key {','.join(self.key)!r}: names of columns with commas between, each once",
+            ),
+            (
+                INTERVAL_S_MIN <= self.interval_s <= INTERVAL_S_MAX,
+                f"interval {self.interval_s:g} s: {INTERVAL_S_MIN:g} s to {INTERVAL_S_MAX:g} s",
+            ),
+            (self.upkeep_s >= 0, f"upkeep every {self.upkeep_s:g} s: 0 s (never) or more"),
+            (self.keep_s >= KEEP_S_MIN, f"keep {self.keep_s:g} s: {KEEP_S_MIN:g} s at least, for queries that run"),
+            (self.step_bytes > 0, f"step of {self.step_bytes} bytes: 1 at least"),
+            (
+                not self.schema or _is_json(self.schema),
+                "schema: not JSON; give an Avro schema, or what `pulsar-admin schemas get` says",
+            ),
+            (
+                len(self.schema) <= SCHEMA_BYTES_MAX,
+                f"schema of {len(self.schema)} characters: {SCHEMA_BYTES_MAX} is the most",
+            ),
+        ]
+        return [*self._flaws_of_topics(), *self._flaws_of_place(), *(said for holds, said in checks if not holds)]
+
+    def _flaws_of_topics(self) -> list[str]:
         try:
-            breadth = self.pattern.breadth
+            pattern = self.pattern
         except InvalidInput as error:
-            found.append(f"topics: {error.message}")
-        else:
-            if breadth not in {Breadth.TOPIC, Breadth.NAMESPACE}:
-                found.append(f"topics {self.topics!r}: write TENANT/NAMESPACE/TOPIC or TENANT/NAMESPACE/*")
-        if not self.in_folder and not PLACE.fullmatch(self.to):
-            found.append(f"to {self.to!r}: write CATALOGUE.NAMESPACE, or a folder with a slash in it")
-        if self.format is TableFormat.DELTA and not self.in_folder:
-            found.append(f"to {self.to!r}: tables of Delta Lake are in a folder, with a slash in it")
-        if self.key and self.mode is TableMode.APPEND:
-            found.append("key: only with mode upsert")
-        if not INTERVAL_S_MIN <= self.interval_s <= INTERVAL_S_MAX:
-            found.append(f"interval {self.interval_s:g} s: {INTERVAL_S_MIN:g} s to {INTERVAL_S_MAX:g} s")
-        if self.upkeep_s < 0:
-            found.append(f"upkeep every {self.upkeep_s:g} s: 0 s (never) or more")
-        if self.keep_s < KEEP_S_MIN:
-            found.append(f"keep {self.keep_s:g} s: {KEEP_S_MIN:g} s at least, for queries that run")
-        if self.step_bytes < 1:
-            found.append(f"step of {self.step_bytes} bytes: 1 at least")
-        if len(self.schema) > SCHEMA_BYTES_MAX:
-            found.append(f"schema of {len(self.schema)} characters: {SCHEMA_BYTES_MAX} is the most")
-        return found
+            return [f"topics: {error.message}"]
+        if pattern.breadth not in {Breadth.TOPIC, Breadth.NAMESPACE}:
+            return [f"topics {self.topics!r}: write TENANT/NAMESPACE/TOPIC or TENANT/NAMESPACE/*"]
+        if pattern.topic is not None and partitioned_topic(pattern.topic) is not None:
+            return [f"topics {self.topics!r}: all partitions are in one table, name the topic"]
+        return []
+
+    def _flaws_of_place(self) -> list[str]:
+        if self.in_folder:
+            return [] if FOLDER.fullmatch(self.to) else [f"to {self.to!r}: {FOLDER_TEXT}"]
+        if self.format is TableFormat.DELTA:
+            return [f"to {self.to!r}: tables of Delta Lake are in a folder, with a slash in it"]
+        if not PLACE.fullmatch(self.to):
+            return [f"to {self.to!r}: write CATALOGUE.NAMESPACE, or a folder with a slash in it"]
+        return []
 
     def checked(self) -> "Declaration":
         """Return it if it is valid. Raises InvalidInput with all mistakes."""
@@ -158,11 +185,25 @@ def document(data: bytes, *, path: str, version: int) -> Mapping[str, Any]:
     return dict(found)
 
 
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def table_of(topic: TopicName) -> TopicName:
     """Return the topic that has the table of this one: the partitioned topic of a partition, else itself."""
     return partitioned_topic(topic) or topic
 
 
 def table_name(topic: TopicName) -> str:
-    """Return the name of a topic's table: that of the topic, in small letters, with _ for what tables cannot have."""
-    return _OTHERS.sub("_", topic.local.lower())
+    """Return the name of a topic's table: that of the topic, with _ for -.
+
+    Of a name with other characters than small letters, digits, - and _, these become _, and a part of its hash follows.
+    """
+    name = topic.local.replace("-", "_")
+    if _PLAIN.fullmatch(name) and not name.endswith(DEAD_LETTERS):
+        return name
+    return f"{_OTHERS.sub('_', name.lower())}_{sha256(topic.local.encode()).hexdigest()[:8]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ from offloaderd.cli.options import DURATION, SIZE, Session
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.cli.settings import CONFIG
 from offloaderd.core.clock import SystemClock
+from offloaderd.core.errors import CorruptData
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.core.units import size
 from offloaderd.daemon.stores import metadata_store
@@ -161,15 +163,15 @@ def _declared(topics: str, wish: Wish) -> Declaration:
         to=str(Path(to).absolute()) if "/" in to and "://" not in to else to,
         format=TableFormat(wish["table_format"]),
         mode=TableMode(wish["mode"]),
-        key=tuple(wish["key"].split(",")) if wish["key"] else (),
+        key=tuple(one.strip() for one in (wish["key"] or "").split(",")) if wish["key"] else (),
         on_error=OnError(wish["on_error"]),
         interval_s=wish["interval"],
         step_bytes=wish["step_size"],
         upkeep_s=wish["upkeep"],
         keep_s=wish["keep"],
-        schema=schema.read_text(encoding="utf-8") if schema is not None else "",
+        schema=schema.read_text(encoding="utf-8", errors="replace") if schema is not None else "",
         created_ms=SystemClock().wall_ms(),
-        created_by=getpass.getuser(),
+        created_by=_user(),
     )
 
 
@@ -191,8 +193,10 @@ def list_(session: Session, *, config: Path | None) -> int:
             if not isinstance(found, Declaration):
                 rows.append({"name": name, "topics": "", "to": str(found), "failing": 1})
                 continue
-            states = await stored.states(store, name)
-            rows.append({**_document(found), **_summary(states)})
+            try:
+                rows.append({**_document(found), **_summary(await stored.states(store, name))})
+            except CorruptData as error:
+                rows.append({**_document(found), "tables": 0, "failing": 1, "writer": str(error)})
         return rows
 
     rows = _with_store(session, config, read)
@@ -264,20 +268,28 @@ def drop(session: Session, *, name: str, yes: bool, config: Path | None) -> int:
       offloadctl tables drop orders --yes --config offloaderd.toml
     """
 
-    async def removed(store: MetadataStore) -> Declaration:
-        declared = await stored.named(store, name)
+    async def removed(store: MetadataStore) -> str:
+        try:
+            said = (declared := await stored.named(store, name)).topics + " -> " + declared.to
+        except CorruptData as error:
+            said = str(error)
         if yes:
             await stored.drop(store, name)
-        return declared
+        return said
 
-    declared = _with_store(session, config, removed)
+    what = _with_store(session, config, removed)
     said = "dropped" if yes else "would drop"
     after = "" if yes else "\nnothing was done; --yes does it"
-    session.tell(
-        {"declaration": _document(declared), "dropped": yes},
-        f"{said} {name}: {declared.topics} -> {declared.to}; the tables stay{after}",
-    )
+    session.tell({"name": name, "dropped": yes}, f"{said} {name}: {what}; the tables stay{after}")
     return OK
+
+
+def _user() -> str:
+    """Return the name of the user, or the number of one without a name, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def _document(declared: Declaration) -> dict[str, object]:

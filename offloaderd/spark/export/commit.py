@@ -32,7 +32,8 @@ DELETED = "_deleted"
 class Commit:
     """The state of a target: its source, and `staging`, the folder to which the last round was written.
 
-    `rows` are those of the last round, `apart` all messages of all rounds that the target does not have.
+    `rows` are those of the last round, `apart` all messages of all rounds that the target does not have; of dead
+    letters, the number of versions of the schema by which they are none.
     """
 
     number: int
@@ -187,8 +188,18 @@ class ExportTarget(Protocol):
         ...
 
 
+def first_line(error: Exception) -> str:
+    """Return the name of a library's error and the first line of what it says; others are traces of native code."""
+    said = str(error).strip()
+    return f"{type(error).__name__} {said.splitlines()[0]}" if said else type(error).__name__
+
+
 class KeptTable(ExportTarget, Protocol):
     """A target that is a table, which needs upkeep."""
+
+    def discard(self, staging: str) -> None:
+        """Delete the files of a round that was never begun to be committed."""
+        ...
 
     def upkeep(self, keep_s: float) -> Upkeep:
         """Join small files, and delete what only versions of the table need that are older than `keep_s`.

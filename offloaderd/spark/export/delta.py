@@ -1,11 +1,12 @@
 """A target that is a table of Delta Lake in a folder, appended to by day, or updated by key.
 
-    FOLDER/data/<number>-<id>/day=2026-11-21/<file>.parquet    the files of a round; they stay there, or were merged
+    FOLDER/data/<number>-<id>/_day=2026-11-21/<file>.parquet   the files of a round; they stay there
+    FOLDER/data/<number>-<id>/<file>.parquet                   the same with a key, until they are merged
 
 The positions are application transactions of the format (`txn` actions): the ledger and the entry up to which all of a
 topic is in the table, and the number of the commit. They come with the data in one commit, stay in checkpoints, and
 make the library refuse the second of two writers that began from the same number. A restored table keeps them, although
-its data are older; so a table that was restored since the last commit is refused.
+its data are older; so a table that was restored to before the last commit is refused.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.dataset as arrow
+import pyarrow.fs
 from pyarrow import parquet
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -26,7 +28,7 @@ from pyspark.sql.types import DateType, StructField, StructType
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
-from offloaderd.spark.export.commit import DELETED, DIGITS, Commit, Upkeep, fitted
+from offloaderd.spark.export.commit import DELETED, DIGITS, Commit, Upkeep, first_line, fitted
 from offloaderd.spark.files import SparkFiles
 from offloaderd.spark.scan.query import parsed
 from offloaderd.spark.session import check_libraries
@@ -41,9 +43,12 @@ STAGING = f"{OURS}.staging"
 """In the information of a commit: the name of its round."""
 NUMBER, APART = f"{OURS}.number", f"{OURS}.apart"
 ABSENT = -1
-DAY = "day"
+DAY = "_day"
+"""The partition of a table without a key."""
 COMMITS_SEEN = 50
-"""Commits of others, such as compactions, behind which the last commit of ours is still found."""
+"""Commits that are looked at for our last one at first; behind more of others, such as compactions, all are."""
+COMMIT_TRIES = 15
+"""Tries of a commit while others, which are no writers of ours, commit to the same table."""
 _EMPTY_DAY = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -97,28 +102,29 @@ class DeltaTarget:
         self, last: Commit, staging: str, positions: dict[str, str], rows: int, apart: int | None = None
     ) -> Commit:
         """See ExportTarget."""
-        from deltalake.exceptions import CommitFailedError, DeltaError  # noqa: PLC0415 - optional
-
         name = staging.rpartition("/")[2]
         made = last.following(name, positions, rows, apart)
         table = self._loaded()
         if self._last_of(table, last.source).number != last.number:
             raise self._second()
-        files = self._files.parquet_by_day(f"data/{name}")
+        files = self._files.parquet(f"data/{name}")
         try:
             self._evolve(table)
             if self._key and files:
-                self._merge(table, staging, made)
+                self._merge(table, staging, files, made)
             if not self._key or self._version(table, NUMBER) != made.number:
                 # The library commits no merge that changes no row.
                 self._append(table, name, [] if self._key else files, made)
-        except (CommitFailedError, DeltaError, OSError) as error:
+        except OffloaderError:
+            raise
+        except Exception as error:  # the library raises anything
             table = self._loaded()
             if self._staging_of(table) != name:  # else it was done, and the answer lost
-                if self._version(table, NUMBER) != last.number:
+                if (self._version(table, NUMBER) or 0) != last.number:
                     raise self._second() from error
                 raise OffloaderError(
-                    f"{self.target}: cannot commit: {error}", hint="run it again: nothing of this round was added"
+                    f"{self.target}: cannot commit: {first_line(error)}",
+                    hint="run it again: nothing of this round was added",
                 ) from error
         if self._key:
             self._files.delete(f"data/{name}")  # the merge has written its rows to other files
@@ -131,6 +137,10 @@ class DeltaTarget:
             joined = table.optimize.compact()["numFilesRemoved"]
             deleted = table.vacuum(retention_hours=ceil(keep_s / 3600), dry_run=False, enforce_retention_duration=False)
         return Upkeep(joined, len(deleted))
+
+    def discard(self, staging: str) -> None:
+        """See KeptTable."""
+        self._files.delete(f"data/{staging.rpartition('/')[2]}")
 
     def _second(self) -> Conflict:
         return Conflict(
@@ -160,12 +170,15 @@ class DeltaTarget:
             added, "append", table.schema(), self._partitions, commit_properties=self._properties(made)
         )
 
-    def _merge(self, table: DeltaTable, staging: str, made: Commit) -> None:
+    def _merge(self, table: DeltaTable, staging: str, files: Sequence[str], made: Commit) -> None:
         """Apply the rows of a round, of which each key has one."""
-        files, path = pa.fs.FileSystem.from_uri(staging)
+        folder, path = _local(staging)
         there = pa.schema(table.schema().to_arrow())  # a field that the round lacks is null
         rows = arrow.dataset(
-            path, schema=there.append(pa.field(DELETED, pa.bool_())), filesystem=files, format="parquet"
+            [f"{path}/{file}" for file in files],
+            schema=there.append(pa.field(DELETED, pa.bool_())),
+            filesystem=folder,
+            format="parquet",
         )
         same = " AND ".join(f'target."{name}" = round."{name}"' for name in self._key)
         newer = _is_newer(self._order)
@@ -194,7 +207,7 @@ class DeltaTarget:
             numbers |= {_of(topic, "created"): ABSENT if created_ms is None else created_ms}
         transactions = [Transaction(name, number) for name, number in numbers.items()]
         return CommitProperties(
-            custom_metadata={STAGING: made.staging}, app_transactions=transactions, max_commit_retries=COMMITS_SEEN
+            custom_metadata={STAGING: made.staging}, app_transactions=transactions, max_commit_retries=COMMIT_TRIES
         )
 
     def _last_of(self, table: DeltaTable, source: Mapping[str, str]) -> Commit:
@@ -208,17 +221,37 @@ class DeltaTarget:
         if known != source:
             said = ", ".join(f"{name} {value}" for name, value in known.items())
             raise InvalidConfig(f"{self.target} is made of something else: {said}", hint="name another folder")
-        for one in table.history(COMMITS_SEEN):
-            if STAGING in one:
-                break
-            if one.get("operation") == "RESTORE":
-                raise OffloaderError(
-                    f"{self.target} was restored to an older version, and how far it reaches is not known any more",
-                    hint="restore the newest version again, or make the table anew in another folder",
-                )
+        if self._is_restored(table):
+            raise OffloaderError(
+                f"{self.target} was restored to an older version, and how far it reaches is not known any more",
+                hint="restore the version of the last commit of offloaderd, or make the table anew in another folder",
+            )
         positions = {topic: at for topic in self._topics if (at := self._position(table, topic)) is not None}
         number, apart = self._version(table, NUMBER), self._version(table, APART)
         return Commit(number=number or 0, source=dict(source), positions=positions, apart=apart or 0)
+
+    def _is_restored(self, table: DeltaTable) -> bool:
+        """Return whether a table has the data of a version before our last commit."""
+        newest, commits = self._last_commits(table)
+        at = table.version()
+        while at > newest:
+            restored = next((one for one in commits if one["version"] <= at and one["operation"] == "RESTORE"), None)
+            if restored is None or restored["version"] < newest:
+                return False
+            target = str(restored.get("operationParameters", {}).get("version", ""))
+            if not target.isdecimal():  # restored to a time
+                return True
+            at = int(target)
+        return at < newest
+
+    def _last_commits(self, table: DeltaTable) -> tuple[int, list[dict[str, Any]]]:
+        """Return the version of our last commit, -1 for none that is known, and the commits since, newest first."""
+        for limit in (COMMITS_SEEN, None):
+            commits = table.history(limit)
+            newest = next((one["version"] for one in commits if STAGING in one), None)
+            if newest is not None:
+                return int(newest), commits
+        return -1, []
 
     def _position(self, table: DeltaTable, topic: str) -> str | None:
         ledger_id, entry_id = self._version(table, _of(topic, "ledger")), self._version(table, _of(topic, "entry"))
@@ -232,8 +265,8 @@ class DeltaTarget:
         return found
 
     def _staging_of(self, table: DeltaTable) -> str:
-        """Return the name of the last round."""
-        return next((str(one[STAGING]) for one in table.history(COMMITS_SEEN) if STAGING in one), "")
+        """Return the name of the last round; empty for none that is known."""
+        return next((str(one[STAGING]) for one in self._last_commits(table)[1] if STAGING in one), "")
 
     def _evolve(self, table: DeltaTable) -> None:
         """Add the columns and fields that the table lacks, in a commit without rows."""
@@ -281,7 +314,7 @@ class DeltaTarget:
 
     def _described(self, path: str) -> tuple[int, dict[str, Any]]:
         """Return the bytes of a file and what readers may know of it before they open it."""
-        files, place = pa.fs.FileSystem.from_uri(self._files.url(path))
+        files, place = _local(self._files.url(path))
         with files.open_input_file(place) as opened:
             return opened.size(), {"numRecords": parquet.ParquetFile(opened).metadata.num_rows}
 
@@ -300,6 +333,11 @@ class DeltaTarget:
         if table is None:
             raise OffloaderError(f"{self.target} was deleted meanwhile", hint="run it again to write all of it")
         return table
+
+
+def _local(url: str) -> tuple[pa.fs.FileSystem, str]:
+    """Return a folder of this machine, and the path in it."""
+    return pa.fs.LocalFileSystem(), unquote(url.removeprefix("file:")).replace("///", "/", 1)
 
 
 def _of(topic: str, what: str) -> str:
@@ -334,9 +372,9 @@ def _places(schema: pa.Schema | pa.StructType, before: str = "") -> Iterator[str
 @contextmanager
 def _as_target_error(target: str) -> Iterator[None]:
     """Raise errors of the library as OffloaderError with the target's name."""
-    from deltalake.exceptions import DeltaError  # noqa: PLC0415 - optional
-
     try:
         yield
-    except (DeltaError, OSError) as error:
-        raise OffloaderError(f"{target}: {type(error).__name__} {error}", hint="may it be read and written?") from error
+    except OffloaderError:
+        raise
+    except Exception as error:  # the library raises anything
+        raise OffloaderError(f"{target}: {first_line(error)}", hint="may it be read and written?") from error

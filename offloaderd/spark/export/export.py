@@ -177,7 +177,7 @@ def _one_round(
         counted = Observation()
         undated = functions.count_if(functions.isnull("time")).alias("undated")
         found = found.observe(counted, functions.count(functions.lit(1)).alias("rows"), undated)
-        write(found, target, staging, time="time")
+        write(found, target, staging, time="time", day="day")
         counts = counted.get
     return target.commit(last, staging, made.offset, counts["rows"]), counts["undated"]
 
@@ -189,13 +189,20 @@ def offsets_of(step: Step) -> str:
     return json.dumps({"start": start, "end": {name: step.offset[name] for name in moved}})
 
 
-def write(found: DataFrame, target: ExportTarget, staging: str, *, time: str) -> None:
-    """Write the files of a round by day, under the names and types that its columns have in the target."""
+def write(found: DataFrame, target: ExportTarget, staging: str, *, time: str, day: str = "") -> None:
+    """Write the files of a round, under the names and types that its columns have in the target.
+
+    `day`: the name of the partition by the day of the column `time`; empty for none.
+    """
     columns = target.named(found.schema)
     named = [
         functions.col(f"`{old}`").cast(new.dataType).alias(new.name)
         for old, new in zip(found.columns, columns, strict=True)
     ]
+    rows = found.select(*named)
+    if not day:
+        rows.write.parquet(staging)
+        return
     # The day in UTC, independent of the session's time zone.
-    day = f"date_from_unix_date(int(unix_millis({columns[found.columns.index(time)].name}) div 86400000))"
-    found.select(*named).withColumn("day", functions.expr(day)).write.partitionBy("day").parquet(staging)
+    text = f"date_from_unix_date(int(unix_millis(`{columns[found.columns.index(time)].name}`) div 86400000))"
+    rows.withColumn(day, functions.expr(text)).write.partitionBy(day).parquet(staging)

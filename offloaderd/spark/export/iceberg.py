@@ -13,13 +13,14 @@ is first: the other gets an error, and its files are deleted with the next commi
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,6 +37,7 @@ from offloaderd.spark.session import check_libraries
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
+    from pyiceberg.expressions import BooleanExpression
     from pyiceberg.table import Table, Transaction
     from pyiceberg.table.snapshots import Snapshot
 
@@ -50,6 +52,8 @@ SMALL_FILES, SMALL_BYTES = 8, 32 * 1024 * 1024
 """Files of a day from which on they are joined, and the bytes below which one is small."""
 JOINED_BYTES_MAX = 256 * 1024 * 1024
 """Bytes of files that are joined in memory at a time; a day with more stays as it is."""
+_OPENING = threading.Lock()
+"""Two threads that make the catalogue of a folder at once would both begin with its tables."""
 COMMIT_TRIES = 10
 """Tries of a commit while other programs, which are no exports, commit to the same table."""
 
@@ -67,6 +71,15 @@ class IcebergTable:
         return f"table {self.name} in {self.folder or f'catalogue {self.catalog}'}"
 
 
+class TableShape(TypedDict, total=False):
+    """What makes a table other than one of all rows by the day of `time`; see ExportTable."""
+
+    day_of: str
+    day: str
+    key: Sequence[str]
+    order: Sequence[str]
+
+
 class ExportTable:
     """A table as a target, from `opened`; see ExportTarget."""
 
@@ -78,12 +91,17 @@ class ExportTable:
         catalog: Catalog | None,
         *,
         day_of: str = "time",
+        day: str = "day",
         key: Sequence[str] = (),
+        order: Sequence[str] = (),
     ) -> None:
-        """`day_of`: the column whose day is the partition. `key`: the columns that identify a row, none for all."""
+        """`day_of`: the column whose day is the partition `day`. `key`: the columns that identify a row, none for all.
+
+        `order`: with a key, the columns by which a row is newer than another.
+        """
         self._spark = spark
         self._where = where
-        self._time, self._key = day_of, tuple(key)
+        self._time, self._day, self._key, self._order = day_of, day, tuple(key), tuple(order)
         self._columns = StructType([one for one in columns.fields if not key or one.name != DELETED])
         self._named: StructType | None = None
         self._catalog = catalog
@@ -127,7 +145,7 @@ class ExportTable:
         """See ExportTarget."""
         name = staging.rpartition("/")[2]
         made = last.following(name, positions, rows, apart)
-        files = [f"{staging}/{file}" for file in self._files(self._loaded()).parquet_by_day(f"data/{name}")]
+        files = [f"{staging}/{file}" for file in self._files(self._loaded()).parquet(f"data/{name}")]
         tries = 0
         while not (now := self._last_of(table := self._loaded())).is_same(made):
             if not now.is_same(last):
@@ -140,32 +158,44 @@ class ExportTable:
             self._try(table, last, made, files)
             tries += 1
         self._clear(made)
+        if self._key:
+            self.discard(staging)  # its rows are in other files
         return made
+
+    def discard(self, staging: str) -> None:
+        """See KeptTable."""
+        self._files(self._loaded()).delete(f"data/{staging.rpartition('/')[2]}")
 
     def upkeep(self, keep_s: float) -> Upkeep:
         """See KeptTable; small files of a day are joined in memory, as the library has no other way."""
         with _as_target_error(self.target):
             joined = self._join(self._loaded()) if not self._key else 0
             table, now_ms = self._loaded(), SystemClock().wall_ms()
-            before = len(table.snapshots())
+            before = _data_files(table)
             older = datetime.fromtimestamp(now_ms / 1000 - keep_s, UTC).replace(tzinfo=None)
             table.maintenance.expire_snapshots().older_than(older).commit()
-        return Upkeep(joined, before - len(self._loaded().snapshots()))
+            gone = before - _data_files(self._loaded())
+            files, ours = self._files(table), f"{table.location()}/"
+            for one in gone:
+                if one.startswith(ours):  # others may be of other tables
+                    files.delete(one.removeprefix(ours))
+        return Upkeep(joined, len(gone))
 
     def _join(self, table: Table) -> int:
         """Rewrite the days with many small files; return how many files were joined."""
         by_day: dict[date, list[int]] = {}
         for one in table.inspect.files().to_pylist():
-            if one["file_size_in_bytes"] < SMALL_BYTES and (day := one["partition"]["day"]) is not None:
+            if (day := one["partition"][self._day]) is not None:
                 by_day.setdefault(day, []).append(one["file_size_in_bytes"])
         joined = 0
         for day, sizes in sorted(by_day.items()):
-            if len(sizes) < SMALL_FILES or sum(sizes) > JOINED_BYTES_MAX:
+            small = sum(one < SMALL_BYTES for one in sizes)
+            if small < SMALL_FILES or sum(sizes) > JOINED_BYTES_MAX:
                 continue
             _try_once(table)
-            begin = datetime.combine(day, time.min, UTC)
+            begin, time_column = datetime.combine(day, time.min, UTC), self._now(table, self._time)
             bounds = (begin.isoformat(), (begin + timedelta(days=1)).isoformat())
-            rows = f"{self._time} >= '{bounds[0]}' and {self._time} < '{bounds[1]}'"
+            rows = f"{time_column} >= '{bounds[0]}' and {time_column} < '{bounds[1]}'"
             path = f"{table.location()}/data/joined-{SystemClock().uuid()}/day={day}/part-0.parquet"
             with table.io.new_output(path).create() as file:
                 parquet.write_table(table.scan(row_filter=rows).to_arrow(), file)
@@ -217,13 +247,38 @@ class ExportTable:
             with table.io.new_input(file).open() as opened:
                 tables.append(parquet.read_table(opened))
         found = pa.concat_tables(tables, promote_options="default")
+        key = [self._now(table, name) for name in self._key]
+        matching = create_match_filter(found, key)
+        found = self._newer(table, matching, found, key)
+        if not found.num_rows:
+            transaction.add_files([], snapshot_properties=moved, check_duplicate_files=False)
+            return
+        matching = create_match_filter(found, key)
         kept = found.filter(pc.invert(found[DELETED])).drop_columns([DELETED])
         warnings.filterwarnings("ignore", message="Delete operation did not match any records")  # new keys alone
-        transaction.delete(create_match_filter(found, list(self._key)))
+        transaction.delete(matching)
         if kept.num_rows:
             transaction.append(kept, snapshot_properties=moved)
         else:
             transaction.add_files([], snapshot_properties=moved, check_duplicate_files=False)
+
+    def _newer(self, table: Table, matching: BooleanExpression, found: pa.Table, key: Sequence[str]) -> pa.Table:
+        """Return the rows of a round without those that the table has a newer row for."""
+        order = [self._now(table, name) for name in self._order]
+        if not order:
+            return found
+        there = table.scan(row_filter=matching, selected_fields=(*key, *order)).to_arrow()
+        known = dict(zip(_tuples(there, key), _tuples(there, order), strict=True))
+        mask = [
+            one not in known or _ranked(known[one]) < _ranked(at)
+            for one, at in zip(_tuples(found, key), _tuples(found, order), strict=True)
+        ]
+        return found.filter(pa.array(mask, pa.bool_()))
+
+    def _now(self, table: Table, column: str) -> str:
+        """Return the name that a column has in the table now."""
+        names = self._renamed(table, self._columns).names
+        return names[self._columns.names.index(column)]
 
     def _last_of(self, table: Table) -> Commit:
         """Return the last commit in the table's newest snapshot.
@@ -309,10 +364,10 @@ class ExportTable:
         from pyiceberg.exceptions import TableAlreadyExistsError  # noqa: PLC0415
         from pyiceberg.transforms import DayTransform  # noqa: PLC0415
 
-        if self._catalog is None:
-            self._catalog = _own_catalog(self._where)
         properties = {COMMIT: nothing.encode(), SEQUENCE: "0"}
-        with _as_target_error(self.target):
+        with _OPENING, _as_target_error(self.target):
+            if self._catalog is None:
+                self._catalog = _own_catalog(self._where)
             self._catalog.create_namespace_if_not_exists(Catalog.namespace_from(self._where.name))
             try:
                 with (
@@ -322,7 +377,7 @@ class ExportTable:
                     transaction.update_spec() as spec,
                 ):
                     if not self._key:
-                        spec.add_field(self._time, DayTransform(), "day")
+                        spec.add_field(self._time, DayTransform(), self._day)
             except TableAlreadyExistsError:
                 return  # another export was first; its commits will show that
 
@@ -343,6 +398,20 @@ def _try_once(table: Table) -> None:
     table.metadata = table.metadata.model_copy(update={"properties": once})
 
 
+def _data_files(table: Table) -> set[str]:
+    """Return the paths of the data files that snapshots of a table name."""
+    return set(table.inspect.all_data_files()["file_path"].to_pylist())
+
+
+def _tuples(table: pa.Table, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+    return list(zip(*(table[name].to_pylist() for name in columns), strict=True))
+
+
+def _ranked(numbers: Sequence[int | None]) -> tuple[int, ...]:
+    """Return numbers to compare; one that is missing is the least."""
+    return tuple(-1 if one is None else one for one in numbers)
+
+
 def _ancestors(table: Table, newest: Snapshot | None) -> Iterator[Snapshot]:
     """Yield a snapshot and its ancestors, as far as they exist."""
     while newest is not None:
@@ -352,14 +421,16 @@ def _ancestors(table: Table, newest: Snapshot | None) -> Iterator[Snapshot]:
 
 @contextmanager
 def opened(
-    spark: SparkSession, where: IcebergTable, columns: StructType, *, day_of: str = "time", key: Sequence[str] = ()
+    spark: SparkSession, where: IcebergTable, columns: StructType, **more: Unpack[TableShape]
 ) -> Iterator[ExportTable]:
-    """Yield a table as a target; it is created with the first commit. `day_of`, `key`: see ExportTable.
+    """Yield a table as a target; it is created with the first commit. `more`: see ExportTable.
 
     Raises InvalidConfig when pyiceberg or its settings for the catalogue are missing, and for another kind of folder.
     """
     check_libraries("iceberg")
-    with closing(ExportTable(spark, where, columns, _catalog(where), day_of=day_of, key=key)) as found:
+    with _OPENING:
+        catalog = _catalog(where)
+    with closing(ExportTable(spark, where, columns, catalog, **more)) as found:
         yield found
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Set
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
@@ -21,7 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from offloaderd.capture.cluster import PulsarMetadata
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import NotFound, OffloaderError
+from offloaderd.core.errors import Conflict, NotFound, OffloaderError
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.metrics.tables import TableMetrics
 from offloaderd.core.model import TopicName
@@ -48,6 +49,10 @@ log = structlog.get_logger(__name__)
 
 LOOK_S = 5.0
 """Pause between two looks at the declarations and their topics."""
+POLL_S = 1.0
+"""Longest wait, so that a signal is seen."""
+ERROR_CHARS = 500
+"""Of an error in a state; the log has all of it."""
 PAUSE_S_MAX = 600.0
 """Longest pause of a table that fails."""
 DECODED = {"AVRO", "JSON", *PRIMITIVES}
@@ -97,13 +102,15 @@ class SharedPlanner:
         """See Planner."""
         return self.run(lambda at: take_snapshots(options, at.stores, known))
 
-    def schema(self, topic: TopicName) -> str:
+    def schema(self, topic: TopicName, newest: int | None) -> tuple[str, int]:
         """See Planner."""
 
         async def versions(at: Opened) -> Mapping[int, Schema]:
             return await at.pulsar.schema_versions(topic) if at.pulsar is not None else {}
 
-        return schema_option(self.run(versions))
+        found = self.run(versions)
+        found = {version: one for version, one in found.items() if newest is None or version <= newest}
+        return schema_option(found), max(found, default=-1)
 
 
 def schema_option(versions: Mapping[int, Schema]) -> str:
@@ -120,6 +127,10 @@ def schema_option(versions: Mapping[int, Schema]) -> str:
         if one.type == kind
     ]
     return json.dumps({"getSchemaResponses": given})
+
+
+class _NotBegunError(Exception):
+    """The application stops before a step was begun."""
 
 
 @dataclass(slots=True)
@@ -140,7 +151,7 @@ class _Group:
 
     declared: Declaration
     tables: dict[str, _Table] = field(default_factory=dict)
-    problems: dict[str, TableState] = field(default_factory=dict)
+    problems: list[TableState] = field(default_factory=list)
     told: bool = False
 
 
@@ -170,34 +181,41 @@ class Application:
         self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="table")
         self._groups: dict[str, _Group] = {}
         self._others: dict[str, str] = {}
-        self._look_s = 0.0
-        self._stop = threading.Event()
+        self._unreadable: dict[str, str] = {}
+        self._look_s = self._put_s = 0.0
+        self._once = self._stopping = False
         self._ended = threading.Event()
 
     def stop(self) -> None:
-        """Begin no further step; `run` returns when those that run have ended."""
-        self._stop.set()
-        self._ended.set()
+        """Begin no further step; `run` returns when those that run have ended. Again: end these as well.
+
+        May be called by a handler of signals: it takes no lock.
+        """
+        if self._stopping:
+            self._spark.sparkContext.cancelAllJobs()
+        self._stopping = True
 
     def run(self, *, once: bool = False) -> bool:
         """Run until stopped; `once`: until each table has all that is offloaded, or fails. Return whether none fails.
 
         Raises NotFound for a declaration by a name that is not there, and what the stores raise at the first look.
         """
+        self._once = once
         try:
             self._look(first=True)
-            while not self._stop.is_set():
+            while not self._stopping:
                 self._start_due()
                 if once and self._is_done():
                     break
-                self._ended.wait(self._pause_s())
+                self._ended.wait(min(self._pause_s(), POLL_S))
                 self._ended.clear()
                 self._take_ended()
                 self._put_states()
                 self._look()
         finally:
             self._close()
-        return not any(state.error for group in self._groups.values() for state in _states(group))
+        failed = any(state.error for group in self._groups.values() for state in _states(group))
+        return not failed and not self._unreadable
 
     def _look(self, *, first: bool = False) -> None:
         """Find declarations and topics. Raises only at the first look; later ones keep what is known."""
@@ -213,18 +231,39 @@ class Application:
             log.warning("tables.look_failed", error=str(error), error_class=type(error).__name__)
             return
         for name in self._groups.keys() - found.keys():
-            del self._groups[name]
+            self._forget(name, self._groups.pop(name).tables)
         for name, (declared, topics) in found.items():
             group = self._groups.get(name)
             if group is None or group.declared != declared:
+                if group is not None:
+                    self._forget(name, group.tables)
                 group = self._groups[name] = _Group(declared)
             self._add(group, topics)
-        if first and (missing := sorted(self._names - found.keys())):
-            raise NotFound(
-                f"no tables {', '.join(missing)} to write: none are declared by this name, or another application "
-                "writes them",
-                hint="offloadctl tables list",
-            )
+        if first:
+            self._check_first(found.keys())
+
+    def _check_first(self, found: Set[str]) -> None:
+        """Tell of declarations that are not written. Raises NotFound for one by a name that is not there."""
+        held = self._names & self._others.keys()
+        if missing := sorted(self._names - found - held - self._unreadable.keys()):
+            raise NotFound(f"no tables {', '.join(missing)} are declared", hint="offloadctl tables list")
+        if held and self._once:
+            raise Conflict(f"another application writes {', '.join(sorted(held))}", hint="offloadctl tables show NAME")
+        if not found:
+            log.warning("tables.none_to_write", declared=len(self._others) + len(self._unreadable))
+
+    def _forget(self, name: str, tables: Iterable[str]) -> None:
+        """Take the series of tables away that are written no more."""
+        metrics = self._metrics
+        for table in tables:
+            label = f"{name}/{table}"
+            for series in (
+                metrics.table_lag_seconds,
+                metrics.table_lag_entries,
+                metrics.table_committed_timestamp_seconds,
+            ):
+                with suppress(KeyError):
+                    series.remove(label)
 
     async def _declared(self, at: Opened) -> dict[str, tuple[Declaration, list[TopicName]]]:
         """Return the declarations that this application holds, with their topics."""
@@ -235,8 +274,11 @@ class Application:
             if self._names and name not in self._names:
                 continue
             if not isinstance(declared, Declaration):
-                log.warning("tables.declaration_unreadable", declaration=name, error=str(declared))
+                if self._unreadable.get(name) != str(declared):
+                    log.warning("tables.declaration_unreadable", declaration=name, error=str(declared))
+                self._unreadable[name] = str(declared)
                 continue
+            self._unreadable.pop(name, None)
             try:
                 other = await stored.hold(metadata, name, self._writer)
             except NotFound:
@@ -256,8 +298,14 @@ class Application:
         return found
 
     def _add(self, group: _Group, topics: list[TopicName]) -> None:
-        """Have a table for each topic; of two whose tables would have one name the first gets it."""
-        for topic in topics:
+        """Have a table for each topic, and for no other; of two whose tables have one name the first gets it."""
+        there = set(topics)
+        for name, table in list(group.tables.items()):
+            if table.writer.topic not in there and table.running is None:
+                del group.tables[name]
+                self._forget(group.declared.name, [name])
+        group.problems = []
+        for topic in sorted(topics, key=lambda one: (one.local != table_name(one), one)):
             name = table_name(topic)
             known = group.tables.get(name)
             if known is None:
@@ -265,11 +313,11 @@ class Application:
                     writer=TableWriter(self._spark, self._planner, group.declared, topic, self._options, self._clock),
                     declared=group.declared,
                     due_s=self._clock.monotonic(),
-                    state=TableState(table=name, topic=str(topic), positions={}),
+                    state=TableState(table=name, topic=str(topic)),
                 )
             elif known.writer.topic != topic:
-                error = f"{known.writer.topic} has the table {name}"
-                group.problems[str(topic)] = TableState(table=name, topic=str(topic), positions={}, error=error)
+                error = f"{known.writer.topic} has the table {name}: give one of them a namespace of its own"
+                group.problems.append(TableState(table=name, topic=str(topic), error=error))
 
     def _tables(self) -> list[tuple[str, _Table]]:
         return [(name, one) for name, group in self._groups.items() for one in group.tables.values()]
@@ -282,6 +330,8 @@ class Application:
                 table.running.add_done_callback(lambda _: self._ended.set())
 
     def _step(self, table: _Table) -> Written:
+        if self._stopping:
+            raise _NotBegunError
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", f"{table.declared.name}-{table.state.table}")
         return table.writer.step()
 
@@ -290,7 +340,10 @@ class Application:
             if table.running is None or not table.running.done():
                 continue
             ended, table.running = table.running, None
+            if ended.cancelled() or isinstance(ended.exception(), _NotBegunError):
+                continue
             now_s, interval_s = self._clock.monotonic(), table.declared.interval_s
+            table.state = self._lagging(table)
             error = ended.exception()
             if error is None:
                 written = ended.result()
@@ -311,21 +364,25 @@ class Application:
                     next_s=round(table.pause_s, 1),
                 )
                 outcome = "failed"
+            if self._once and table.due_s > now_s:
+                table.due_s = inf
             self._count(f"{name}/{table.state.table}", table.state, outcome, ended.result() if error is None else None)
             self._groups[name].told = False
             self._tell(name, table.state)
 
+    def _lagging(self, table: _Table) -> TableState:
+        """Return the state of a table with what it lacks, as its last step has seen it."""
+        lag = table.writer.lag
+        lag_s = max(0.0, (self._clock.wall_ms() - lag.oldest_ms) / 1000) if lag.oldest_ms is not None else 0.0
+        return replace(table.state, lag_s=lag_s, lag_entries=lag.entries)
+
     def _state(self, before: TableState, written: Written) -> TableState:
-        now_ms = self._clock.wall_ms()
-        return TableState(
-            table=before.table,
-            topic=before.topic,
+        return replace(
+            before,
             rows=before.rows + written.rows,
             apart=written.commit.apart,
-            lag_s=max(0.0, (now_ms - written.oldest_ms) / 1000) if written.oldest_ms is not None else 0.0,
-            lag_entries=written.lag_entries,
-            committed_ms=now_ms if written.moved else before.committed_ms,
-            positions=written.commit.positions,
+            committed_ms=self._clock.wall_ms() if written.moved else before.committed_ms,
+            error="",
         )
 
     def _count(self, label: str, state: TableState, outcome: str, written: Written | None) -> None:
@@ -340,6 +397,10 @@ class Application:
             metrics.table_committed_timestamp_seconds.labels(table=label).set(state.committed_ms / 1000)
 
     def _put_states(self) -> None:
+        now_s = self._clock.monotonic()
+        if now_s < self._put_s and not self._stopping:
+            return
+        self._put_s = now_s + LOOK_S
         for name, group in self._groups.items():
             if group.told or not group.tables:
                 continue
@@ -365,9 +426,9 @@ class Application:
 
     def _close(self) -> None:
         """Let the steps end that run, and give the declarations back."""
-        self._pool.shutdown(cancel_futures=True)
-        wait([one.running for _, one in self._tables() if one.running is not None and not one.running.cancelled()])
+        self._pool.shutdown(cancel_futures=True)  # it waits for those that run
         self._take_ended()
+        self._put_s = 0.0
         self._put_states()
 
         async def give_back(at: Opened) -> None:
@@ -385,8 +446,9 @@ class Application:
 
 
 def _states(group: _Group) -> list[TableState]:
-    return [*(one.state for one in group.tables.values()), *group.problems.values()]
+    return [*(one.state for one in group.tables.values()), *group.problems]
 
 
 def _said(error: BaseException) -> str:
-    return str(error) if isinstance(error, OffloaderError) else f"{type(error).__name__} {error}".strip()
+    text = str(error) if isinstance(error, OffloaderError) else f"{type(error).__name__} {error}".strip()
+    return text[:ERROR_CHARS]

@@ -14,12 +14,14 @@ A message is one row: chunks are in the row of the whole, and what a compaction 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as f
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     BooleanType,
     DataType,
@@ -47,6 +49,11 @@ ORDER = ("_ledger_id", "_entry_id", "_batch_index")
 TIME = "_time"
 KEY = "_key"
 VALUE = "value"
+DAY = "_day"
+"""The partition of a table without a key."""
+_RANK = "_rank"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""Names in Avro. Other ones mean something else in expressions of Spark, Iceberg or Delta Lake."""
 SYSTEM: dict[str, DataType] = {
     "_topic": StringType(),
     "_partition": IntegerType(),
@@ -70,8 +77,6 @@ DEAD: dict[str, DataType] = {
     "message": BinaryType(),
 }
 """Columns of dead letters: `entries` is how many entries a row stands for that are lost, `message` what was sent."""
-DEAD_LETTERS = "_dead_letters"
-"""The end of the name of the table with a table's dead letters."""
 
 _READ = (
     *("topic", "ledger_id", "entry_id", "batch_index", "time", "publish_time", "event_time", "producer"),
@@ -108,12 +113,7 @@ class TableRows:
         """The columns of values. Raises InvalidInput for fields that a table cannot have as columns."""
         kind = self.values.type if self.values is not None else BinaryType()
         found = {one.name: one.dataType for one in kind.fields} if isinstance(kind, StructType) else {VALUE: kind}
-        lower = [name.lower() for name in (*found, *SYSTEM)]
-        if twice := sorted({name for name in lower if lower.count(name) > 1}):
-            raise InvalidInput(
-                f"fields {', '.join(twice)} of the schema: a table has a column of this name already",
-                hint="names of columns are the same in capital and small letters, and those with _ are the table's own",
-            )
+        _check_names(StructType([StructField(name, one) for name, one in found.items()]), [*SYSTEM, DAY, _RANK], "")
         if missing := [name for name in self.key if name not in {**found, KEY: None}]:
             raise InvalidInput(
                 f"key {', '.join(missing)}: no such column", hint=f"there are {', '.join([*found, KEY])}"
@@ -141,7 +141,7 @@ class TableRows:
         from pyspark.sql import Window  # noqa: PLC0415
 
         newest = Window.partitionBy(*self.key).orderBy(*(f.desc(name) for name in ORDER))
-        return rows.withColumn("_rank", f.row_number().over(newest)).where("_rank = 1").drop("_rank")
+        return rows.withColumn(_RANK, f.row_number().over(newest)).where(f"{_RANK} = 1").drop(_RANK)
 
     def apart(self, source: DataFrame) -> Column:
         """Return the condition of the rows that are neither in the table nor parts of others."""
@@ -176,6 +176,25 @@ class TableRows:
             column = f.col("key") if name == KEY else f.col(VALUE)[name] if name in fields else f.col(VALUE)
             found = found & f.isnotnull(column)
         return found
+
+
+def _check_names(kind: DataType, taken: Sequence[str], where: str) -> None:
+    """Raise InvalidInput for names of fields that no table can have, at any depth."""
+    if isinstance(kind, ArrayType):
+        _check_names(kind.elementType, (), f"{where}[]")
+    elif isinstance(kind, MapType):
+        _check_names(kind.valueType, (), f"{where}{{}}")
+    elif isinstance(kind, StructType):
+        lower = [name.lower() for name in (*kind.names, *taken)]
+        wrong = [name for name in kind.names if lower.count(name.lower()) > 1 or not _NAME.fullmatch(name)]
+        if wrong:
+            place = f" at {where}" if where else ""
+            raise InvalidInput(
+                f"fields {', '.join(map(repr, wrong))} of the schema{place}: no table can have columns of these names",
+                hint="letters, digits and _; other than by capital letters; and none of the table's own columns",
+            )
+        for one in kind.fields:
+            _check_names(one.dataType, (), f"{where}.{one.name}".lstrip("."))
 
 
 def dead_columns() -> StructType:

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
 from pyspark.sql import Observation, functions
 
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import OffloaderError
+from offloaderd.core.errors import Conflict, OffloaderError
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.patterns import of_topic
 from offloaderd.read.transactions import KnownOutcomes
 from offloaderd.spark.errors import from_spark
-from offloaderd.spark.export.commit import Commit, ExportTarget, KeptTable, Upkeep
+from offloaderd.spark.export.commit import Commit, KeptTable, Upkeep
 from offloaderd.spark.export.delta import DeltaTarget
 from offloaderd.spark.export.export import offsets_of, write
 from offloaderd.spark.export.iceberg import IcebergTable, opened
@@ -29,8 +29,8 @@ from offloaderd.spark.scan.query import position
 from offloaderd.spark.scan.snapshot import Snapshot
 from offloaderd.spark.source import FORMAT
 from offloaderd.spark.stream import Step, advance, furthest
-from offloaderd.spark.tables.rows import DEAD_LETTERS, KEY, ORDER, TIME, TableRows, dead_columns
-from offloaderd.tables.declaration import Declaration, OnError, TableFormat, TableMode, table_name
+from offloaderd.spark.tables.rows import DAY, KEY, ORDER, TIME, TableRows, dead_columns
+from offloaderd.tables.declaration import DEAD_LETTERS, Declaration, OnError, TableFormat, TableMode, table_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,8 +50,11 @@ class Planner(Protocol):
         """Return what is offloaded of a topic. Raises NotFound, and as the stores do."""
         ...
 
-    def schema(self, topic: TopicName) -> str:
-        """Return what the cluster says of a topic's schema, for the option `schema`; empty for none."""
+    def schema(self, topic: TopicName, newest: int | None) -> tuple[str, int]:
+        """Return what the cluster says of a topic's schema, for the option `schema`, and the newest version of it.
+
+        `newest`: later versions are left out. Empty, and -1, for no schema.
+        """
         ...
 
 
@@ -64,25 +67,25 @@ class Written:
     moved: bool
     commit: Commit
     upkeep: Upkeep | None
-    lag_entries: int
-    oldest_ms: int | None
-    """When the oldest segment that the table lacks was offloaded; None if it lacks none."""
     more: bool
+
+
+class Lag(NamedTuple):
+    """What a table lacks: entries, and when the oldest segment with one of them was offloaded; None for none."""
+
+    entries: int = 0
+    oldest_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """What a step is made of: options of the data source, rows, the table's source, names of topics."""
+    """What a step is made of: options of the data source, rows, the table's source, topics, version of the schema."""
 
     options: Mapping[str, str]
     rows: TableRows
     source: dict[str, str]
     topics: Sequence[str]
-
-    @property
-    def dead_source(self) -> dict[str, str]:
-        """The source of the dead letters."""
-        return {**self.source, "rows": "dead letters"}
+    version: int
 
 
 class TableWriter:
@@ -107,7 +110,9 @@ class TableWriter:
         self._kept_s: float | None = None
         self._known = KnownOutcomes()
         self._step = Step({})
-        self._settled = False  # whether dead letters may be ahead of the table
+        self._settled = False  # whether it is known that no dead letters are ahead of the table
+        self._has_dead_letters = False
+        self.lag = Lag()
         self._options = {
             **options,
             "topic": of_topic(topic).text,
@@ -137,23 +142,42 @@ class TableWriter:
     def _next(self) -> Written:
         plain = parse(self._options)
         found = self._planner.snapshots(plain, self._known)
+        source, topics = self.source(plain.settings.daemon.cluster), [str(one.topic) for one in found]
+        dead = None if self._settled else self._last_dead_letters(source, topics)
         # Read behind the snapshot: the schema of a message was registered before the message was sent.
-        schema = self._declared.schema or self._planner.schema(self.topic)
-        options = self._options | ({"schema": schema} if schema else {})
-        rows = TableRows(parse(options).values, self._key)
-        made = _Made(options, rows, self.source(plain.settings.daemon.cluster), [str(one.topic) for one in found])
-        with self._opened(self.table, rows.columns, made.topics, self._key) as target:
-            last = before = target.recover(made.source)
-            ahead = None if self._settled else self._dead_letters_ahead(made, last)
+        made = self._made(source, topics, None)
+        with self._opened(self.table, made.rows.columns, topics, self._key) as target:
+            last = before = target.recover(source)
+            self.lag = self._lag_of(found, last)
+            ahead = dead if dead is not None and is_ahead(dead, last) else None
+            if ahead is not None:
+                made = self._made(source, topics, ahead.apart - 1)  # as when the dead letters were found
             self._settled = True
             room = self._declared.step_bytes if ahead is None else None
-            self._step = advance(found, last.positions, plain.query, target=ahead, room=room, turn=self._step.turn)
+            reached = ahead.positions if ahead is not None else None
+            self._step = advance(found, last.positions, plain.query, target=reached, room=room, turn=self._step.turn)
             if self._step.object_bytes or ahead is not None:
                 last = self._written(made, target, last, self._step, repeated=ahead is not None)
-            upkeep = self._kept(target) if last is not before else None
-            return self._told(found, before, last, upkeep)
+            self.lag = self._lag_of(found, last)
+            upkeep = self._kept(target, made) if last is not before else None
+            return Written(
+                rows=last.rows if last is not before else 0,
+                apart=last.apart - before.apart,
+                moved=last is not before,
+                commit=last,
+                upkeep=upkeep,
+                more=bool(self.lag.entries),
+            )
 
-    def _kept(self, target: KeptTable) -> Upkeep | None:
+    def _made(self, source: dict[str, str], topics: Sequence[str], newest: int | None) -> _Made:
+        """Return what a step is made of, with the schema as it is now or was with a version."""
+        schema, version = (
+            (self._declared.schema, -1) if self._declared.schema else (self._planner.schema(self.topic, newest))
+        )
+        options = self._options | ({"schema": schema} if schema else {})
+        return _Made(options, TableRows(parse(options).values, self._key), source, topics, version)
+
+    def _kept(self, target: KeptTable, made: _Made) -> Upkeep | None:
         """Do the upkeep of the table if it is due; None if not, or if it failed, which the next step does again."""
         now_s, every_s = self._clock.monotonic(), self._declared.upkeep_s
         if not every_s or (self._kept_s is not None and now_s < self._kept_s + every_s):
@@ -161,26 +185,30 @@ class TableWriter:
         self._kept_s = now_s
         try:
             done = target.upkeep(self._declared.keep_s)
+            if self._has_dead_letters:
+                with self._dead_letters(made.topics) as dead:
+                    dead.upkeep(self._declared.keep_s)
         except OffloaderError as error:
             log.warning("tables.upkeep_failed", table=self.table, error=str(error))
             return None
         log.info("tables.upkeep_done", table=self.table, joined=done.joined, deleted=done.deleted)
         return done
 
-    def _written(self, made: _Made, target: ExportTarget, last: Commit, step: Step, *, repeated: bool) -> Commit:
+    def _written(self, made: _Made, target: KeptTable, last: Commit, step: Step, *, repeated: bool) -> Commit:
         """Write and commit a step. `repeated`: its dead letters are committed already."""
         staging = target.staging(last)
-        with from_spark(f"step {last.number + 1} failed, and nothing of it was added: "):
-            left_out, added = Observation(), Observation()
-            read = self._read(made, step)
-            read = read.observe(left_out, functions.count_if(made.rows.apart(read)).alias("count"))
-            rows = made.rows.of(read).observe(added, functions.count(functions.lit(1)).alias("count"))
-            write(rows, target, staging, time=TIME)
-            apart, count = left_out.get["count"], added.get["count"]
-        if apart and self._declared.on_error is OnError.FAIL:
-            raise OffloaderError(self._first_apart(made, step))
-        if apart and self._declared.on_error is OnError.DEAD_LETTER and not repeated:
-            self._write_dead_letters(made, step)
+        with _discarded(target, staging):
+            with from_spark(f"step {last.number + 1} failed, and nothing of it was added: "):
+                left_out, added = Observation(), Observation()
+                read = self._read(made, step)
+                read = read.observe(left_out, functions.count_if(made.rows.apart(read)).alias("count"))
+                rows = made.rows.of(read).observe(added, functions.count(functions.lit(1)).alias("count"))
+                write(rows, target, staging, time=TIME, day="" if self._key else DAY)
+                apart, count = left_out.get["count"], added.get["count"]
+            if apart and self._declared.on_error is OnError.FAIL:
+                raise OffloaderError(self._first_apart(made, step))
+            if apart and self._declared.on_error is OnError.DEAD_LETTER and not repeated:
+                self._write_dead_letters(made, last, step)
         return target.commit(last, staging, step.offset, count, last.apart + apart)
 
     def _read(self, made: _Made, step: Step) -> DataFrame:
@@ -194,28 +222,41 @@ class TableWriter:
         at = Position(first["_ledger_id"], first["_entry_id"])
         return f"message {at} of {first['_topic']} is no row of the table: {first['reason']}"
 
-    def _dead_letters_ahead(self, made: _Made, last: Commit) -> dict[str, str] | None:
-        """Return up to where there are dead letters, if that is further than the table has its rows; else None."""
+    def _last_dead_letters(self, source: dict[str, str], topics: Sequence[str]) -> Commit | None:
+        """Return the last commit of dead letters; None if the table has none."""
         if self._declared.on_error is not OnError.DEAD_LETTER:
             return None
-        with self._dead_letters(made) as target:
-            before = target.last(made.dead_source)
-        reached = {name: position(before.positions, name) for name in before.positions}
-        return before.positions if any(at > position(last.positions, name) for name, at in reached.items()) else None
+        with self._dead_letters(topics) as target:
+            last = target.last(_dead(source))
+        self._has_dead_letters = last.number > 0
+        return last
 
-    def _write_dead_letters(self, made: _Made, step: Step) -> None:
-        """Commit the dead letters of a step."""
-        with self._dead_letters(made) as target:
-            before = target.recover(made.dead_source)
+    def _write_dead_letters(self, made: _Made, last: Commit, step: Step) -> None:
+        """Commit the dead letters of a step, with the newest version of the schema by which they are none.
+
+        Raises Conflict if another application has done so meanwhile.
+        """
+        with self._dead_letters(made.topics) as target:
+            before = target.recover(_dead(made.source))
+            if is_ahead(before, last):
+                raise Conflict(
+                    f"another application has written dead letters of {self.table} meanwhile",
+                    hint="the next step writes the rest of that one",
+                )
             staging, counted = target.staging(before), Observation()
-            with from_spark("the dead letters of a step failed, and nothing of it was added: "):
+            with (
+                _discarded(target, staging),
+                from_spark("the dead letters failed, and nothing of the step was added: "),
+            ):
                 rows = made.rows.dead_letters(self._read(made, step))
                 rows = rows.observe(counted, functions.count(functions.lit(1)).alias("count"))
-                write(rows, target, staging, time=TIME)
-            target.commit(before, staging, step.offset, counted.get["count"])
+                write(rows, target, staging, time=TIME, day=DAY)
+                count = counted.get["count"]
+            target.commit(before, staging, step.offset, count, made.version + 1)
+            self._has_dead_letters = True
 
-    def _dead_letters(self, made: _Made) -> AbstractContextManager[KeptTable]:
-        return self._opened(self.table + DEAD_LETTERS, dead_columns(), made.topics, ())
+    def _dead_letters(self, topics: Sequence[str]) -> AbstractContextManager[KeptTable]:
+        return self._opened(self.table + DEAD_LETTERS, dead_columns(), topics, ())
 
     @contextmanager
     def _opened(self, name: str, columns: StructType, topics: Sequence[str], key: Sequence[str]) -> Iterator[KeptTable]:
@@ -228,30 +269,42 @@ class TableWriter:
         else:
             catalog, _, namespace = to.partition(".")
             place = IcebergTable(catalog=catalog, name=f"{namespace}.{name}")
-        with opened(self._spark, place, columns, day_of=TIME, key=key) as table:
+        with opened(self._spark, place, columns, day_of=TIME, day=DAY, key=key, order=ORDER) as table:
             yield table
 
-    def _told(self, found: Sequence[Snapshot], before: Commit, last: Commit, upkeep: Upkeep | None) -> Written:
+    def _lag_of(self, found: Sequence[Snapshot], last: Commit) -> Lag:
+        """Return what the table lacks of what is offloaded."""
         ends = furthest(found, parse(self._options).query)
-        lag, oldest = 0, None
+        entries, oldest = 0, None
         for snapshot in found:
             name = str(snapshot.topic)
             at, end = position(last.positions, name), position(ends, name)
             for segment in snapshot.map.segments:
                 if segment.end <= at or segment.begin > end:
                     continue
-                lag += sum(_behind(one.range.begin, one.range.end, at, end) for one in segment.slices)
+                entries += sum(_behind(one.range.begin, one.range.end, at, end) for one in segment.slices)
                 oldest = min(oldest or segment.offloaded_ms, segment.offloaded_ms)
-        return Written(
-            rows=last.rows if last is not before else 0,
-            apart=last.apart - before.apart,
-            moved=last is not before,
-            commit=last,
-            upkeep=upkeep,
-            lag_entries=lag,
-            oldest_ms=oldest if lag else None,
-            more=bool(lag),
-        )
+        return Lag(entries, oldest if entries else None)
+
+
+@contextmanager
+def _discarded(target: KeptTable, staging: str) -> Iterator[None]:
+    """Delete the files of a round that fails before its commit is begun."""
+    try:
+        yield
+    except BaseException:
+        target.discard(staging)
+        raise
+
+
+def _dead(source: dict[str, str]) -> dict[str, str]:
+    """Return the source of the dead letters of a table."""
+    return {**source, "rows": "dead letters"}
+
+
+def is_ahead(dead: Commit, last: Commit) -> bool:
+    """Return whether there are dead letters of messages that the table does not reach yet."""
+    return any(position(dead.positions, name) > position(last.positions, name) for name in dead.positions)
 
 
 def _behind(begin: Position, end: Position, at: Position, upto: Position) -> int:

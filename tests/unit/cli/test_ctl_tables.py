@@ -66,8 +66,8 @@ def test_tables_from_the_first_to_the_last(scene: Scene) -> None:
         ("acme.eu", 300.0, "/lake", 0)
     ]
     states = [
-        TableState(table="a", topic="a", positions={"a": "1:2"}, rows=5, lag_s=3.0, lag_entries=7, committed_ms=1000),
-        TableState(table="b", topic="b", positions={}, error="no space"),
+        TableState(table="a", topic="a", rows=5, lag_s=3.0, lag_entries=7, committed_ms=1000),
+        TableState(table="b", topic="b", error="no space"),
     ]
     scene.say("acme.eu", States(writer="tables-1", at_ms=1, tables=states))
     listed_again = scene.run("list")
@@ -78,7 +78,7 @@ def test_tables_from_the_first_to_the_last(scene: Scene) -> None:
     shown = scene.run("show", "acme.eu")
     assert shown.exit_code == 1
     assert "no space" in shown.stdout
-    assert json.loads(scene.run("show", "acme.eu", "-o", "json").stdout)["tables"][1]["positions"] == {"a": "1:2"}
+    assert json.loads(scene.run("show", "acme.eu", "-o", "json").stdout)["tables"][1]["lag_entries"] == 7
     assert "nothing was done" in scene.run("drop", "acme.eu").stdout
     assert scene.run("drop", "acme.eu", "--yes").exit_code == 0
     assert scene.run("show", "acme.eu").exit_code == 4
@@ -91,6 +91,10 @@ def test_tables_from_the_first_to_the_last(scene: Scene) -> None:
         (("create", "public/*", "--to", "/lake"), "write TENANT/NAMESPACE/TOPIC"),
         (("create", "orders", "--to", "/lake", "--key", "id"), "only with mode upsert"),
         (("create", "orders", "--to", "/lake", "--interval", "1ms"), "interval 0.001 s"),
+        (("create", "orders", "--to", "s3://lake/x"), "tables in a bucket need a catalogue"),
+        (("create", "orders", "--to", "/my lake"), "tables in a bucket need a catalogue"),
+        (("create", "orders-partition-0", "--to", "/lake"), "all partitions are in one table"),
+        (("create", "orders", "--to", "/lake", "--mode", "upsert", "--key", "id,,id"), "each once"),
         (("show", "orders"), "no tables orders are declared"),
         (("drop", "orders", "--yes"), "no tables orders are declared"),
     ],
@@ -113,3 +117,30 @@ def test_a_damaged_declaration_is_listed(scene: Scene) -> None:
     listed = scene.run("list")
     assert listed.exit_code == 1
     assert "corrupt data in /tables/broken" in listed.stdout
+    assert "corrupt data in /tables/broken" in scene.run("drop", "broken").stdout
+    assert scene.run("drop", "broken", "--yes").exit_code == 0
+    assert scene.run("list").exit_code == 0
+
+
+def test_a_damaged_state_hides_no_declaration(scene: Scene) -> None:
+    """It is listed with what is wrong."""
+    assert scene.run("create", "orders", "--to", "/lake").exit_code == 0
+
+    async def spoil() -> None:
+        async with scene.tree.connect() as metadata:
+            await metadata.create(paths.table_state("orders"), b"{}")
+
+    virtually(spoil())
+    listed = scene.run("list")
+    assert (listed.exit_code, "corrupt data" in listed.stdout, "/lake" in listed.stdout) == (1, True, True)
+
+
+def test_a_user_without_a_name(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container."""
+
+    def unknown() -> str:
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.setattr("getpass.getuser", unknown)
+    made = scene.run("create", "orders", "--to", "/lake", "-o", "json")
+    assert json.loads(made.stdout)["declaration"]["created_by"].isdecimal()

@@ -30,9 +30,9 @@ class LocalFiles:
         folder = self._folder / path
         return [one.name for one in folder.iterdir()] if folder.is_dir() else []
 
-    def parquet_by_day(self, path: str) -> list[str]:
+    def parquet(self, path: str) -> list[str]:
         """Return the files below a folder."""
-        return sorted(str(one.relative_to(self._folder / path)) for one in (self._folder / path).glob("*/*.parquet"))
+        return sorted(str(one.relative_to(self._folder / path)) for one in (self._folder / path).rglob("*.parquet"))
 
     def delete(self, path: str) -> None:
         """Delete a file or a folder."""

@@ -58,7 +58,7 @@ class Table:
         schema = to_arrow_schema(columns, timezone="UTC")
         for number, row in enumerate(rows):
             day = row["_time"].date() if row.get("_time") else "__HIVE_DEFAULT_PARTITION__"
-            folder = Path(staging.removeprefix("file://")) / f"day={day}"
+            folder = Path(staging.removeprefix("file://")) / ("" if self.key else f"_day={day}")
             folder.mkdir(parents=True, exist_ok=True)
             pq.write_table(pa.Table.from_pylist([row], schema=schema), folder / f"part-{number}.parquet")
 
@@ -99,7 +99,7 @@ def test_positions_come_with_the_data(table: Table) -> None:
     table.round([], "3:4")
     assert table.last() == (2, {"orders": "3:4"}, 2)
     assert [one["id"] for one in table.rows()] == [1, 2, 25]
-    days = {str(one["day"]) for one in table.rows()}
+    days = {str(one["_day"]) for one in table.rows()}
     assert days == {"2026-11-21", "2026-11-22", "None"}
     assert DeltaTable(table.folder).count() == 3
     table.round([row(30)], "3:5@18")
@@ -176,9 +176,25 @@ def test_others_may_work_on_the_table(table: Table) -> None:
     assert table.last() == (3, {"orders": "1:2"}, 0)
     table.round([row(3)], "1:3")
     assert [one["id"] for one in table.rows()] == [0, 1, 2, 3]
-    DeltaTable(table.folder).restore(DeltaTable(table.folder).version() - 1)
+
+
+@pytest.mark.parametrize("others", [0, 60])
+def test_a_restored_table_is_refused(table: Table, others: int) -> None:
+    """However many commits of others there are behind it; restored to our last commit, or later, it is taken again."""
+    for number in range(3):
+        table.round([row(number)], f"1:{number}")
+    DeltaTable(table.folder).restore(2)
+    for number in range(others):
+        DeltaTable(table.folder).alter.set_table_properties({"others": str(number)}, raise_if_not_exists=False)
     with pytest.raises(OffloaderError, match="was restored to an older version"):
         table.last()
+    DeltaTable(table.folder).restore(4 if others else 1)
+    with pytest.raises(OffloaderError, match="was restored to an older version"):
+        table.last()
+    DeltaTable(table.folder).restore(3)
+    assert table.last() == (3, {"orders": "1:2"}, 0)
+    table.round([row(3)], "1:3")
+    assert [one["id"] for one in table.rows()] == [0, 1, 2, 3]
 
 
 def test_columns_come_and_widen(table: Table) -> None:
@@ -230,9 +246,11 @@ def test_the_last_message_of_a_key(tmp_path: Path, table: Table) -> None:
     )
     assert [(one["_key"], one["id"]) for one in keyed.rows()] == [("k1", 5)]
     assert DELETED not in keyed.rows()[0]
+    keyed.round([row(3, _key="k1", _entry_id=None, **{DELETED: True})], "1:7")
+    assert [(one["_key"], one["id"]) for one in keyed.rows()] == [("k1", 5)]
     keyed.round([row(4, _key="k1", **{DELETED: True})], "1:8")
     assert [(one["_key"], one["id"]) for one in keyed.rows()] == [("k1", 5)]
-    assert keyed.last()[:2] == (3, {"orders": "1:8"})
+    assert keyed.last()[:2] == (4, {"orders": "1:8"})
     assert list((keyed.folder / "data").iterdir()) == []
 
 
@@ -274,3 +292,37 @@ def test_upkeep(table: Table) -> None:
     assert [one["id"] for one in table.rows()] == [0, 1, 2]
     assert table.last() == (3, {"orders": "1:2"}, 0)
     assert table.target().upkeep(3600.0).joined == 0
+
+
+def test_a_newer_row_is_told_by_all_of_its_place(tmp_path: Path, table: Table) -> None:
+    """By the ledger first, and only then by the entry; a number that is missing is the least."""
+    spark = cast("SparkSession", None)
+    order = ("_ledger_id", "_entry_id")
+    columns = StructType([StructField("_ledger_id", LongType()), *COLUMNS.fields])
+    for number, (ledger_id, entry_id, current) in enumerate(
+        [(2, None, 0), (2, 1, 1), (1, 5, 1), (2, 1, 1), (2, 2, 4), (3, 0, 5), (None, 9, 5)]
+    ):
+        target = DeltaTarget(spark, (tmp_path / "keyed").as_uri(), columns, TOPICS, order=order, key=("_key",))
+        last = target.recover(SOURCE)
+        staging = target.staging(last)
+        Table(tmp_path, ("_key",)).write(
+            staging, [row(number, _key="k", _ledger_id=ledger_id, _entry_id=entry_id, **{DELETED: False})], columns
+        )
+        target.commit(last, staging, {"orders": f"1:{number}"}, 1)
+        (found,) = DeltaTable(tmp_path / "keyed").to_pyarrow_table().to_pylist()
+        assert found["id"] == current, number
+
+
+def test_a_failed_first_commit_is_no_conflict(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what failed, in one line; and what was written can be discarded."""
+
+    def full(*_: object) -> None:
+        raise Exception("External error: disk quota\n  0: <unknown>")  # noqa: TRY002 - as the library raises it
+
+    monkeypatch.setattr(DeltaTarget, "_append", full)
+    with pytest.raises(OffloaderError, match=r"cannot commit: Exception External error: disk quota \(run") as told:
+        table.round([row(1)], "1:1")
+    assert not isinstance(told.value, Conflict)
+    (staged,) = (table.folder / "data").iterdir()
+    table.target().discard(staged.as_uri())
+    assert not staged.exists()

@@ -14,11 +14,12 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.utils.concurrent import ExecutorFactory
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField, StructType
 
 from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
 from offloaderd.spark.export import commit as export_commit
 from offloaderd.spark.export import iceberg as export_iceberg
+from offloaderd.spark.export.commit import DELETED
 from offloaderd.spark.export.iceberg import COMMIT, ExportTable, IcebergTable
 from offloaderd.spark.scan.columns import full_schema
 from tests.unit.spark.local_files import LocalFiles
@@ -405,3 +406,55 @@ def test_a_column_may_become_wider(lake: Lake) -> None:
         pytest.raises(InvalidConfig, match="count as string"),
     ):
         target.named(text)
+
+
+def keyed(lake: Lake, rows: Sequence[tuple[str, int | None, int]]) -> dict[str, int]:
+    """Write a round of a table with a key: key, value (None: deleted) and place; return what the table has then."""
+    names = {"_key": StringType(), "value": IntegerType(), "_entry_id": LongType(), DELETED: BooleanType()}
+    columns = StructType([StructField(name, kind) for name, kind in names.items()])
+    with export_iceberg.opened(
+        cast("SparkSession", None), lake.where, columns, key=("_key",), order=("_entry_id",)
+    ) as target:
+        last = target.recover(SOURCE)
+        staging = target.staging(last)
+        folder = Path(staging.removeprefix("file://"))
+        folder.mkdir(parents=True)
+        found = [{"_key": key, "value": value, "_entry_id": at, DELETED: value is None} for key, value, at in rows]
+        schema = to_arrow_schema(columns, timezone="UTC")
+        pq.write_table(pa.Table.from_pylist(found, schema=schema), folder / "part-0.parquet")
+        target.commit(last, staging, {"orders": f"1:{last.number}"}, len(rows))
+        assert not folder.exists(), "its rows are in other files"
+    with lake.table() as table:
+        return {one["_key"]: one["value"] for one in table.scan().to_arrow().to_pylist()}
+
+
+def test_the_last_message_of_a_key(lake: Lake) -> None:
+    """A newer row replaces that of its key or deletes it; an older one changes nothing, and the positions move."""
+    assert keyed(lake, [("a", 1, 1), ("b", 2, 2)]) == {"a": 1, "b": 2}
+    assert keyed(lake, [("a", 5, 5), ("b", None, 6), ("c", None, 7), ("d", 8, 8)]) == {"a": 5, "d": 8}
+    assert keyed(lake, [("a", None, 4), ("d", 3, 3)]) == {"a": 5, "d": 8}
+    assert lake.last() == (3, {"orders": "1:2"})
+
+
+def test_files_of_expired_snapshots_go(lake: Lake) -> None:
+    """Those that no snapshot names any more; the others stay."""
+    for number in range(3):
+        keyed(lake, [("a", number, number)])
+    columns = StructType([StructField("_key", StringType())])
+    spark = cast("SparkSession", None)
+    with export_iceberg.opened(spark, lake.where, columns, key=("_key",)) as target:
+        assert target.upkeep(3600.0).deleted == 0
+        assert target.upkeep(-3600.0).deleted == 2
+    with lake.table() as table:
+        assert table.scan().to_arrow()["value"].to_pylist() == [2]
+    assert len(list((lake.folder / "shop" / "orders" / "data").rglob("*.parquet"))) == 1
+
+
+def test_a_large_day_is_left_as_it_is(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would not fit into memory."""
+    monkeypatch.setattr(export_iceberg, "SMALL_FILES", 2)
+    monkeypatch.setattr(export_iceberg, "JOINED_BYTES_MAX", 1)
+    for ledger_id in range(1, 4):
+        lake.round(ledger_id, 4)
+    with lake.target() as target:
+        assert target.upkeep(3600.0).joined == 0

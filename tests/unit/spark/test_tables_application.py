@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -12,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from offloaderd.core.clock import SystemClock
-from offloaderd.core.errors import NotFound, OffloaderError
+from offloaderd.core.errors import Conflict, NotFound, OffloaderError
 from offloaderd.core.model import TopicName
 from offloaderd.ledgers.pulsar.schemas import Schema
 from offloaderd.metadata import paths
@@ -20,7 +22,7 @@ from offloaderd.spark.export.commit import Commit
 from offloaderd.spark.scan.snapshot import Stores
 from offloaderd.spark.tables import application as tables
 from offloaderd.spark.tables.application import Application, Opened, schema_option
-from offloaderd.spark.tables.writer import Written
+from offloaderd.spark.tables.writer import Lag, Written
 from offloaderd.tables import store as stored
 from offloaderd.tables.declaration import Declaration
 from offloaderd.testing.memory.metadata import MemoryTree
@@ -44,8 +46,6 @@ NOTHING = Written(
     moved=False,
     commit=Commit(number=0, source={}, positions={}),
     upkeep=None,
-    lag_entries=0,
-    oldest_ms=None,
     more=False,
 )
 
@@ -55,8 +55,15 @@ class NoSpark:
 
     sparkContext = property(lambda self: self)  # noqa: N815 - Spark's name
 
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+
     def setLocalProperty(self, *_: str) -> None:  # noqa: N802 - Spark's name
         """Do nothing."""
+
+    def cancelAllJobs(self) -> None:  # noqa: N802 - Spark's name
+        """End the steps that run."""
+        self.scene.cancelled.set()
 
 
 class Scene:
@@ -68,6 +75,8 @@ class Scene:
         self.step: Callable[[str], Written] = lambda _: NOTHING
         self.registry = CollectorRegistry()
         self.said: list[tuple[str, TableState]] = []
+        self.lags: dict[str, Lag] = {}
+        self.cancelled = threading.Event()
 
     def declare(self, *declared: Declaration, topics: tuple[str, ...] = ("orders",)) -> None:
         """Declare tables; have topics."""
@@ -91,7 +100,7 @@ class Scene:
         """Return an application, with metrics of its own."""
         self.registry = CollectorRegistry()
         return Application(
-            cast("SparkSession", NoSpark()),
+            cast("SparkSession", NoSpark(self)),
             OPTIONS,
             clock=SystemClock(),
             registry=self.registry,
@@ -118,6 +127,10 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
         def __init__(self, _spark: object, _planner: object, _declared: object, topic: TopicName, *_: object) -> None:
             self.topic = topic
 
+        @property
+        def lag(self) -> Lag:
+            return found.lags.get(self.topic.local, Lag())
+
         def step(self) -> Written:
             found.steps.append(self.topic.local)
             return found.step(self.topic.local)
@@ -142,15 +155,16 @@ def test_each_table_until_it_has_all(scene: Scene) -> None:
     def step(name: str) -> Written:
         left[name] -= 1
         commit = replace(NOTHING.commit, positions={name: "1:2"}, apart=1)
-        return replace(
-            NOTHING, rows=3, apart=1, moved=True, more=left[name] > 0, lag_entries=max(left[name], 0), commit=commit
-        )
+        scene.lags[name] = Lag(max(left[name], 0), 1000 if left[name] > 0 else None)
+        return replace(NOTHING, rows=3, apart=1, moved=True, more=left[name] > 0, commit=commit)
 
     scene.step = step
     assert scene.application().run(once=True)
     assert sorted(scene.steps) == ["eu", "orders", "orders"]
     states = {one.table: one for one in scene.states("all").tables}
-    assert (states["orders"].rows, states["eu"].rows, states["eu"].positions) == (6, 3, {"eu": "1:2"})
+    assert (states["orders"].rows, states["eu"].rows, states["eu"].lag_entries) == (6, 3, 0)
+    (first,) = [one for _, one in scene.said if one.lag_entries]
+    assert first.lag_s > 1_000_000
     assert metric(scene, "table_rows_total", table="all/orders") == 6
     assert metric(scene, "table_rows_apart_total", table="all/eu") == 1
     assert metric(scene, "table_steps_total", table="all/orders", outcome="committed") == 2
@@ -176,13 +190,13 @@ def test_a_table_that_fails_holds_up_no_other(scene: Scene) -> None:
 
 
 def test_two_topics_of_one_name(scene: Scene) -> None:
-    """The first has the table, and the other is told."""
-    scene.declare(ALL, topics=("Orders", "orders"))
+    """The one whose name it is has the table, and the other is told."""
+    scene.declare(ALL, topics=("my-orders", "my_orders"))
     assert not scene.application().run(once=True)
-    assert scene.steps == ["Orders"]
+    assert scene.steps == ["my_orders"]
     assert [(one.topic, bool(one.error)) for one in scene.states("all").tables] == [
-        ("persistent://public/default/orders", True),
-        ("persistent://public/default/Orders", False),
+        ("persistent://public/default/my-orders", True),
+        ("persistent://public/default/my_orders", False),
     ]
 
 
@@ -193,8 +207,10 @@ def test_another_application_is_left_alone(scene: Scene) -> None:
     async def held() -> None:
         async with scene.tree.connect() as metadata:
             assert await stored.hold(metadata, "other", "another") is None
-            with pytest.raises(NotFound, match="no tables other to write"):
+            with pytest.raises(Conflict, match="another application writes other"):
                 await asyncio.to_thread(scene.application("other").run, once=True)
+            with pytest.raises(NotFound, match="no tables missing are declared"):
+                await asyncio.to_thread(scene.application("other", "missing").run)
             assert await asyncio.to_thread(scene.application().run, once=True)
 
     asyncio.run(held())
@@ -221,6 +237,56 @@ def test_it_ends_when_told(scene: Scene) -> None:
             await stored.drop(metadata, "orders")
 
     asyncio.run(drop())
+
+
+def test_many_tables_that_take_long_are_stepped_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `once` a table that has all is not stepped again, although its interval passes while others are stepped."""
+    counter = itertools.count()
+    monkeypatch.setattr(SystemClock, "monotonic", lambda _: 10.0 * next(counter))
+    scene.declare(replace(ALL, interval_s=1.0), topics=tuple(f"t{number}" for number in range(12)))
+    assert scene.application().run(once=True)
+    assert len(scene.steps) == 12
+
+
+def test_a_second_signal_ends_the_steps_that_run(scene: Scene) -> None:
+    """Steps that wait for a thread are never begun; the declaration is given back."""
+    scene.declare(ALL, topics=tuple(f"t{number}" for number in range(12)))
+    application = scene.application()
+
+    def step(_: str) -> Written:
+        application.stop()
+        scene.cancelled.wait()
+        raise OffloaderError("cancelled")
+
+    scene.step = step
+    assert not application.run()
+    assert len(scene.steps) < 12
+
+
+def test_a_topic_that_is_gone_has_no_table_any_more(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error goes with it, and its series."""
+    monkeypatch.setattr(tables, "LOOK_S", 0.0)
+    scene.declare(replace(ALL, interval_s=1.0), topics=("a", "b"))
+    application = scene.application()
+
+    def step(name: str) -> Written:
+        if name == "a":
+            asyncio.run(deleted())
+            raise OffloaderError("it is gone")
+        if scene.steps.count("b") > 1:
+            application.stop()
+        return NOTHING
+
+    async def deleted() -> None:
+        async with scene.tree.connect() as metadata:
+            if "a" in await metadata.children("/topics/public/default/persistent"):
+                await metadata.delete(paths.policy(TopicName("public", "default", "a")))
+                await metadata.delete(paths.topic(TopicName("public", "default", "a")))
+
+    scene.step = step
+    assert application.run()
+    assert [one.table for one in scene.states("all").tables] == ["b"]
+    assert metric(scene, "table_lag_seconds", table="all/a") is None
 
 
 def test_the_schema_is_that_of_the_newest_type() -> None:

@@ -35,7 +35,8 @@ KEYED = replace(
         ({"step_bytes": 0}, "step of 0 bytes"),
         ({"upkeep_s": -1.0}, "upkeep every -1 s"),
         ({"keep_s": 60.0}, "keep 60 s"),
-        ({"schema": "x" * 300_000}, "is the most"),
+        ({"schema": '"' + "x" * 300_000 + '"'}, "is the most"),
+        ({"schema": "hello"}, "schema: not JSON"),
     ],
 )
 def test_mistakes_are_told(given: dict[str, object], said: str) -> None:
@@ -71,10 +72,13 @@ def test_a_later_release_is_told() -> None:
 
 
 def test_names_of_tables() -> None:
-    """Partitions share the table of their topic; what tables cannot be named with becomes _."""
-    one = TopicName("public", "default", "Orders-EU.v2-partition-3")
-    assert table_of(one) == TopicName("public", "default", "Orders-EU.v2")
-    assert table_name(table_of(one)) == "orders_eu_v2"
+    """Partitions share the table of their topic; a name that a table cannot have gets a part of its hash."""
+    one = TopicName("public", "default", "orders-eu-partition-3")
+    assert table_of(one) == TopicName("public", "default", "orders-eu")
+    assert table_name(table_of(one)) == "orders_eu"
+    names = [table_name(TopicName("t", "n", local)) for local in ("Orders", "orders.eu", "x_dead_letters", "中", "文")]
+    assert [name.rpartition("_")[0] for name in names] == ["orders", "orders_eu", "x_dead_letters", "_", "_"]
+    assert len(set(names)) == 5
 
 
 async def test_a_declaration_from_its_creation_to_its_end() -> None:
@@ -121,9 +125,9 @@ async def test_states_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of too many tables those that fail, and those that lag most, are kept."""
     monkeypatch.setattr(store, "TABLES_MAX", 2)
     tables = [
-        TableState(table="a", topic="a", positions={}, lag_s=1.0),
-        TableState(table="b", topic="b", positions={"b": "1:2"}, error="no space"),
-        TableState(table="c", topic="c", positions={}, lag_s=3.0),
+        TableState(table="a", topic="a", lag_s=1.0),
+        TableState(table="b", topic="b", error="no space"),
+        TableState(table="c", topic="c", lag_s=3.0),
     ]
     async with MemoryTree().connect() as metadata:
         await store.create(metadata, ORDERS)
