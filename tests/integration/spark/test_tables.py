@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,12 +14,13 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import TopicName
+from offloaderd.ledgers.pulsar.schemas import Schema
 from offloaderd.spark.export.delta import DeltaTarget
 from offloaderd.spark.export.export import own_session
 from offloaderd.spark.session import spark_session
-from offloaderd.spark.tables.application import Application
+from offloaderd.spark.tables.application import Application, SharedPlanner, schema_option
 from offloaderd.tables import store as stored
-from offloaderd.tables.declaration import Declaration, TableFormat, TableMode
+from offloaderd.tables.declaration import Declaration, OnError, TableFormat, TableMode
 from tests.integration.spark.site import CLOCK, Site
 from tests.unit.format.test_pulsar_message import batch, entry
 from tests.unit.read.build import Piece
@@ -26,7 +28,7 @@ from tests.unit.spark.test_export_iceberg import library_threads
 from tests.unit.spark.test_value_schema import record, written
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 
 TOPIC = TopicName("public", "default", "orders")
 ORDER = record(("id", "int"), ("item", "string"))
-WIDER = record(("id", "long"), ("item", "string"), ("note", ["null", "string"]))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,15 +73,22 @@ def declare(site: Site, **given: Any) -> None:  # noqa: ANN401 - fields of a dec
     asyncio.run(create())
 
 
-def run(spark: SparkSession, site: Site) -> tuple[bool, list[stored.TableState]]:
+def run(
+    spark: SparkSession, site: Site, tell: Callable[[stored.TableState], None] = lambda _: None
+) -> tuple[bool, list[stored.TableState]]:
     """Run the application until all tables are up to date; return what it said last of each."""
     said: dict[str, stored.TableState] = {}
+
+    def told(_: str, state: stored.TableState) -> None:
+        said[state.table] = state
+        tell(state)
+
     application = Application(
         spark,
         site.options(),
         clock=CLOCK,
         registry=CollectorRegistry(),
-        tell=lambda _, state: said.update({state.table: state}),
+        tell=told,
     )
     return application.run(once=True), list(said.values())
 
@@ -201,3 +209,93 @@ def test_a_crash_at_a_commit(
     assert (sound, state.apart) == (True, 2)
     assert [row["id"] for row in delta(tmp_path / "orders")] == [1, 2, 3]
     assert [row["message"] for row in delta(tmp_path / "orders_dead_letters")] == [b"\x80", b"\x81"]
+
+
+def test_all_that_a_message_has(spark: SparkSession, site: Site, tmp_path: Path) -> None:
+    """Partitions are one table, in steps smaller than what there is; times, properties; what is lost, or encrypted."""
+    parts = [replace(TOPIC, local=f"orders-partition-{number}") for number in range(2)]
+    whole = order(
+        ORDER, {"id": 1, "item": "x"}, event_time=2000, partition_key="k", properties=[{"key": "a", "value": "b"}]
+    )
+    for part in parts:
+        asyncio.run(site.commit(part, [Piece(1, 0, [whole, entry(b"secret", encryption_keys=[{"key": "k"}])])]))
+        asyncio.run(site.commit(part, [Piece(1, 2, [order(ORDER, {"id": 2, "item": "y"})] * 3, 5)]))
+    asyncio.run(site.commit(parts[0], [Piece(2, 0, [order(ORDER, {"id": 3, "item": "z"})], 1)]))
+    asyncio.run(site.retire(parts[1]))
+    declare(site, to=str(tmp_path), format=TableFormat.DELTA, schema=json.dumps(ORDER), step_bytes=1)
+    seen: list[int] = []
+    sound, (state,) = run(spark, site, lambda one: seen.append(one.lag_entries))
+    assert (sound, state.rows, state.apart, state.lag_entries) == (True, 8, 1, 0)
+    assert seen == sorted(seen, reverse=True)
+    assert len(seen) > 2
+    first, *rows = delta(tmp_path / "orders")
+    assert (first["_topic"], first["_partition"], first["_key"], first["_properties"], first["_sequence_id"]) == (
+        *(str(parts[0]), 0, b"k", [("a", "b")], 5),
+    )
+    assert (first["_event_time"].timestamp(), first["_publish_time"].timestamp()) == (2, 1)
+    found = sorted((row["_partition"], row["id"]) for row in rows if row["_ledger_id"] == 1)
+    assert found == [(0, 2)] * 3 + [(1, 2)] * 3
+    (dead,) = delta(tmp_path / "orders_dead_letters")
+    assert (dead["state"], dead["message"], dead["_partition"]) == ("encrypted", b"secret", 0)
+
+
+def test_entries_that_are_lost_are_told(spark: SparkSession, site: Site, tmp_path: Path) -> None:
+    """Retention was faster than the table: their number is in the dead letters, or the table stops."""
+    asyncio.run(site.commit(TOPIC, [Piece(1, 0, [order(ORDER, {"id": 1, "item": "x"})])]))
+    for name, on_error in (("orders", OnError.DEAD_LETTER), ("strict", OnError.FAIL)):
+        declare(
+            site,
+            name=name,
+            to=str(tmp_path / name),
+            format=TableFormat.DELTA,
+            schema=json.dumps(ORDER),
+            on_error=on_error,
+        )
+    assert run(spark, site)[0]
+    for first in (1, 4):
+        asyncio.run(site.commit(TOPIC, [Piece(1, first, [order(ORDER, {"id": first, "item": "x"})] * 3)]))
+    for _ in range(2):
+        asyncio.run(site.retire(TOPIC))
+    errors: list[str] = []
+    sound, _ = run(spark, site, lambda one: errors.append(one.error))
+    assert not sound
+    assert sorted(bool(one) for one in errors) == [False, True]
+    assert "deleted by retention before" in "".join(errors)
+    assert [row["id"] for row in delta(tmp_path / "orders" / "orders")] == [1, 4, 4, 4]
+    (dead,) = delta(tmp_path / "orders" / "orders_dead_letters")
+    assert (dead["state"], dead["entries"], dead["_entry_id"]) == ("lost", 3, 1)
+    assert len(delta(tmp_path / "strict" / "orders")) == 1
+
+
+def test_a_schema_that_changes_under_a_repeated_step(
+    spark: SparkSession, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step is repeated by the versions that its dead letters were found with: no message falls between the two."""
+    versions = {0: Schema(type="AVRO", content=json.dumps(ORDER).encode(), deleted=False, created_ms=0)}
+
+    def schema(_: SharedPlanner, topic: TopicName, newest: int | None) -> tuple[str, int]:
+        del topic
+        found = {number: one for number, one in versions.items() if newest is None or number <= newest}
+        return schema_option(found), max(found, default=-1)
+
+    monkeypatch.setattr(SharedPlanner, "schema", schema)
+    version: dict[str, Any] = {"schema_version": (0).to_bytes(8, "big")}
+    held = [order(ORDER, {"id": 1, "item": "x"}, **version), entry(b"\x80", **version)]
+    asyncio.run(site.commit(TOPIC, [Piece(1, 0, held, 2)]))
+    declare(site, to=str(tmp_path), format=TableFormat.DELTA)
+    commit = DeltaTarget.commit
+
+    def killed(self: DeltaTarget, *given: Any) -> Commit:  # noqa: ANN401 - as it takes
+        if self.target.endswith("/orders"):
+            raise OffloaderError("killed")
+        return commit(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaTarget, "commit", killed)
+        assert not run(spark, site)[0]
+    versions[1] = Schema(type="STRING", content=b"", deleted=False, created_ms=0)
+    asyncio.run(site.commit(TOPIC, [Piece(2, 0, [entry("å".encode(), schema_version=(1).to_bytes(8, "big"))], 1)]))
+    sound, (state,) = run(spark, site)
+    assert (sound, state.apart) == (True, 1)
+    assert [(row["id"], row["value"]) for row in delta(tmp_path / "orders")] == [(1, None), (None, "å")]
+    assert [row["message"] for row in delta(tmp_path / "orders_dead_letters")] == [b"\x80"]
