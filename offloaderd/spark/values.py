@@ -27,7 +27,7 @@ import base64
 import binascii
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
@@ -179,36 +179,50 @@ class MalformedValue(ValueError):
     """A value does not fit its schema; the message names the difference."""
 
 
+class SameVersion(NamedTuple):
+    """Contents of messages that were written with one version of the schema; None for one without a value."""
+
+    contents: Sequence[bytes | None]
+    version: bytes = b""
+
+
 class ValueDecoder:
     """Reads the values of one table."""
 
     def __init__(self, schema: ValueSchema) -> None:
-        self._of_bytes = None
         self._known = schema.versions.keys()
+        self._versions: dict[int, Any] = {}
         if schema.encoding is Encoding.PRIMITIVE:
-            self._of_bytes = PRIMITIVES[schema.newest].read
+            self._of_version = self._of_bytes(PRIMITIVES[schema.newest].read)
             return
         newest = kind_of(schema.newest)
-        self._of_json = newest.of_json if schema.encoding is Encoding.JSON else None
+        if schema.encoding is Encoding.JSON:
+            self._of_version = self._of_json(newest.of_json)
+            return
         self._newest = fastavro.parse_schema(newest.avro)
         self._versions = {
             number: fastavro.parse_schema(kind_of(one).avro) if one != schema.newest else self._newest
             for number, one in schema.versions.items()
         }
+        self._of_version = self._of_avro
 
-    def array(self, messages: list[Message | None], kind: pa.DataType) -> tuple[pa.Array, dict[int, str]]:
-        """Return the values as an array, and by their index in it the errors of values that are null for that.
-
-        None stands for a message without a value, or with an unreadable one.
-        """
+    def array(self, parts: Iterable[SameVersion], kind: pa.DataType) -> tuple[pa.Array, dict[int, str]]:
+        """Return the values as an array, and by their index in it the errors of values that are null for that."""
         values: list[Any] = []
         wrong: dict[int, str] = {}
-        for at, message in enumerate(messages):
+        for contents, version in parts:
             try:
-                values.append(None if message is None else self.value(message))
+                read = self._reader(version)
             except MalformedValue as error:
-                values.append(None)
-                wrong[at] = str(error)
+                wrong |= {len(values) + at: str(error) for at, one in enumerate(contents) if one is not None}
+                values += [None] * len(contents)
+                continue
+            for one in contents:
+                try:
+                    values.append(None if one is None else read(one))
+                except MalformedValue as error:
+                    wrong[len(values)] = str(error)
+                    values.append(None)
         try:
             return pa.array(values, type=kind), wrong
         except (pa.ArrowException, OverflowError, ValueError, TypeError):
@@ -222,45 +236,52 @@ class ValueDecoder:
 
     def value(self, message: Message) -> Any:  # noqa: ANN401 - whatever the schema says
         """Return a message's value. Raises MalformedValue."""
-        self._check_version(message.schema_version)
-        if self._of_bytes is not None:
-            try:
-                return self._of_bytes(message.data)
-            except (ValueError, struct.error) as error:
-                raise MalformedValue(f"{len(message.data)} bytes are no such value: {error}") from None
-        if self._of_json is not None:
-            try:
-                return self._of_json(json.loads(message.data, parse_float=Decimal))
-            except (ValueError, ArithmeticError, RecursionError) as error:
-                raise MalformedValue(str(error)) from None
-        writer = self._writer(message.schema_version)
-        stream = BytesIO(message.data)
-        try:
-            if writer is self._newest:
-                value = fastavro.schemaless_reader(stream, writer)
-            else:
-                value = fastavro.schemaless_reader(stream, writer, self._newest)
-        except Exception as error:  # noqa: BLE001 - foreign bytes make the library raise anything
-            why = f"{type(error).__name__} {error}".strip()
-            raise MalformedValue(f"{len(message.data)} bytes are no such value: {why}") from None
-        if left := len(message.data) - stream.tell():
-            raise MalformedValue(f"{left} bytes are left behind the value")
-        return value
+        return self._reader(message.schema_version)(message.data)
 
-    def _writer(self, version: bytes) -> Any:  # noqa: ANN401 - the library's own
-        """Return the schema that a value was written with; the newest if its version is unknown."""
-        return self._versions[_number_of(version)] if version and self._versions else self._newest
-
-    def _check_version(self, version: bytes) -> None:
-        """Raise MalformedValue for a message whose version of the schema is not known, where any are."""
-        if version and self._known and (number := _number_of(version)) not in self._known:
+    def _reader(self, version: bytes) -> Callable[[bytes], Any]:
+        """Return the reader of values of a version; it raises MalformedValue, as this does for an unknown version."""
+        if version and self._known and (number := int.from_bytes(version, "big", signed=True)) not in self._known:
             given = ", ".join(map(str, sorted(self._known)))
             raise MalformedValue(f"written with version {number} of the schema, of which {given} were given")
+        return self._of_version(version)
 
+    def _of_bytes(self, read: Callable[[bytes], Any]) -> Callable[[bytes], Callable[[bytes], Any]]:
+        def value(data: bytes) -> Any:  # noqa: ANN401 - whatever the schema says
+            try:
+                return read(data)
+            except (ValueError, struct.error) as error:
+                raise MalformedValue(f"{len(data)} bytes are no such value: {error}") from None
 
-def _number_of(version: bytes) -> int:
-    """Return the number of a version of a schema, as messages have it."""
-    return int.from_bytes(version, "big", signed=True)
+        return lambda _: value
+
+    def _of_json(self, read: Callable[[Any], Any]) -> Callable[[bytes], Callable[[bytes], Any]]:
+        def value(data: bytes) -> Any:  # noqa: ANN401 - whatever the schema says
+            try:
+                return read(json.loads(data, parse_float=Decimal))
+            except (ValueError, ArithmeticError, RecursionError) as error:
+                raise MalformedValue(str(error)) from None
+
+        return lambda _: value
+
+    def _of_avro(self, version: bytes) -> Callable[[bytes], Any]:
+        """Return the reader of values that were written with a version; with the newest if it is not known."""
+        newest, writer = self._newest, self._newest
+        if version and self._versions:
+            writer = self._versions[int.from_bytes(version, "big", signed=True)]
+        reader = None if writer is newest else newest
+
+        def value(data: bytes) -> Any:  # noqa: ANN401 - whatever the schema says
+            stream = BytesIO(data)
+            try:
+                found = fastavro.schemaless_reader(stream, writer, reader)
+            except Exception as error:  # noqa: BLE001 - foreign bytes make the library raise anything
+                why = f"{type(error).__name__} {error}".strip()
+                raise MalformedValue(f"{len(data)} bytes are no such value: {why}") from None
+            if left := len(data) - stream.tell():
+                raise MalformedValue(f"{left} bytes are left behind the value")
+            return found
+
+        return value
 
 
 DECIMAL_DIGITS_MAX = 38

@@ -283,8 +283,13 @@ def _plain_batch(
         return None
     last = whole.index
     found.indexes = [None if last is None or last < before else last - before for before in range(count - 1, -1, -1)]
-    producer, publish_ms = metadata.producer_name, metadata.publish_time
-    found.whole = replace(whole, state=MessageState.PLAIN, producer=producer, publish_ms=publish_ms)
+    found.whole = replace(
+        whole,
+        state=MessageState.PLAIN,
+        producer=metadata.producer_name,
+        publish_ms=metadata.publish_time,
+        schema_version=metadata.schema_version,
+    )
     return found
 
 

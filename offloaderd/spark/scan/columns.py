@@ -38,7 +38,7 @@ from offloaderd.format.pulsar.entry_time import read_heads, time_of
 from offloaderd.format.pulsar.messages import Message, MessageState, PlainBatch
 from offloaderd.format.pulsar.transactions import TransactionState
 from offloaderd.spark.scan.share import Condition, Unread
-from offloaderd.spark.values import ValueDecoder, ValueSchema
+from offloaderd.spark.values import SameVersion, ValueDecoder, ValueSchema
 
 ENTRY_COLUMNS: dict[str, DataType] = {
     "topic": StringType(),
@@ -177,39 +177,51 @@ class Columns:
         return self._batch(1, same, {})
 
     def messages(self, topic: TopicName, ledger_id: int, rows: Sequence[Row | BatchRows]) -> pa.RecordBatch:
-        """Return rows of messages; none as BatchRows if a schema is given. Raises BrokenValue unless it skips those."""
+        """Return rows of messages. Raises BrokenValue for a value that does not fit, unless it skips those."""
         makers: dict[str, Callable[[], Any]] = {
             name: partial(_listed, rows, of_row, of_batch) for name, (of_row, of_batch) in _OF_MESSAGES.items()
         }
         if self._decoder is not None:
-            alone = [row.message for row in rows if not isinstance(row, BatchRows)]
-            makers |= self._decoded(topic, alone, self._decoder)
+            makers |= self._decoded(topic, rows, self._decoder)
         count = sum(row.messages if isinstance(row, BatchRows) else 1 for row in rows)
         return self._batch(count, {"topic": str(topic), "ledger_id": ledger_id}, makers)
 
     def _decoded(
-        self, topic: TopicName, messages: Sequence[Message], decoder: ValueDecoder
+        self, topic: TopicName, rows: Sequence[Row | BatchRows], decoder: ValueDecoder
     ) -> dict[str, Callable[[], Any]]:
         """Return the makers of the columns that depend on values."""
-        plain = [None if one.tombstone or one.state is not MessageState.PLAIN else one for one in messages]
-        values, wrong = decoder.array(plain, self._arrow.field("value").type)
+        values, wrong = decoder.array(map(_contents, rows), self._arrow.field("value").type)
         if wrong and not self._malformed:
             at, why = min(wrong.items())
-            inside = f":{messages[at].batch_index}" if messages[at].batch_index >= 0 else ""
             raise BrokenValue(
                 Condition.MALFORMED,
-                f"{topic}, message {messages[at].position}{inside}: its value does not fit the schema: {why}",
+                f"{topic}, message {_place(rows, at)}: its value does not fit the schema: {why}",
                 hint="give all versions of the schema (`pulsar-admin schemas get --all-version`) and run it again: a "
                 "stream continues from its checkpoint here; skip=malformed leaves such values null and says why",
             )
+
+        def listed(name: str) -> list[Any]:
+            return _listed(rows, *_OF_MESSAGES[name])
+
+        def changed(name: str, error: Callable[[int], Any]) -> list[Any]:
+            found = listed(name)
+            for at in wrong:
+                found[at] = error(at)
+            return found
+
+        def undecoded() -> list[Any]:
+            sent = _listed(rows, _undecoded, _same(_nothing))
+            if wrong:
+                whole = listed("value")
+                for at in wrong:
+                    sent[at] = whole[at]
+            return sent
+
         return {
             "value": lambda: values,
-            "state": lambda: [MALFORMED if at in wrong else one.state.value for at, one in enumerate(messages)],
-            "reason": lambda: [wrong.get(at, one.reason) or None for at, one in enumerate(messages)],
-            "undecoded": lambda: [
-                one.data if at in wrong or (plain[at] is None and not one.tombstone) else None
-                for at, one in enumerate(messages)
-            ],
+            "state": lambda: changed("state", lambda _: MALFORMED),
+            "reason": lambda: changed("reason", lambda at: wrong[at]),
+            "undecoded": undecoded,
         }
 
     def _batch(self, count: int, same: dict[str, Any], makers: dict[str, Callable[[], Any]]) -> pa.RecordBatch:
@@ -224,6 +236,35 @@ class Columns:
             else:
                 arrays.append(pa.nulls(count, type=field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
+
+
+def _contents(row: Row | BatchRows) -> SameVersion:
+    """Return what is to be decoded of a row, or of the messages of a batch."""
+    if isinstance(row, BatchRows):
+        return SameVersion(row.batch.values, row.batch.whole.schema_version)
+    one = row.message
+    plain = one.state is MessageState.PLAIN and not one.tombstone
+    return SameVersion([one.data if plain else None], one.schema_version)
+
+
+def _undecoded(row: Row) -> bytes | None:
+    """Return what was sent of a message that is not plain."""
+    return None if row.message.tombstone or row.message.state is MessageState.PLAIN else row.message.data
+
+
+def _place(rows: Sequence[Row | BatchRows], at: int) -> str:
+    """Return the position of a message by its place among the messages of rows."""
+    for row in rows:
+        if isinstance(row, BatchRows):
+            if at < row.messages:
+                return f"{row.batch.whole.position}:{at}"
+            at -= row.messages
+        elif not at:
+            inside = row.message.batch_index
+            return f"{row.message.position}" + (f":{inside}" if inside >= 0 else "")
+        else:
+            at -= 1
+    raise IndexError(at)
 
 
 def _listed(

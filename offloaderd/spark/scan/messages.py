@@ -44,7 +44,7 @@ class Messages:
     """Unpacks the entries of one share, in their order. Close it at the end.
 
     Messages in transactions, and markers, are those that a consumer gets, or all. `step`: a message of an open
-    transaction is an error, since no later step reads it. `columns`: plain batches come in columns.
+    transaction is an error, since no later step reads it.
     """
 
     def __init__(
@@ -54,13 +54,11 @@ class Messages:
         skip: frozenset[Condition] = frozenset(),
         transactions: Transactions = Transactions.COMMITTED,
         step: bool = False,
-        columns: bool = False,
     ) -> None:
         self._reader = reader
         self._skip = skip
         self._everything = transactions is Transactions.ALL
         self._step = step
-        self._batch_max = ROWS_MAX if columns else 0
         self._joiner = Joiner()
         self._outcomes = PieceOutcomes(reader)
 
@@ -82,7 +80,7 @@ class Messages:
         for at, payload in enumerate(batch.payloads):
             position = Position(batch.ledger_id, batch.first_entry_id + at)
             included = mask is None or mask[at]
-            messages = decode_columns(position, payload, batch_max=self._batch_max if included else 0)
+            messages = decode_columns(position, payload, batch_max=ROWS_MAX if included else 0)
             if isinstance(messages, PlainBatch):
                 rows.append(BatchRows(messages, payload, time_of(payload).time_ms))
                 count += len(messages.values)

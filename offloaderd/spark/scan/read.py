@@ -79,8 +79,7 @@ async def record_batches(
     async with AsyncExitStack() as stack:
         messages = None
         if task.messages:
-            given = task.values is None  # else each message is decoded by itself
-            messages = Messages(reader, skip=task.skip, transactions=task.transactions, step=task.step, columns=given)
+            messages = Messages(reader, skip=task.skip, transactions=task.transactions, step=task.step)
             stack.push_async_callback(messages.close)
         for one in share:
             if isinstance(one, Missing):

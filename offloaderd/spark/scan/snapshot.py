@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from offloaderd.core.aio import each
 from offloaderd.core.clock import SystemClock
-from offloaderd.core.errors import InvalidInput, NotFound, OffloaderError, Transient
+from offloaderd.core.errors import InvalidInput, NotFound
 from offloaderd.core.model import START, Position, TopicName
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.daemon.settings import Settings
@@ -81,18 +81,11 @@ class Held(AbstractContextManager["Held[S]"], Generic[S]):
         self.close()
 
     def run(self, work: Callable[[S], Awaitable[T]]) -> T:
-        """Return the result of work on the stores; blocks. Raises as the work and the opening do.
-
-        A store that does not answer, and a fault, have the stores opened again by the next call.
-        """
+        """Return the result of work on the stores; blocks. Raises as the work and the opening do."""
         if self._runner is None:
             self._runner = asyncio.Runner()
         try:
             return self._runner.run(self._with(work))
-        except OffloaderError as error:
-            if isinstance(error, Transient):
-                self.close()
-            raise
         except BaseException:
             self.close()
             raise

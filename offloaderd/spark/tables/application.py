@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from offloaderd.capture.cluster import PulsarMetadata
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import Conflict, NotFound, OffloaderError
+from offloaderd.core.errors import Conflict, NotFound, OffloaderError, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.metrics.tables import TableMetrics
 from offloaderd.core.model import TopicName
@@ -89,9 +89,25 @@ class SharedPlanner:
         self._lock = threading.Lock()
 
     def run(self, work: Callable[[Opened], Awaitable[T]]) -> T:
-        """Return the result of work on the stores; blocks. Raises as the work and `open_all` do."""
+        """Return the result of work on the stores; blocks. Raises as the work and `open_all` do.
+
+        The session ends with a store that does not answer, or a fault, and not with an answer that is an error: all
+        declarations are held by it.
+        """
+
+        async def answered(at: Opened) -> T | OffloaderError:
+            try:
+                return await work(at)
+            except Transient:
+                raise
+            except OffloaderError as error:
+                return error
+
         with self._lock:
-            return self._held.run(work)
+            found = self._held.run(answered)
+        if isinstance(found, OffloaderError):
+            raise found
+        return found
 
     def close(self) -> None:
         """Close the stores."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,8 @@ from offloaderd.format.pulsar import broker_entry
 from offloaderd.format.pulsar.compression import Compression
 from offloaderd.format.pulsar.messages import PlainBatch, decode_columns, decode_entry
 from offloaderd.spark.scan.columns import BatchRows, Columns, Row, full_schema
+from offloaderd.spark.scan.share import Condition
+from offloaderd.spark.values import read_schema
 from tests.unit.format.test_pulsar_message import COMPRESSED, batch, broken, entry
 from tests.unit.read.build import TOPIC
 
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 AT = Position(7, 3)
 COLUMNS = Columns(full_schema(messages=True, skips=True, transactions=True))
+SCHEMA = read_schema(json.dumps({"version": 1, "type": "AVRO", "data": json.dumps("int")}))
+DECODED = Columns(full_schema(messages=True, skips=True, values=SCHEMA), values=SCHEMA, skip=frozenset(Condition))
 HEAD = broker_entry.encode_head(broker_timestamp=1_760_000_000_000, index=2)
 
 FIELDS = st.fixed_dictionaries(
@@ -41,20 +46,20 @@ FIELDS = st.fixed_dictionaries(
 BATCHES = st.lists(st.tuples(st.binary(max_size=8), FIELDS), min_size=1, max_size=6)
 
 
-def in_columns(payload: bytes) -> pa.RecordBatch:
+def in_columns(payload: bytes, columns: Columns = COLUMNS) -> pa.RecordBatch:
     """Return the rows of an entry as they are made where batches come in columns."""
     found = decode_columns(AT, payload, batch_max=100)
     if not isinstance(found, PlainBatch):
         assert found == decode_entry(AT, payload)
-        return one_by_one(payload)
-    return COLUMNS.messages(TOPIC, AT.ledger_id, [BatchRows(found, payload, 5)])
+        return one_by_one(payload, columns)
+    return columns.messages(TOPIC, AT.ledger_id, [BatchRows(found, payload, 5)])
 
 
-def one_by_one(payload: bytes) -> pa.RecordBatch:
+def one_by_one(payload: bytes, columns: Columns = COLUMNS) -> pa.RecordBatch:
     """Return the rows of an entry, a message at a time."""
     messages = decode_entry(AT, payload)
     rows = [Row(one, None if number else payload, 5) for number, one in enumerate(messages)]
-    return COLUMNS.messages(TOPIC, AT.ledger_id, rows)
+    return columns.messages(TOPIC, AT.ledger_id, rows)
 
 
 @given(messages=BATCHES, method=st.sampled_from(Compression), head=st.sampled_from([b"", HEAD]), data=st.data())
@@ -123,3 +128,14 @@ def test_plain_batches_come_in_columns() -> None:
     assert not plain(txnid_most_bits=0, txnid_least_bits=1)
     assert not plain(marker_type=1)
     assert not plain(batch((b"one", {}), (b"", {"compacted_out": True})))
+
+
+@given(messages=BATCHES, version=st.sampled_from([b"", (1).to_bytes(8, "big"), (2).to_bytes(8, "big")]))
+@example(messages=[(b"\x02", {}), (b"\x80", {}), (b"", {"null_value": True})], version=b"")
+def test_values_by_a_schema(messages: list[tuple[bytes, dict[str, Any]]], version: bytes) -> None:
+    """Also what does not fit, and what was written with a version that is not known."""
+    whole = entry(batch(*messages), num_messages_in_batch=len(messages), schema_version=version)
+    found = in_columns(whole, DECODED)
+    assert found.equals(one_by_one(whole, DECODED))
+    if int.from_bytes(version, "big") == 2:
+        assert found["value"].null_count == len(found)

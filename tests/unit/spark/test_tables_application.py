@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from offloaderd.core.clock import SystemClock
-from offloaderd.core.errors import Conflict, NotFound, OffloaderError
+from offloaderd.core.errors import Conflict, NotFound, OffloaderError, Transient
 from offloaderd.core.model import TopicName
 from offloaderd.ledgers.pulsar.schemas import Schema
 from offloaderd.metadata import paths
@@ -28,7 +28,7 @@ from offloaderd.tables.declaration import Declaration
 from offloaderd.testing.memory.metadata import MemoryTree
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from pyspark.sql import SparkSession
 
@@ -307,3 +307,32 @@ def test_the_schema_is_that_of_the_newest_type() -> None:
         schema_option({0: version("JSON"), 1: version("JSON", deleted=True), 2: version("AVRO"), 3: version("AVRO")})
     )
     assert [(one["version"], one["type"]) for one in made["getSchemaResponses"]] == [(2, "AVRO"), (3, "AVRO")]
+
+
+def test_an_answer_that_is_an_error_ends_no_session(scene: Scene) -> None:
+    """All declarations are held by it; a store that does not answer ends it."""
+    planner = tables.SharedPlanner(OPTIONS, SystemClock())
+
+    async def held(at: Opened) -> str | None:
+        assert at.stores.metadata is not None
+        return await stored.hold(at.stores.metadata, "orders", "one")
+
+    def failing(error: OffloaderError) -> Callable[[Opened], Awaitable[None]]:
+        async def work(_: Opened) -> None:
+            raise error
+
+        return work
+
+    async def writer() -> str | None:
+        async with scene.tree.connect() as metadata:
+            return await stored.hold(metadata, "orders", "two")
+
+    scene.declare(ORDERS)
+    assert planner.run(held) is None
+    with pytest.raises(NotFound):
+        planner.run(failing(NotFound("it is gone")))
+    assert asyncio.run(writer()) == "one"
+    with pytest.raises(Transient):
+        planner.run(failing(Transient("no answer")))
+    assert asyncio.run(writer()) is None
+    planner.close()

@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import Position
 from offloaderd.format.pulsar.messages import Message
-from offloaderd.spark.values import Encoding, MalformedValue, ValueDecoder, kind_of, read_schema
+from offloaderd.spark.values import Encoding, MalformedValue, SameVersion, ValueDecoder, kind_of, read_schema
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,12 +107,14 @@ def test_both_encodings_give_the_same() -> None:
     kind = kind_of(ORDER)
     assert kind.spark.simpleString() == KIND
     arrow = to_arrow_type(kind.spark, timezone="UTC")
-    of_avro, wrong = ValueDecoder(read_schema(json.dumps(ORDER))).array([message(written(ORDER, AVRO_VALUE))], arrow)
+    of_avro, wrong = ValueDecoder(read_schema(json.dumps(ORDER))).array(
+        [SameVersion([written(ORDER, AVRO_VALUE)])], arrow
+    )
     assert not wrong
     assert of_avro[0].as_py() == {**AVRO_VALUE, "lines": [{"sku": "x", "tags": [("a", 1)]}]}
     without = {name: value for name, value in JSON_VALUE.items() if name != "note"} | {"else": "passed over"}
     decoder = ValueDecoder(read_schema(json.dumps(ORDER), "json"))
-    of_json, wrong = decoder.array([message(json.dumps(without).encode())], arrow)
+    of_json, wrong = decoder.array([SameVersion([json.dumps(without).encode()])], arrow)
     assert not wrong
     assert of_json.equals(of_avro)
     assert decoder.value(message(json.dumps({**without, "paid": None} | {"weight": "NaN"}).encode().replace(
@@ -159,7 +161,7 @@ def test_foreign_bytes_in_avro_are_told_and_no_others() -> None:
     fields = [one if one["name"] != "price" else {**one, "type": large} for one in ORDER["fields"]]
     many = written({**ORDER, "fields": fields}, {**AVRO_VALUE, "price": Decimal("123456789012345.00")})
     values, wrong = decoder.array(
-        [message(good), message(good[:-1]), None, message(good + b"!"), message(b"\xff" * 9), message(many)], arrow
+        [SameVersion([good, good[:-1], None]), SameVersion([good + b"!"]), SameVersion([b"\xff" * 9, many])], arrow
     )
     assert [one.as_py() is None for one in values] == [False, True, True, True, True, True]
     assert set(wrong) == {1, 3, 4, 5}
@@ -274,8 +276,8 @@ def test_primitive_values(kind: str, data: bytes, value: object) -> None:
     schema = read_schema(json.dumps({"version": 0, "type": kind, "data": ""}))
     assert schema.encoding is Encoding.PRIMITIVE
     decoder = ValueDecoder(schema)
-    messages = [Message(position=Position(1, at), data=one) for at, one in enumerate((data, data + b"\xff", b""))]
-    array, wrong = decoder.array([*messages, None], to_arrow_type(schema.type, timezone="UTC"))
+    contents = SameVersion([data, data + b"\xff", b"", None])
+    array, wrong = decoder.array([contents], to_arrow_type(schema.type, timezone="UTC"))
     assert array.to_pylist()[0] == value
     assert array.to_pylist()[3] is None
     assert sorted(wrong) == ([1] if kind == "STRING" else [1, 2])
