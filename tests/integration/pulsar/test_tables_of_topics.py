@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pulsar
 from pulsar.schema import AvroSchema, Integer, Record, String
@@ -118,12 +118,12 @@ async def test_a_topic_becomes_a_table(pulsar_server: PulsarServer, tmp_path: Pa
     assert "0 s" in await ran("offloadctl", "tables", "show", topic, "--config", "offloaderd.toml")
 
 
-def table(folder: Path, topic: str) -> list[dict[str, object]]:
+def table(folder: Path, topic: str) -> list[dict[str, Any]]:
     """Return the rows of the table."""
     catalog = SqlCatalog("offloaderd", uri=f"sqlite:///{folder}/catalog.db")
     try:
         with library_threads():
-            rows: list[dict[str, object]] = catalog.load_table(f"public_default.{topic}").scan().to_arrow().to_pylist()
+            rows: list[dict[str, Any]] = catalog.load_table(f"public_default.{topic}").scan().to_arrow().to_pylist()
     finally:
         catalog.close()
     return rows

@@ -119,7 +119,9 @@ def rows_of(form: TableFormat, folder: Path, name: str) -> list[dict[str, Any]]:
     return delta(folder / name) if form is TableFormat.DELTA else iceberg(folder, f"public_default.{name}")
 
 
-@pytest.mark.parametrize("form", list(TableFormat))
+@pytest.mark.parametrize(
+    "form", [TableFormat.ICEBERG, pytest.param(TableFormat.DELTA, marks=pytest.mark.witness("spark"))]
+)
 def test_a_table_follows_its_topic(spark: SparkSession, site: Site, tmp_path: Path, form: TableFormat) -> None:
     """Rows and dead letters, each message once, over several runs; nothing new is no commit."""
     bad = entry(batch((written(ORDER, {"id": 7, "item": "b"}), {}), (b"\x80", {})), num_messages_in_batch=2)
