@@ -249,7 +249,7 @@ def check_step(snapshot: Snapshot, low: str, high: str, *, skips: bool) -> Snaps
         count = entries_between(start, min(floor, parsed(high)[0]))
         reason = f"entries behind {start if start != NOTHING else 'the begin'} up to {floor} were deleted by retention"
         hint = "let retention keep more than the stream lags; skip=retention continues behind them"
-    elif start != NOTHING and oldest is not None and _is_another(topic_map, start, oldest):
+    elif start != NOTHING and oldest is not None and is_another(topic_map, start, oldest):
         known = "retention has deleted it, or the topic was made again" if snapshot.rebuilt else "it was made again"
         reason = f"ledger {start.ledger_id} is not known any more, and {oldest} is the oldest entry: {known}"
         hint = f"take another checkpoint or target for the new topic, {LEFT_OUT}; skip=retention reads the new one"
@@ -266,7 +266,7 @@ def entries_between(after: Position, last: Position) -> int | None:
     return last.entry_id - after.entry_id if after.ledger_id == last.ledger_id else None
 
 
-def _is_another(topic_map: TopicMap, start: Position, oldest: Position) -> bool:
+def is_another(topic_map: TopicMap, start: Position, oldest: Position) -> bool:
     """Return whether a map begins behind a position that was read, without a recorded reason."""
     if topic_map.floor is not None and topic_map.floor >= start:
         return False

@@ -413,8 +413,8 @@ def _logical(node: dict[str, Any], where: str) -> Kind | None:
 
 
 def _decimal(node: dict[str, Any], avro: dict[str, Any], where: str) -> Kind | None:
-    if node.get("logicalType") != "decimal":
-        return None
+    if node.get("logicalType") != "decimal" or not isinstance(node.get("precision"), int):
+        return None  # Avro: a logical type that is not valid is ignored
     digits, scale = node["precision"], node.get("scale", 0)
     if digits > DECIMAL_DIGITS_MAX:
         raise _unsupported(where, f"a decimal of {digits} digits; {DECIMAL_DIGITS_MAX} is the most")

@@ -31,7 +31,7 @@ DEAD_LETTERS = "_dead_letters"
 """The end of the name of the table with a table's dead letters."""
 _PLAIN = re.compile(r"[a-z0-9_]+")
 _OTHERS = re.compile(r"[^a-z0-9_]")
-FOLDER = re.compile(r"(file://)?[A-Za-z0-9_./+=@-]+")
+FOLDER = re.compile(r"(file://(?=/))?[A-Za-z0-9_./+=@-]+")
 FOLDER_TEXT = (
     "write a folder of the machines that Spark runs on, or a mount of theirs, with letters, digits and _./+=@- in its "
     "name; tables in a bucket need a catalogue"
@@ -121,8 +121,8 @@ class Declaration:
                 "schema: not JSON; give an Avro schema, or what `pulsar-admin schemas get` says",
             ),
             (
-                len(self.schema) <= SCHEMA_BYTES_MAX,
-                f"schema of {len(self.schema)} characters: {SCHEMA_BYTES_MAX} is the most",
+                len(json.dumps(self.schema)) <= SCHEMA_BYTES_MAX,
+                f"schema of {len(json.dumps(self.schema))} bytes: {SCHEMA_BYTES_MAX} is the most",
             ),
         ]
         return [*self._flaws_of_topics(), *self._flaws_of_place(), *(said for holds, said in checks if not holds)]
@@ -167,7 +167,7 @@ def decode(data: bytes, *, path: str) -> Declaration:
         known["format"], known["mode"] = TableFormat(known["format"]), TableMode(known["mode"])
         known["on_error"], known["key"] = OnError(known["on_error"]), tuple(known["key"])
         return Declaration(**known).checked()
-    except (InvalidInput, KeyError, TypeError, ValueError) as error:
+    except (InvalidInput, AttributeError, KeyError, TypeError, ValueError) as error:
         raise CorruptData(key=path, offset=0, expected="a declaration of tables", found=error) from None
 
 

@@ -122,10 +122,12 @@ async def hold(store: MetadataStore, name: str, writer: str) -> str | None:
     return "another application"
 
 
-async def release(store: MetadataStore, name: str) -> None:
-    """Give the tables of a declaration back. Raises Transient."""
-    with suppress(NotFound):
-        await store.delete(paths.table_writer(name))
+async def release(store: MetadataStore, name: str, writer: str) -> None:
+    """Give the tables of a declaration back, unless another holds them by now. Raises Transient."""
+    held = await nodes.node(store, paths.table_writer(name))
+    if held is not None and held.value == writer.encode():
+        with suppress(NotFound, Conflict):
+            await store.delete(paths.table_writer(name), held.version)
 
 
 async def put_states(store: MetadataStore, name: str, states: States) -> None:

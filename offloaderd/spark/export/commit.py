@@ -265,6 +265,13 @@ def fitted(columns: StructType, table: StructType, *, promotes: bool = False) ->
 
     def struct(mine: StructType, there: StructType, before: str) -> StructType:
         known = {one.name: one.dataType for one in there.fields}
+        lower = {name.lower(): name for name in known}
+        for one in mine.fields:
+            if one.name not in known and (other := lower.get(one.name.lower())) is not None:
+                raise InvalidConfig(
+                    f"the schema has {before}{one.name}, and the table has {before}{other}",
+                    hint="name the field otherwise than by capital letters; tables do not distinguish them",
+                )
         return StructType(
             [
                 StructField(one.name, kind(one.dataType, known[one.name], before + one.name))

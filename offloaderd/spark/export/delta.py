@@ -108,16 +108,17 @@ class DeltaTarget:
         if self._last_of(table, last.source).number != last.number:
             raise self._second()
         files = self._files.parquet(f"data/{name}")
-        try:
+        with _as_target_error(self.target):
             self._evolve(table)
+        if (self._version(table, NUMBER) or 0) != last.number:  # evolving has moved to the newest version
+            raise self._second()
+        try:
             if self._key and files:
                 self._merge(table, staging, files, made)
-            if not self._key or self._version(table, NUMBER) != made.number:
+            if not self._key or self._staging_of(table) != name:
                 # The library commits no merge that changes no row.
                 self._append(table, name, [] if self._key else files, made)
-        except OffloaderError:
-            raise
-        except Exception as error:  # the library raises anything
+        except Exception as error:
             table = self._loaded()
             if self._staging_of(table) != name:  # else it was done, and the answer lost
                 if (self._version(table, NUMBER) or 0) != last.number:

@@ -174,12 +174,12 @@ class ExportTable:
             before = _data_files(table)
             older = datetime.fromtimestamp(now_ms / 1000 - keep_s, UTC).replace(tzinfo=None)
             table.maintenance.expire_snapshots().older_than(older).commit()
-            gone = before - _data_files(self._loaded())
-            files, ours = self._files(table), f"{table.location()}/"
-            for one in gone:
-                if one.startswith(ours):  # others may be of other tables
-                    files.delete(one.removeprefix(ours))
-        return Upkeep(joined, len(gone))
+            gone = before - _data_files(self._loaded()) if _collects(table) else set()
+            files, ours = self._files(table), f"{_as_hadoop(table.location()).rstrip('/')}/"
+            mine = [name for name in map(_as_hadoop, gone) if name.startswith(ours)]  # others may be of other tables
+            for name in mine:
+                files.delete(name.removeprefix(ours))
+        return Upkeep(joined, len(mine))
 
     def _join(self, table: Table) -> int:
         """Rewrite the days with many small files; return how many files were joined."""
@@ -401,6 +401,16 @@ def _try_once(table: Table) -> None:
 def _data_files(table: Table) -> set[str]:
     """Return the paths of the data files that snapshots of a table name."""
     return set(table.inspect.all_data_files()["file_path"].to_pylist())
+
+
+def _collects(table: Table) -> bool:
+    """Return whether a table owns its files: gc.enabled=false says that others may name them."""
+    return str(table.properties.get("gc.enabled", "true")).lower() != "false"
+
+
+def _as_hadoop(url: str) -> str:
+    """Return a URL as Spark writes it: file:/x for file:///x."""
+    return url.replace("file:///", "file:/", 1)
 
 
 def _tuples(table: pa.Table, columns: Sequence[str]) -> list[tuple[Any, ...]]:

@@ -169,6 +169,13 @@ class _Group:
     tables: dict[str, _Table] = field(default_factory=dict)
     problems: list[TableState] = field(default_factory=list)
     told: bool = False
+    leaving: bool = False
+    """It is not held any more, and steps of its tables run still."""
+
+    @property
+    def running(self) -> bool:
+        """Whether a step of one of its tables runs."""
+        return any(one.running is not None for one in self.tables.values())
 
 
 class Application:
@@ -199,7 +206,7 @@ class Application:
         self._others: dict[str, str] = {}
         self._unreadable: dict[str, str] = {}
         self._look_s = self._put_s = 0.0
-        self._once = self._stopping = False
+        self._once = self._stopping = self._lost = False
         self._ended = threading.Event()
 
     def stop(self) -> None:
@@ -231,7 +238,7 @@ class Application:
         finally:
             self._close()
         failed = any(state.error for group in self._groups.values() for state in _states(group))
-        return not failed and not self._unreadable
+        return not (failed or self._unreadable or (once and self._lost))
 
     def _look(self, *, first: bool = False) -> None:
         """Find declarations and topics. Raises only at the first look; later ones keep what is known."""
@@ -246,15 +253,15 @@ class Application:
                 raise
             log.warning("tables.look_failed", error=str(error), error_class=type(error).__name__)
             return
-        for name in self._groups.keys() - found.keys():
-            self._forget(name, self._groups.pop(name).tables)
+        for name, group in list(self._groups.items()):
+            group.leaving = name not in found or found[name][0] != group.declared
+            if group.leaving and not group.running:
+                self._forget(name, self._groups.pop(name).tables)
+                self._lost = self._lost or name not in found
         for name, (declared, topics) in found.items():
-            group = self._groups.get(name)
-            if group is None or group.declared != declared:
-                if group is not None:
-                    self._forget(name, group.tables)
-                group = self._groups[name] = _Group(declared)
-            self._add(group, topics)
+            group = self._groups.setdefault(name, _Group(declared))
+            if not group.leaving:
+                self._add(group, topics)
         if first:
             self._check_first(found.keys())
 
@@ -286,7 +293,11 @@ class Application:
         metadata = at.stores.metadata
         assert metadata is not None  # noqa: S101 - the options ask for it
         found = {}
-        for name, declared in (await stored.load(metadata)).items():
+        loaded = await stored.load(metadata)
+        for known in (self._others, self._unreadable):
+            for name in known.keys() - loaded.keys():
+                del known[name]
+        for name, declared in loaded.items():
             if self._names and name not in self._names:
                 continue
             if not isinstance(declared, Declaration):
@@ -319,8 +330,9 @@ class Application:
         for name, table in list(group.tables.items()):
             if table.writer.topic not in there and table.running is None:
                 del group.tables[name]
+                group.told = False
                 self._forget(group.declared.name, [name])
-        group.problems = []
+        before, group.problems = group.problems, []
         for topic in sorted(topics, key=lambda one: (one.local != table_name(one), one)):
             name = table_name(topic)
             known = group.tables.get(name)
@@ -334,14 +346,22 @@ class Application:
             elif known.writer.topic != topic:
                 error = f"{known.writer.topic} has the table {name}: give one of them a namespace of its own"
                 group.problems.append(TableState(table=name, topic=str(topic), error=error))
+        for one in group.problems:
+            if one not in before:
+                group.told = False
+                self._tell(group.declared.name, one)
 
     def _tables(self) -> list[tuple[str, _Table]]:
         return [(name, one) for name, group in self._groups.items() for one in group.tables.values()]
 
+    def _startable(self) -> list[_Table]:
+        groups = (one for one in self._groups.values() if not one.leaving)
+        return [one for group in groups for one in group.tables.values() if one.running is None]
+
     def _start_due(self) -> None:
         now_s = self._clock.monotonic()
-        for _, table in sorted(self._tables(), key=lambda item: item[1].due_s):
-            if table.running is None and table.due_s <= now_s:
+        for table in sorted(self._startable(), key=lambda one: one.due_s):
+            if table.due_s <= now_s:
                 table.running = self._pool.submit(self._step, table)
                 table.running.add_done_callback(lambda _: self._ended.set())
 
@@ -418,7 +438,7 @@ class Application:
             return
         self._put_s = now_s + LOOK_S
         for name, group in self._groups.items():
-            if group.told or not group.tables:
+            if group.told or group.leaving:
                 continue
             states = States(writer=self._writer, at_ms=self._clock.wall_ms(), tables=_states(group))
             try:
@@ -437,7 +457,7 @@ class Application:
 
     def _pause_s(self) -> float:
         now_s = self._clock.monotonic()
-        due = [one.due_s for _, one in self._tables() if one.running is None]
+        due = [one.due_s for one in self._startable()]
         return max(0.0, min([*due, self._look_s]) - now_s)
 
     def _close(self) -> None:
@@ -450,7 +470,7 @@ class Application:
         async def give_back(at: Opened) -> None:
             assert at.stores.metadata is not None  # noqa: S101 - as above
             for name in self._groups:
-                await stored.release(at.stores.metadata, name)
+                await stored.release(at.stores.metadata, name, self._writer)
 
         try:
             if self._groups:

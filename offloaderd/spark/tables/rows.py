@@ -118,6 +118,8 @@ class TableRows:
             raise InvalidInput(
                 f"key {', '.join(missing)}: no such column", hint=f"there are {', '.join([*found, KEY])}"
             )
+        if wrong := [name for name in self.key if isinstance(found.get(name), StructType | ArrayType | MapType)]:
+            raise InvalidInput(f"key {', '.join(wrong)}: a key is no record, array or map")
         return found
 
     @property

@@ -15,7 +15,7 @@ import structlog
 from pyspark.sql import Observation, functions
 
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import Conflict, OffloaderError
+from offloaderd.core.errors import Conflict, InvalidInput, OffloaderError
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.patterns import of_topic
 from offloaderd.read.transactions import KnownOutcomes
@@ -25,10 +25,10 @@ from offloaderd.spark.export.delta import DeltaTarget
 from offloaderd.spark.export.export import offsets_of, write
 from offloaderd.spark.export.iceberg import IcebergTable, opened
 from offloaderd.spark.scan.options import SourceOptions, parse
-from offloaderd.spark.scan.query import position
+from offloaderd.spark.scan.query import NOTHING, position
 from offloaderd.spark.scan.snapshot import Snapshot
 from offloaderd.spark.source import FORMAT
-from offloaderd.spark.stream import Step, advance, furthest
+from offloaderd.spark.stream import Step, advance, furthest, in_history, is_another
 from offloaderd.spark.tables.rows import DAY, KEY, ORDER, TIME, TableRows, dead_columns
 from offloaderd.tables.declaration import DEAD_LETTERS, Declaration, OnError, TableFormat, TableMode, table_name
 
@@ -149,14 +149,16 @@ class TableWriter:
         with self._opened(self.table, made.rows.columns, topics, self._key) as target:
             last = before = target.recover(source)
             self.lag = self._lag_of(found, last)
+            for one in (last, dead) if dead is not None else (last,):
+                self._check_history(found, one)
             ahead = dead if dead is not None and is_ahead(dead, last) else None
             if ahead is not None:
                 made = self._made(source, topics, ahead.apart - 1)  # as when the dead letters were found
-            self._settled = True
-            room = self._declared.step_bytes if ahead is None else None
+            self._settled = ahead is None
+            room, turn = self._declared.step_bytes, self._step.turn
             reached = ahead.positions if ahead is not None else None
-            self._step = advance(found, last.positions, plain.query, target=reached, room=room, turn=self._step.turn)
-            if self._step.object_bytes or ahead is not None:
+            self._step = advance(found, last.positions, plain.query, target=reached, room=room, turn=turn)
+            if self._step.object_bytes:
                 last = self._written(made, target, last, self._step, repeated=ahead is not None)
             self.lag = self._lag_of(found, last)
             upkeep = self._kept(target, made) if last is not before else None
@@ -169,6 +171,20 @@ class TableWriter:
                 more=bool(self.lag.entries),
             )
 
+    def _check_history(self, found: Sequence[Snapshot], last: Commit) -> None:
+        """Raise InvalidInput if a topic was deleted and made again since a commit."""
+        for snapshot in found:
+            text = last.positions.get(str(snapshot.topic))
+            if text is None:
+                continue
+            at, segments = in_history(snapshot, text), snapshot.map.segments
+            if at != NOTHING and segments and is_another(snapshot.map, at, segments[0].begin):
+                raise InvalidInput(
+                    f"{snapshot.topic}: it was read up to {at}, and ledger {at.ledger_id} is not known any more: the "
+                    "topic was deleted and made again",
+                    hint=f"name another place for its table, or drop {self.table} and {self.table}{DEAD_LETTERS}",
+                )
+
     def _made(self, source: dict[str, str], topics: Sequence[str], newest: int | None) -> _Made:
         """Return what a step is made of, with the schema as it is now or was with a version."""
         schema, version = (
@@ -178,7 +194,7 @@ class TableWriter:
         return _Made(options, TableRows(parse(options).values, self._key), source, topics, version)
 
     def _kept(self, target: KeptTable, made: _Made) -> Upkeep | None:
-        """Do the upkeep of the table if it is due; None if not, or if it failed, which the next step does again."""
+        """Do the upkeep of the table if it is due; None if not, or if it failed: it is due again after its time."""
         now_s, every_s = self._clock.monotonic(), self._declared.upkeep_s
         if not every_s or (self._kept_s is not None and now_s < self._kept_s + every_s):
             return None

@@ -178,7 +178,10 @@ def test_the_current_state_of_each_key(spark: SparkSession, site: Site, tmp_path
     asyncio.run(site.commit(TOPIC, [Piece(3, 0, [keyed("a", None), keyed("x", None)], 2)]))
     assert run(spark, site)[0]
     assert current() == {b"d": 7}
-    (dead,) = rows_of(form, tmp_path, "orders_dead_letters")
+    asyncio.run(site.commit(TOPIC, [Piece(4, 0, [entry(b"\x80", partition_key="d")], 1)]))
+    sound, (state,) = run(spark, site)
+    assert (sound, state.apart, current()) == (True, 2, {b"d": 7}), "a step without a row"
+    dead, _ = rows_of(form, tmp_path, "orders_dead_letters")
     assert (dead["_entry_id"], dead["reason"]) == (5, "no _key")
 
 

@@ -19,11 +19,11 @@ class LocalFiles:
 
     def __init__(self, _: SparkSession | None, root: str) -> None:
         self.root = root
-        self._folder = Path(root.removeprefix("file://"))
+        self._folder = Path(root.removeprefix("file:"))
 
     def url(self, path: str) -> str:
-        """Return where a path is."""
-        return f"{self.root}/{path}"
+        """Return where a path is, spelled as Hadoop does."""
+        return f"{self.root.replace('file:///', 'file:/', 1)}/{path}"
 
     def names(self, path: str) -> list[str]:
         """Return the names in a folder; none for one that is not there."""

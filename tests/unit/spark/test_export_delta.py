@@ -58,7 +58,7 @@ class Table:
         schema = to_arrow_schema(columns, timezone="UTC")
         for number, row in enumerate(rows):
             day = row["_time"].date() if row.get("_time") else "__HIVE_DEFAULT_PARTITION__"
-            folder = Path(staging.removeprefix("file://")) / ("" if self.key else f"_day={day}")
+            folder = Path(staging.removeprefix("file:")) / ("" if self.key else f"_day={day}")
             folder.mkdir(parents=True, exist_ok=True)
             pq.write_table(pa.Table.from_pylist([row], schema=schema), folder / f"part-{number}.parquet")
 
@@ -127,6 +127,27 @@ def test_of_two_writers_one_is_told(table: Table, monkeypatch: pytest.MonkeyPatc
     assert table.last() == (1, {"orders": "1:1"}, 0)
 
 
+def test_a_writer_that_adds_columns_first_is_told_as_well(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adding them moves it to the newest version, which has the commit of another."""
+    table.round([row(0)], "1:0")
+    wider = StructType([*COLUMNS.fields, StructField("note", StringType())])
+    late = table.target(wider)
+    last = late.recover(SOURCE)
+    staging = late.staging(last)
+    table.write(staging, [row(1, note="x")], wider)
+    evolve = DeltaTarget._evolve
+
+    def raced(self: DeltaTarget, loaded: DeltaTable) -> None:
+        monkeypatch.setattr(DeltaTarget, "_evolve", evolve)
+        table.round([row(1)], "1:1")
+        evolve(self, loaded)
+
+    monkeypatch.setattr(DeltaTarget, "_evolve", raced)
+    with pytest.raises(Conflict, match="another writer has committed"):
+        late.commit(last, staging, {"orders": "1:1"}, 1)
+    assert [one["id"] for one in table.rows()] == [0, 1]
+
+
 @pytest.mark.parametrize("done", [True, False])
 def test_a_lost_answer_is_looked_up(table: Table, monkeypatch: pytest.MonkeyPatch, done: bool) -> None:
     """A commit that was done is found; one that was not is an error, and the next run adds its rows once."""
@@ -155,7 +176,7 @@ def test_staging_of_a_crash_goes(table: Table) -> None:
     target = table.target()
     stagings = []
     for number in range(2):
-        stagings.append(Path(target.staging(target.recover(SOURCE)).removeprefix("file://")))
+        stagings.append(Path(target.staging(target.recover(SOURCE)).removeprefix("file:")))
         table.write(stagings[-1].as_uri(), [row(9)])
         target.recover(SOURCE)
         assert stagings[-1].exists(), "it may be that of a running writer"
@@ -215,6 +236,9 @@ def test_columns_come_and_widen(table: Table) -> None:
     other = StructType([StructField("id", StringType()), *COLUMNS.fields[1:]])
     with pytest.raises(InvalidConfig, match="the schema has id as string, and the table has it as int"):
         table.target(other).named(other)
+    upper = StructType([StructField("ID", IntegerType()), *COLUMNS.fields[1:]])
+    with pytest.raises(InvalidConfig, match="the schema has ID, and the table has id"):
+        table.target(upper).named(upper)
 
 
 def test_another_table_is_refused(table: Table) -> None:

@@ -38,7 +38,7 @@ class Archive:
     def write(self, staging: str, text: str) -> None:
         """Write what Spark would write of a round of two days."""
         for day in ("2026-11-21", "2026-11-22"):
-            folder = Path(staging.removeprefix("file://")) / f"day={day}"
+            folder = Path(staging.removeprefix("file:")) / f"day={day}"
             folder.mkdir(parents=True)
             (folder / "part-0.parquet").write_text(text)
 

@@ -74,7 +74,7 @@ class Lake:
     def write(self, staging: str, ledger_id: int, count: int, names: Sequence[str] = COLUMNS.names) -> None:
         """Write what Spark would write of a round: two days, or nothing."""
         for day in range(2 if count else 0):
-            folder = Path(staging.removeprefix("file://")) / f"day={(DAY + timedelta(days=day)).date()}"
+            folder = Path(staging.removeprefix("file:")) / f"day={(DAY + timedelta(days=day)).date()}"
             folder.mkdir(parents=True)
             rows = [
                 {"ledger_id": ledger_id, "entry_id": entry_id, "time": DAY + timedelta(days=day, seconds=entry_id)}
@@ -368,6 +368,7 @@ def test_upkeep(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     with lake.target() as target:
         done = target.upkeep(3600.0)
     assert (done.joined, done.deleted) == (6, 0)
+    assert sum(1 for _ in (lake.folder / "shop" / "orders" / "data").rglob("*.parquet")) == 8
     assert lake.counts() == {1: 4, 2: 4, 3: 4}
     with lake.table() as table:
         assert len(table.inspect.files()) == 2
@@ -377,6 +378,7 @@ def test_upkeep(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
         assert target.last(SOURCE).number == 3
     with lake.table() as table:
         assert len(table.snapshots()) == 1
+    assert sum(1 for _ in (lake.folder / "shop" / "orders" / "data").rglob("*.parquet")) == 2
     lake.round(4, 2)
     assert lake.counts() == {1: 4, 2: 4, 3: 4, 4: 2}
 
@@ -392,7 +394,7 @@ def test_a_column_may_become_wider(lake: Lake) -> None:
             named = target.named(columns)
             assert named["count"].dataType == (IntegerType() if number == 1 else LongType())
             staging = target.staging(last)
-            folder = Path(staging.removeprefix("file://")) / "day=2026-11-21"
+            folder = Path(staging.removeprefix("file:")) / "day=2026-11-21"
             folder.mkdir(parents=True)
             row = {"ledger_id": number, "time": DAY, "count": number}
             found = pa.Table.from_pylist([row], schema=to_arrow_schema(named, timezone="UTC"))
@@ -417,7 +419,7 @@ def keyed(lake: Lake, rows: Sequence[tuple[str, int | None, int]]) -> dict[str, 
     ) as target:
         last = target.recover(SOURCE)
         staging = target.staging(last)
-        folder = Path(staging.removeprefix("file://"))
+        folder = Path(staging.removeprefix("file:"))
         folder.mkdir(parents=True)
         found = [{"_key": key, "value": value, "_entry_id": at, DELETED: value is None} for key, value, at in rows]
         schema = to_arrow_schema(columns, timezone="UTC")

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import threading
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,18 +14,22 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from offloaderd.core.clock import SystemClock
-from offloaderd.core.errors import Conflict, NotFound, OffloaderError, Transient
+from offloaderd.core.errors import Conflict, InvalidInput, NotFound, OffloaderError, Transient
 from offloaderd.core.model import TopicName
 from offloaderd.ledgers.pulsar.schemas import Schema
 from offloaderd.metadata import paths
+from offloaderd.metadata.committed import LedgerSlice
 from offloaderd.spark.export.commit import Commit
 from offloaderd.spark.scan.snapshot import Stores
 from offloaderd.spark.tables import application as tables
 from offloaderd.spark.tables.application import Application, Opened, schema_option
-from offloaderd.spark.tables.writer import Lag, Written
+from offloaderd.spark.tables.writer import Lag, TableWriter, Written
 from offloaderd.tables import store as stored
 from offloaderd.tables.declaration import Declaration
 from offloaderd.testing.memory.metadata import MemoryTree
+from tests.unit.metadata.segments import made
+from tests.unit.read.build import TOPIC
+from tests.unit.spark.lake import snapshot
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -336,3 +340,15 @@ def test_an_answer_that_is_an_error_ends_no_session(scene: Scene) -> None:
         planner.run(failing(Transient("no answer")))
     assert asyncio.run(writer()) is None
     planner.close()
+
+
+@pytest.mark.parametrize(("at", "again"), [("1:4", False), ("0:4@5", True), ("9:0", True)])
+def test_a_topic_that_was_made_again_stops_its_table(at: str, again: bool) -> None:
+    """Also where its ledgers have higher ids: it is another history. A position that retention has passed is none."""
+    spark, planner = cast("SparkSession", NoSpark(Scene())), cast("tables.SharedPlanner", None)
+    writer = TableWriter(spark, planner, ORDERS, TOPIC, OPTIONS, SystemClock())
+    slices = (LedgerSlice(1, 0, 9, 100, 7),)
+    found = snapshot([replace(made(0), slices=slices)])
+    last = Commit(number=1, source={}, positions={str(TOPIC): at})
+    with pytest.raises(InvalidInput, match="made again") if again else nullcontext():
+        writer._check_history([found], last)

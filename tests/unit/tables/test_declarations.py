@@ -101,8 +101,10 @@ async def test_a_declaration_from_its_creation_to_its_end() -> None:
                 await store.drop(metadata, "orders")
         assert await store.hold(metadata, "orders", "two") is None, "the session of the first has ended"
         await store.put_states(metadata, "orders", States(writer="two", at_ms=1))
-        await store.release(metadata, "orders")
-        await store.release(metadata, "orders")
+        await store.release(metadata, "orders", "one")
+        assert await store.hold(metadata, "orders", "three") == "two"
+        await store.release(metadata, "orders", "two")
+        await store.release(metadata, "orders", "two")
         await store.drop(metadata, "orders")
         with pytest.raises(NotFound):
             await store.drop(metadata, "orders")
