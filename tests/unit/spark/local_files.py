@@ -18,12 +18,12 @@ class LocalFiles:
     scheme = "file"
 
     def __init__(self, _: SparkSession | None, root: str) -> None:
-        self.root = root
+        self.root = root.replace("file:///", "file:/", 1)  # as Hadoop spells it
         self._folder = Path(root.removeprefix("file:"))
 
     def url(self, path: str) -> str:
-        """Return where a path is, spelled as Hadoop does."""
-        return f"{self.root.replace('file:///', 'file:/', 1)}/{path}"
+        """Return where a path is."""
+        return f"{self.root}/{path}"
 
     def names(self, path: str) -> list[str]:
         """Return the names in a folder; none for one that is not there."""
