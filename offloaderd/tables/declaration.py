@@ -23,6 +23,7 @@ VERSION = 1
 INTERVAL_S_MIN, INTERVAL_S_MAX = 1.0, 86_400.0
 KEEP_S_MIN = 3600.0
 COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""Names in Avro. Other ones mean something else in expressions of Spark, Iceberg or Delta Lake."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 PLACE = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
 SCHEMA_BYTES_MAX = 256 * 1024

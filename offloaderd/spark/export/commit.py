@@ -26,6 +26,8 @@ VALUE = "value"
 
 DELETED = "_deleted"
 """The column of a round that says, for a target with a key, that the row of the key is to go."""
+DAY = "_day"
+"""The partition of a table of a topic that has no key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +56,8 @@ class Commit:
 
     def following(self, staging: str, positions: Mapping[str, str], rows: int, apart: int | None = None) -> "Commit":
         """Return the commit after this one."""
-        return Commit(
-            number=self.number + 1,
-            source=self.source,
-            positions=dict(positions),
-            staging=staging,
-            rows=rows,
-            apart=self.apart if apart is None else apart,
-        )
+        apart = self.apart if apart is None else apart
+        return replace(self, number=self.number + 1, positions=dict(positions), staging=staging, rows=rows, apart=apart)
 
     def encode_move(self, last: "Commit") -> str:
         """Return the record of the changes since the commit before."""

@@ -28,7 +28,7 @@ from pyspark.sql.types import DateType, StructField, StructType
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
-from offloaderd.spark.export.commit import DELETED, DIGITS, Commit, Upkeep, first_line, fitted
+from offloaderd.spark.export.commit import DAY, DELETED, DIGITS, Commit, Upkeep, first_line, fitted
 from offloaderd.spark.files import SparkFiles
 from offloaderd.spark.scan.query import parsed
 from offloaderd.spark.session import check_libraries
@@ -43,8 +43,6 @@ STAGING = f"{OURS}.staging"
 """In the information of a commit: the name of its round."""
 NUMBER, APART = f"{OURS}.number", f"{OURS}.apart"
 ABSENT = -1
-DAY = "_day"
-"""The partition of a table without a key."""
 COMMITS_SEEN = 50
 """Commits that are looked at for our last one at first; behind more of others, such as compactions, all are."""
 COMMIT_TRIES = 15

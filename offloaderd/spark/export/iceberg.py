@@ -123,8 +123,9 @@ class ExportTable:
 
     def named(self, columns: StructType) -> StructType:
         """See ExportTarget; a user may have renamed columns of the table."""
-        self._named = self._renamed(self._loaded(), self._columns)
-        return self._renamed(self._loaded(), columns)
+        table = self._loaded()
+        self._named = self._renamed(table, self._columns)
+        return self._renamed(table, columns)
 
     def _renamed(self, table: Table, columns: StructType) -> StructType:
         from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415 - optional
@@ -249,11 +250,12 @@ class ExportTable:
         found = pa.concat_tables(tables, promote_options="default")
         key = [self._now(table, name) for name in self._key]
         matching = create_match_filter(found, key)
-        found = self._newer(table, matching, found, key)
-        if not found.num_rows:
+        newer = self._newer(table, matching, found, key)
+        if not newer.num_rows:
             transaction.add_files([], snapshot_properties=moved, check_duplicate_files=False)
             return
-        matching = create_match_filter(found, key)
+        if newer.num_rows < found.num_rows:  # the filter takes long to make
+            found, matching = newer, create_match_filter(newer, key)
         kept = found.filter(pc.invert(found[DELETED])).drop_columns([DELETED])
         warnings.filterwarnings("ignore", message="Delete operation did not match any records")  # new keys alone
         transaction.delete(matching)

@@ -14,7 +14,6 @@ A message is one row: chunks are in the row of the whole, and what a compaction 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -36,8 +35,9 @@ from pyspark.sql.types import (
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.format.pulsar.messages import MessageState
-from offloaderd.spark.export.commit import DELETED
+from offloaderd.spark.export.commit import DAY, DELETED
 from offloaderd.spark.scan.columns import MALFORMED
+from offloaderd.tables.declaration import COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -49,11 +49,7 @@ ORDER = ("_ledger_id", "_entry_id", "_batch_index")
 TIME = "_time"
 KEY = "_key"
 VALUE = "value"
-DAY = "_day"
-"""The partition of a table without a key."""
 _RANK = "_rank"
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-"""Names in Avro. Other ones mean something else in expressions of Spark, Iceberg or Delta Lake."""
 SYSTEM: dict[str, DataType] = {
     "_topic": StringType(),
     "_partition": IntegerType(),
@@ -188,7 +184,7 @@ def _check_names(kind: DataType, taken: Sequence[str], where: str) -> None:
         _check_names(kind.valueType, (), f"{where}{{}}")
     elif isinstance(kind, StructType):
         lower = [name.lower() for name in (*kind.names, *taken)]
-        wrong = [name for name in kind.names if lower.count(name.lower()) > 1 or not _NAME.fullmatch(name)]
+        wrong = [name for name in kind.names if lower.count(name.lower()) > 1 or not COLUMN.fullmatch(name)]
         if wrong:
             place = f" at {where}" if where else ""
             raise InvalidInput(

@@ -20,16 +20,16 @@ from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.patterns import of_topic
 from offloaderd.read.transactions import KnownOutcomes
 from offloaderd.spark.errors import from_spark
-from offloaderd.spark.export.commit import Commit, KeptTable, Upkeep
+from offloaderd.spark.export.commit import DAY, Commit, KeptTable
 from offloaderd.spark.export.delta import DeltaTarget
 from offloaderd.spark.export.export import offsets_of, write
 from offloaderd.spark.export.iceberg import IcebergTable, opened
 from offloaderd.spark.scan.options import SourceOptions, parse
-from offloaderd.spark.scan.query import NOTHING, position
+from offloaderd.spark.scan.query import NOTHING, EntryQuery, position
 from offloaderd.spark.scan.snapshot import Snapshot
 from offloaderd.spark.source import FORMAT
 from offloaderd.spark.stream import Step, advance, furthest, in_history, is_another
-from offloaderd.spark.tables.rows import DAY, KEY, ORDER, TIME, TableRows, dead_columns
+from offloaderd.spark.tables.rows import KEY, ORDER, TIME, TableRows, dead_columns
 from offloaderd.tables.declaration import DEAD_LETTERS, Declaration, OnError, TableFormat, TableMode, table_name
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-SKIPPED = "losses,retention"
-"""Entries that are gone for good; they never come, so a table goes on behind them."""
+SKIPPED = "losses,retention,malformed"
+"""Entries that are gone for good, and values that do not fit: a table goes on behind them."""
 
 
 class Planner(Protocol):
@@ -66,7 +66,6 @@ class Written:
     apart: int
     moved: bool
     commit: Commit
-    upkeep: Upkeep | None
     more: bool
 
 
@@ -79,9 +78,10 @@ class Lag(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """What a step is made of: options of the data source, rows, the table's source, topics, version of the schema."""
+    """What a step is made of: options and columns of the data source, rows, the table's source, topics, version."""
 
     options: Mapping[str, str]
+    read: StructType
     rows: TableRows
     source: dict[str, str]
     topics: Sequence[str]
@@ -117,10 +117,8 @@ class TableWriter:
             **options,
             "topic": of_topic(topic).text,
             "messages": "true",
-            "skip": SKIPPED + ("" if declared.on_error is OnError.FAIL else ",malformed"),
+            **({"skip": SKIPPED} if declared.on_error is not OnError.FAIL else {}),
         }
-        if declared.on_error is OnError.FAIL:
-            del self._options["skip"]
 
     @property
     def _key(self) -> Sequence[str]:
@@ -148,7 +146,7 @@ class TableWriter:
         made = self._made(source, topics, None)
         with self._opened(self.table, made.rows.columns, topics, self._key) as target:
             last = before = target.recover(source)
-            self.lag = self._lag_of(found, last)
+            self.lag = self._lag_of(found, last, plain.query)
             for one in (last, dead) if dead is not None else (last,):
                 self._check_history(found, one)
             ahead = dead if dead is not None and is_ahead(dead, last) else None
@@ -160,14 +158,14 @@ class TableWriter:
             self._step = advance(found, last.positions, plain.query, target=reached, room=room, turn=turn)
             if self._step.object_bytes:
                 last = self._written(made, target, last, self._step, repeated=ahead is not None)
-            self.lag = self._lag_of(found, last)
-            upkeep = self._kept(target, made) if last is not before else None
+            self.lag = self._lag_of(found, last, plain.query)
+            if last is not before:
+                self._keep(target, made)
             return Written(
                 rows=last.rows if last is not before else 0,
                 apart=last.apart - before.apart,
                 moved=last is not before,
                 commit=last,
-                upkeep=upkeep,
                 more=bool(self.lag.entries),
             )
 
@@ -191,13 +189,15 @@ class TableWriter:
             (self._declared.schema, -1) if self._declared.schema else (self._planner.schema(self.topic, newest))
         )
         options = self._options | ({"schema": schema} if schema else {})
-        return _Made(options, TableRows(parse(options).values, self._key), source, topics, version)
+        known = parse(options)
+        rows = TableRows(known.values, self._key)
+        return _Made(options, rows.read(known.columns), rows, source, topics, version)
 
-    def _kept(self, target: KeptTable, made: _Made) -> Upkeep | None:
-        """Do the upkeep of the table if it is due; None if not, or if it failed: it is due again after its time."""
+    def _keep(self, target: KeptTable, made: _Made) -> None:
+        """Do the upkeep of the table if it is due; one that fails is due again after its time."""
         now_s, every_s = self._clock.monotonic(), self._declared.upkeep_s
         if not every_s or (self._kept_s is not None and now_s < self._kept_s + every_s):
-            return None
+            return
         self._kept_s = now_s
         try:
             done = target.upkeep(self._declared.keep_s)
@@ -206,9 +206,8 @@ class TableWriter:
                     dead.upkeep(self._declared.keep_s)
         except OffloaderError as error:
             log.warning("tables.upkeep_failed", table=self.table, error=str(error))
-            return None
+            return
         log.info("tables.upkeep_done", table=self.table, joined=done.joined, deleted=done.deleted)
-        return done
 
     def _written(self, made: _Made, target: KeptTable, last: Commit, step: Step, *, repeated: bool) -> Commit:
         """Write and commit a step. `repeated`: its dead letters are committed already."""
@@ -228,9 +227,8 @@ class TableWriter:
         return target.commit(last, staging, step.offset, count, last.apart + apart)
 
     def _read(self, made: _Made, step: Step) -> DataFrame:
-        given = {**made.options, "offsets": offsets_of(step)}
-        reader = self._spark.read.format(FORMAT).options(**given)
-        return reader.schema(made.rows.read(parse(given).columns)).load()
+        reader = self._spark.read.format(FORMAT).options(**{**made.options, "offsets": offsets_of(step)})
+        return reader.schema(made.read).load()
 
     def _first_apart(self, made: _Made, step: Step) -> str:
         with from_spark():
@@ -288,9 +286,9 @@ class TableWriter:
         with opened(self._spark, place, columns, day_of=TIME, day=DAY, key=key, order=ORDER) as table:
             yield table
 
-    def _lag_of(self, found: Sequence[Snapshot], last: Commit) -> Lag:
+    def _lag_of(self, found: Sequence[Snapshot], last: Commit, query: EntryQuery) -> Lag:
         """Return what the table lacks of what is offloaded."""
-        ends = furthest(found, parse(self._options).query)
+        ends = furthest(found, query)
         entries, oldest = 0, None
         for snapshot in found:
             name = str(snapshot.topic)

@@ -49,7 +49,6 @@ NOTHING = Written(
     apart=0,
     moved=False,
     commit=Commit(number=0, source={}, positions={}),
-    upkeep=None,
     more=False,
 )
 
