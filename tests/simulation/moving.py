@@ -97,12 +97,15 @@ async def move(world: World, daemon: SimDaemon, topic: TopicName, to: str = "") 
 async def in_the_end(world: World, *, begun: bool) -> None:
     """P8: while nothing goes wrong a topic moves, and nothing of it stays where it was; also one that was `begun`.
 
-    The command is repeated at each owner until it comes to its end.
+    The command is repeated at each owner until it comes to its end. It has none while a segment is open in the old
+    place, and that of history which waits for a deleted topic stays open.
     """
     rng = world.chance.stream("move")
     if not begun and not (world.options.mirror and rng.random() < MOVES):
         return
     topic, to = rng.choice(world.topics), "/".join(rng.choice(world.options.places))
+    if world.history_waits(topic):
+        return
     deadline = world.loop.time() + WITHIN_S
     while not await _moved(world, topic, to):
         if world.loop.time() > deadline:

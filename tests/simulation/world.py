@@ -365,7 +365,7 @@ class World:
         newest = self.ledgers.newest(topic)
         found = self.oracle.maps.get(topic)
         if found is not None and found.unfinished is not None:
-            return topic in self.ledgers.gone  # history waits for a list of its ledgers
+            return self.history_waits(topic)
         offloaded = (found.offloaded if found else None) or START
         at = self.ledgers.following(topic, offloaded)
         while at is not None and newest is not None and at <= newest:
@@ -398,13 +398,14 @@ class World:
         except OffloaderError as error:
             self.trace("user", f"not lifted: {error}")
 
+    def history_waits(self, topic: TopicName) -> bool:
+        """Say whether the history of a topic that was deleted at the source waits for a list of its ledgers."""
+        found = self.oracle.maps.get(topic)
+        return topic in self.ledgers.gone and found is not None and found.unfinished is not None
+
     def _waiting(self) -> set[str]:
-        """Return the attempts of history that waits for ledgers of a topic that is gone: it may have begun."""
-        waiting = [
-            paths.history_attempt(topic)
-            for topic in self.ledgers.gone
-            if (found := self.oracle.maps.get(topic)) is not None and found.unfinished is not None
-        ]
+        """Return the attempts of history that waits: it may have begun."""
+        waiting = [paths.history_attempt(topic) for topic in self.topics if self.history_waits(topic)]
         return {path for path in self.tree.nodes if path.endswith(tuple(waiting))} if waiting else set()
 
     def _unfinished(self) -> list[str]:
@@ -477,8 +478,7 @@ class World:
         """Say where a read that ended with an error has to go on; None where it is at its end."""
         if isinstance(error, NotFound) and found.floor is not None and found.floor >= at:
             return found.segments[0].begin if found.segments else None  # a limited retention has gone on meanwhile
-        waits = topic in self.ledgers.gone and found.unfinished is not None
-        if isinstance(error, EntriesLost) or (isinstance(error, EntriesMissing) and waits):
+        if isinstance(error, EntriesLost) or (isinstance(error, EntriesMissing) and self.history_waits(topic)):
             reached = after if after != START else Position(at.ledger_id, at.entry_id - 1)
             return next((one.begin for one in found.segments if one.begin > max(reached, at)), None)
         self.oracle.fail("P1", f"{topic} cannot be read from {at}: {error!r}")
