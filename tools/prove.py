@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 PROOFS = ROOT / "build" / "prove"
+KEPT = ROOT / "docs" / "proof" / "seeds"
+"""The record of seeds that git has: it has the form of a proof."""
 REAL = ("servers", "kills", "commands", "documents", "deploy", "bookies", "pulsar", "broker", "spark")
 PARTS: Mapping[str, tuple[str, ...]] = {
     "unit": ("tests/unit", "tests/test_tidy.py", "tests/test_pips.py"),
@@ -107,13 +109,22 @@ def simulation() -> str:
     return whole.hexdigest()
 
 
-def carried(folder: Path, made_of: str) -> list[Ended]:
+def carried(made_of: str, *, into: Path | None = None) -> list[Ended]:
     """Return the seeds that passed in other trees with the same simulation, each once."""
     found: dict[str, Ended] = {}
-    for other in sorted(PROOFS.glob(f"*/{SIMULATION}")):
-        if other.parent != folder and other.read_text() == made_of:
+    for other in (KEPT / SIMULATION, *sorted(PROOFS.glob(f"*/{SIMULATION}"))):
+        if other.parent != into and other.exists() and other.read_text() == made_of:
             found |= {one["id"]: one for one in ended(other.parent).values() if one["outcome"] == "passed"}
     return [one for one in found.values() if "::" in one["id"] and part_of(one["id"]) == "seeds"]
+
+
+def keep() -> None:
+    """Write the seeds that passed with the simulation at hand where git has them."""
+    made_of = simulation()
+    passed = sorted(carried(made_of), key=lambda one: one["id"])
+    KEPT.mkdir(parents=True, exist_ok=True)
+    write(KEPT, passed)
+    (KEPT / SIMULATION).write_text(made_of)
 
 
 def lines(folder: Path) -> list[Ended]:
@@ -266,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / SIMULATION).exists():
         made_of = simulation()
-        write(folder, [] if chosen.fresh else carried(folder, made_of))
+        write(folder, [] if chosen.fresh else carried(made_of, into=folder))
         (folder / SIMULATION).write_text(made_of)
     parts = chosen.parts or list(PARTS)
     return report(folder, begun, parts, prove(folder, parts, chosen.workers))

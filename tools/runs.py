@@ -1,7 +1,8 @@
 """When each long check ran last: `make record RUN=soak` runs one and notes it; a page shows them all.
 
 The notes are `docs/proof/runs.json`, a row for each check, and `make docs` writes `docs/proof/runs.md` from them. A row
-says what ran on which commit, how long, how it ended, and the last line that it wrote.
+says what ran on which commit, how long, how it ended, and the last line that it wrote. Beside it are the seeds that
+passed in proofs: they count on other machines as well (tools/prove.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from offloaderd.core.clock import SystemClock
+from tools import prove
 from tools.git import git
 
 if TYPE_CHECKING:
@@ -103,6 +105,8 @@ def record(name: str, command: Sequence[str]) -> int:
         last=last[:LAST_CHARACTERS],
     )
     NOTES.write_text(json.dumps({**notes(), name: note}, indent=1, sort_keys=True) + "\n")
+    if name == "prove":
+        prove.keep()
     return run.returncode
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 from types import SimpleNamespace
@@ -180,8 +181,25 @@ def test_seeds_of_a_tree_with_the_same_simulation_count(folder: Path, monkeypatc
         (folder / name).mkdir()
         (folder / name / prove.SIMULATION).write_text(made_of)
         prove.write(folder / name, [end(f"{test}[{name}]"), end(f"{test}[bad]", "failed"), end(ONE)])
-    assert [one["id"] for one in prove.carried(folder / "new", "this")] == [f"{test}[one]"]
-    assert prove.carried(folder / "new", "another") == []
+    assert [one["id"] for one in prove.carried("this", into=folder / "new")] == [f"{test}[one]"]
+    assert prove.carried("another") == []
+
+
+def test_git_has_the_seeds_of_recorded_proofs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They count where no proof is left; those of another simulation are replaced."""
+    monkeypatch.setattr(prove, "PROOFS", folder / "proofs")
+    monkeypatch.setattr(prove, "KEPT", folder / "kept")
+    test = "tests/simulation/test_simulation.py::test_promises_hold_whatever_happens"
+    for made_of, seed in (("this", "one"), ("this", "two"), ("that", "three")):
+        monkeypatch.setattr(prove, "simulation", lambda made_of=made_of: made_of)
+        proof = prove.PROOFS / seed
+        proof.mkdir(parents=True)
+        (proof / prove.SIMULATION).write_text(made_of)
+        prove.write(proof, [end(f"{test}[{seed}]"), end(f"{test}[bad]", "failed"), end(ONE)])
+        prove.keep()
+        shutil.rmtree(proof)
+        kept = ["three"] if made_of == "that" else ["one", "two"] if seed == "two" else ["one"]
+        assert [one["id"] for one in prove.carried(made_of)] == [f"{test}[{name}]" for name in kept]
 
 
 def test_the_simulation_is_made_of_the_engine_and_not_of_commands(monkeypatch: pytest.MonkeyPatch) -> None:
