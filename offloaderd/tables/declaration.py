@@ -101,6 +101,13 @@ class Declaration:
         """Whether the tables are in a folder, not in a catalogue that others know."""
         return "/" in self.to
 
+    def shares_tables(self, other: "Declaration") -> bool:
+        """Whether a topic would have one table by both."""
+        mine, theirs = self.pattern, other.pattern
+        topics = mine.topic == theirs.topic or mine.topic is None or theirs.topic is None
+        places = {one.to.removeprefix("file://").rstrip("/") for one in (self, other)}
+        return topics and mine.scope == theirs.scope and len(places) == 1 and self.in_folder == other.in_folder
+
     def flaws(self) -> list[str]:
         """Return all mistakes."""
         checks = [

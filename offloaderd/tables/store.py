@@ -50,8 +50,14 @@ class States:
 
 
 async def create(store: MetadataStore, declared: Declaration) -> None:
-    """Declare tables. Raises InvalidInput, Conflict for a name that is taken, Transient."""
+    """Declare tables. Raises InvalidInput, Conflict for a name that is taken, or a table that has one, Transient."""
     declared.checked()
+    for name, other in (await load(store)).items():
+        if isinstance(other, Declaration) and name != declared.name and declared.shares_tables(other):
+            raise Conflict(
+                f"tables {name} write {other.topics} to {other.to} already",
+                hint="name another place, or drop them first; two writers of a table only hinder each other",
+            )
     await ensure(store, paths.TABLES)
     path, content = paths.table(declared.name), declaration.encode(declared)
     try:

@@ -9,14 +9,15 @@ it.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from offloaderd.core.clock import SystemClock
-from offloaderd.core.errors import CorruptData, InvalidConfig
+from offloaderd.core.errors import CorruptData, InvalidConfig, OffloaderError
 
 VERSION = 2
 """Version 1 also had the files of the round."""
@@ -188,6 +189,18 @@ def first_line(error: Exception) -> str:
     """Return the name of a library's error and the first line of what it says; others are traces of native code."""
     said = str(error).strip()
     return f"{type(error).__name__} {said.splitlines()[0]}" if said else type(error).__name__
+
+
+@contextmanager
+def as_target_error(target: str) -> Iterator[None]:
+    """Raise errors of a table's library as OffloaderError with the target's name."""
+    try:
+        yield
+    except OffloaderError:
+        raise
+    except Exception as error:  # the libraries raise anything
+        hint = "is it there, with a right to read and write?"
+        raise OffloaderError(f"{target}: {first_line(error)}", hint=hint) from error
 
 
 class KeptTable(ExportTarget, Protocol):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from math import ceil
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -28,7 +27,7 @@ from pyspark.sql.types import DateType, StructField, StructType
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
-from offloaderd.spark.export.commit import DAY, DELETED, DIGITS, Commit, Upkeep, first_line, fitted
+from offloaderd.spark.export.commit import DAY, DELETED, DIGITS, Commit, Upkeep, as_target_error, first_line, fitted
 from offloaderd.spark.files import SparkFiles
 from offloaderd.spark.scan.query import parsed
 from offloaderd.spark.session import check_libraries
@@ -105,7 +104,7 @@ class DeltaTarget:
         table = self._loaded()
         self._last_of(table, last.source)
         files = self._files.parquet(f"data/{name}")
-        with _as_target_error(self.target):
+        with as_target_error(self.target):
             self._evolve(table)
         if (self._version(table, NUMBER) or 0) != last.number:  # adding columns has moved it to the newest version
             raise self._second()
@@ -131,7 +130,7 @@ class DeltaTarget:
     def upkeep(self, keep_s: float) -> Upkeep:
         """See KeptTable."""
         table = self._loaded()
-        with _as_target_error(self.target):
+        with as_target_error(self.target):
             joined = table.optimize.compact()["numFilesRemoved"]
             deleted = table.vacuum(retention_hours=ceil(keep_s / 3600), dry_run=False, enforce_retention_duration=False)
         return Upkeep(joined, len(deleted))
@@ -282,7 +281,7 @@ class DeltaTarget:
 
         if others := [name for name in self._files.names("") if not name.startswith((".", "_"))]:
             raise InvalidConfig(f"{self.target}: the folder holds {others[0]}", hint="name an empty folder")
-        with _as_target_error(self.target):
+        with as_target_error(self.target):
             try:
                 DeltaTable.create(
                     self._files.root,
@@ -320,7 +319,7 @@ class DeltaTarget:
         from deltalake import DeltaTable  # noqa: PLC0415 - optional
         from deltalake.exceptions import TableNotFoundError  # noqa: PLC0415
 
-        with _as_target_error(self.target):
+        with as_target_error(self.target):
             try:
                 return DeltaTable(self._files.root)
             except TableNotFoundError:
@@ -365,14 +364,3 @@ def _places(schema: pa.Schema | pa.StructType, before: str = "") -> Iterator[str
             inner = inner.item_type if pa.types.is_map(inner) else inner.value_type
         if pa.types.is_struct(inner):
             yield from _places(inner, f"{before}{one.name}.")
-
-
-@contextmanager
-def _as_target_error(target: str) -> Iterator[None]:
-    """Raise errors of the library as OffloaderError with the target's name."""
-    try:
-        yield
-    except OffloaderError:
-        raise
-    except Exception as error:  # the library raises anything
-        raise OffloaderError(f"{target}: {first_line(error)}", hint="may it be read and written?") from error

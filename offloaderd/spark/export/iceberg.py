@@ -31,7 +31,18 @@ from pyspark.sql.types import StructType
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
-from offloaderd.spark.export.commit import DELETED, DIGITS, Commit, Move, Upkeep, decode, decode_move, fitted, renamed
+from offloaderd.spark.export.commit import (
+    DELETED,
+    DIGITS,
+    Commit,
+    Move,
+    Upkeep,
+    as_target_error,
+    decode,
+    decode_move,
+    fitted,
+    renamed,
+)
 from offloaderd.spark.files import SparkFiles
 from offloaderd.spark.session import check_libraries
 
@@ -169,7 +180,7 @@ class ExportTable:
 
     def upkeep(self, keep_s: float) -> Upkeep:
         """See KeptTable; small files of a day are joined in memory, as the library has no other way."""
-        with _as_target_error(self.target):
+        with as_target_error(self.target):
             joined = self._join(self._loaded()) if not self._key else 0
             table, now_ms = self._loaded(), SystemClock().wall_ms()
             before = _data_files(table)
@@ -349,7 +360,7 @@ class ExportTable:
 
         if self._catalog is None:
             return None
-        with _as_target_error(self.target):
+        with as_target_error(self.target):
             try:
                 return self._catalog.load_table(self._where.name)
             except NoSuchTableError:
@@ -367,7 +378,7 @@ class ExportTable:
         from pyiceberg.transforms import DayTransform  # noqa: PLC0415
 
         properties = {COMMIT: nothing.encode(), SEQUENCE: "0"}
-        with _OPENING, _as_target_error(self.target):
+        with _OPENING, as_target_error(self.target):
             if self._catalog is None:
                 self._catalog = _own_catalog(self._where)
             self._catalog.create_namespace_if_not_exists(Catalog.namespace_from(self._where.name))
@@ -485,18 +496,6 @@ def _own_catalog(where: IcebergTable) -> Catalog:
     from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415 - optional
 
     folder = _local(where)
-    with _as_target_error(str(where)):
+    with as_target_error(str(where)):
         folder.mkdir(parents=True, exist_ok=True)
         return SqlCatalog("offloaderd", uri=f"sqlite:///{folder / OWN_CATALOG}", warehouse=folder.as_uri())
-
-
-@contextmanager
-def _as_target_error(target: str) -> Iterator[None]:
-    """Raise errors of a catalogue's library as OffloaderError with the target's name."""
-    try:
-        yield
-    except OffloaderError:
-        raise
-    except Exception as error:
-        hint = "is the catalogue there, with a right to write?"
-        raise OffloaderError(f"{target}: {type(error).__name__} {error}", hint=hint) from error

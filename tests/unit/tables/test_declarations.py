@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -111,6 +112,40 @@ async def test_a_declaration_from_its_creation_to_its_end() -> None:
         with pytest.raises(NotFound):
             await store.hold(metadata, "orders", "two")
         assert list(await store.load(metadata)) == ["customers"]
+
+
+@pytest.mark.parametrize(
+    ("topics", "to", "refused"),
+    [
+        ("t/n/orders", "lake.shop", True),
+        ("t/n/*", "lake.shop", True),
+        ("t/n/others", "lake.shop", False),
+        ("t/m/*", "lake.shop", False),
+        ("t/n/*", "lake.other", False),
+    ],
+)
+async def test_a_table_has_one_declaration(topics: str, to: str, refused: bool) -> None:
+    """A second one for the same topic and place is refused, whichever was first."""
+    one, two = (
+        Declaration(name="one", topics="t/n/orders", to="lake.shop"),
+        Declaration(name="two", topics=topics, to=to),
+    )
+    for first, second in ((one, two), (two, one)):
+        async with MemoryTree().connect() as metadata:
+            await store.create(metadata, first)
+            if refused:
+                with pytest.raises(Conflict, match=rf"tables {first.name} write {re.escape(first.topics)} to {to}"):
+                    await store.create(metadata, second)
+            else:
+                await store.create(metadata, second)
+            assert len(await store.load(metadata)) == (1 if refused else 2)
+
+
+def test_a_folder_is_one_however_it_is_written() -> None:
+    """With a scheme and a slash at its end, or without."""
+    one = Declaration(name="one", topics="t/n/*", to="/lake/shop", format=TableFormat.DELTA)
+    assert one.shares_tables(replace(one, name="two", to="file:///lake/shop/"))
+    assert not one.shares_tables(replace(one, name="two", to="/lake/shops"))
 
 
 async def test_a_damaged_declaration_hides_no_other() -> None:
