@@ -100,7 +100,7 @@ async def stock(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Fig
 async def _stock_round(site: Site, theirs: PulsarOffloader, ledger: Ledger) -> Stock:
     async with site.bucket() as place:
         server = S3Server(place.s3.endpoint or "", place.s3.access_key or "", secret_of(place.s3))
-        to = OffloadTo(server=server, bucket=place.s3.bucket, block_bytes_max=BLOCK_BYTES)
+        to = OffloadTo.s3(server, place.s3.bucket, block_bytes_max=BLOCK_BYTES)
         try:
             return await asyncio.to_thread(_in_jvm, theirs, ledger, to, CLOCK.uuid())
         except Py4JJavaError as error:

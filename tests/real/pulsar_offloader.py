@@ -1,4 +1,4 @@
-"""Pulsar's own offloader and read handles (tiered-storage-jcloud), driven from Python over a real S3 server.
+"""Pulsar's own offloader and read handles (tiered-storage-jcloud), driven from Python over a real S3 server or Azurite.
 
 What it writes is V1 (PIP-17), by the classes that a broker runs: `BlobStoreManagedLedgerOffloader` over a ledger of
 real bookies. What it reads are objects of V1, and of V2 (PIP-76) by the handle that no broker opens. Calls block.
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from tests.real.gateway import RunningGateway
     from tests.servers import S3Server
 
+AZURE_DRIVER = "azureblob"
 BLOCK_BYTES_MIN = 5 * 1024 * 1024
 """The smallest block that Pulsar accepts for a driver of S3."""
 READ_BUFFER_BYTES = 1024 * 1024
-DRIVER = "S3"
+S3_DRIVER = "S3"
 """Not `aws-s3`, which asks Amazon for the region of every bucket, wherever the endpoint is."""
 CLUSTER, SOFTWARE_VERSION, SOFTWARE_REVISION = "standalone", "4.0.8", "0123abc"
 _PASSWORD_FREE = Ensemble()
@@ -48,12 +49,25 @@ CLIENT_OF_A_BROKER = {
 class OffloadTo:
     """Where Pulsar's offloader puts objects, and how it cuts and reads them."""
 
-    server: S3Server
+    driver: str
+    endpoint: str
+    account: str
+    secret: str
     bucket: str
-    endpoint: str = ""
-    """In place of the server's own: a proxy in front of it."""
     block_bytes_max: int = BLOCK_BYTES_MIN
     read_buffer_bytes: int = READ_BUFFER_BYTES
+
+    @classmethod
+    def s3(cls, server: S3Server, bucket: str, *, block_bytes_max: int = BLOCK_BYTES_MIN) -> OffloadTo:
+        """Return a bucket of a server of S3."""
+        return cls(
+            driver=S3_DRIVER,
+            endpoint=server.endpoint,
+            account=server.access_key,
+            secret=server.secret_key,
+            bucket=bucket,
+            block_bytes_max=block_bytes_max,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,14 +201,16 @@ class PulsarOffloader:
 
     def _offloader(self, to: OffloadTo) -> Any:  # noqa: ANN401 - a Java object
         settings = {
-            "managedLedgerOffloadDriver": DRIVER,
+            "managedLedgerOffloadDriver": to.driver,
             "managedLedgerOffloadBucket": to.bucket,
-            "managedLedgerOffloadServiceEndpoint": to.endpoint or to.server.endpoint,
+            "managedLedgerOffloadServiceEndpoint": to.endpoint,
             "managedLedgerOffloadMaxBlockSizeInBytes": str(to.block_bytes_max),
             "managedLedgerOffloadReadBufferSizeInBytes": str(to.read_buffer_bytes),
         }
+        if to.driver == AZURE_DRIVER:  # which asks Microsoft's servers, whatever endpoint a broker names
+            self._jvm.java.lang.System.setProperty("azureblob.endpoint", to.endpoint)
         configuration = self._offloads.provider.TieredStorageConfiguration.create(self._map(settings))
-        credentials = self._jvm.org.jclouds.domain.Credentials(to.server.access_key, to.server.secret_key)
+        credentials = self._jvm.org.jclouds.domain.Credentials(to.account, to.secret)
         configuration.setProviderCredentials(self._jvm.com.google.common.base.Suppliers.ofInstance(credentials))
         names = self._jvm.org.apache.bookkeeper.mledger.LedgerOffloader
         metadata = {  # as PulsarService.createManagedLedgerOffloader gives it

@@ -234,7 +234,7 @@ async def mixed(
     async with ledger_writer(bookkeeper.zookeeper, CLOCK) as writer:
         plan = replace(Plan(ensemble=2), bookies=bookkeeper.ids[:2])
         topic = await written_topic(writer, f"public/default/m-{CLOCK.uuid().hex}", plan=plan)
-        yield Mixed(topic, writer, stock_offloader, OffloadTo(server=s3_server, bucket=s3_bucket))
+        yield Mixed(topic, writer, stock_offloader, OffloadTo.s3(s3_server, s3_bucket))
 
 
 async def fill(client: DaemonClient, mixed: Mixed) -> list[int]:

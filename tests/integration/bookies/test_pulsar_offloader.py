@@ -108,7 +108,7 @@ async def store(s3_server: S3Server, s3_bucket: str) -> AsyncIterator[S3Store]:
 @pytest.fixture
 def to(s3_server: S3Server, s3_bucket: str) -> OffloadTo:
     """Where Pulsar's offloader works: the same bucket."""
-    return OffloadTo(server=s3_server, bucket=s3_bucket)
+    return OffloadTo.s3(s3_server, s3_bucket)
 
 
 def some_bytes(number: int, length: int) -> bytes:
@@ -219,7 +219,7 @@ async def test_denser_index_spares_requests(
     assert len(dense) > len(index)
     wanted = [(number * 1777) % 5000 for number in range(12)]
     requests = {}
-    async with S3Proxy(to.server.endpoint) as proxy:
+    async with S3Proxy(to.endpoint) as proxy:
         for name, one in (("sparse", index), ("dense", dense)):
             object_id = await put(store, ledger, (data, one, blocks))
             proxy.counts.requests.clear()

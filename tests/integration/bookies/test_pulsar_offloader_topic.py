@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from socket import gethostname
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pytest
+from azure.storage.blob import AccountSasPermissions, ResourceTypes, generate_account_sas
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.model import Position
@@ -16,9 +19,11 @@ from offloaderd.objects import keys
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.protocol.v1 import common_pb2, policy_pb2
+from offloaderd.standalone.ports import LOOPBACK
+from tests.azure.service import ACCOUNT, KEY
 from tests.integration.processes import DaemonProcess, Site
 from tests.patience import PATIENCE_S
-from tests.real.pulsar_offloader import OffloadTo
+from tests.real.pulsar_offloader import AZURE_DRIVER, OffloadTo, pulsar_offloader
 from tests.real.writer import Plan, ledger_writer
 from tests.real.written_topic import written_topic
 
@@ -46,6 +51,8 @@ class BrokeredTopic:
     writer: LedgerWriter
     broker: PulsarOffloader
     to: OffloadTo
+    driver: str
+    """As its broker names it in the list of ledgers."""
     entries: dict[Position, bytes] = field(default_factory=dict)
 
     async def add(self, count: int, *, size: int = 3000) -> int:
@@ -66,7 +73,7 @@ class BrokeredTopic:
             bookkeeper_deleted=delete,
             segments=0,
             object_id=object_id,
-            driver="aws-s3",
+            driver=self.driver,
             properties=properties,
             offloaded_ms=CLOCK.wall_ms(),
         )
@@ -96,22 +103,35 @@ class BrokeredTopic:
 @pytest.fixture
 def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str, bookkeeper: BookKeeperCluster) -> Site:
     """A daemon's surroundings: the bookies, and a ZooKeeper and a bucket of its own."""
-    site = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
+    return with_bookies(Site.at(tmp_path, zookeeper, s3_server, s3_bucket), bookkeeper)
+
+
+def with_bookies(site: Site, bookkeeper: BookKeeperCluster) -> Site:
+    """Have a site's daemons read the bookies."""
     site.settings["ledgers"] = {"kind": "bookkeeper"}
     site.settings["bookkeeper"] = {"servers": bookkeeper.zookeeper, "request_timeout_s": 2, "hedge_s": 0.5}
     site.settings["offload"] = {"preamble": True}
     return site
 
 
+@asynccontextmanager
+async def brokered_topic(
+    bookkeeper: BookKeeperCluster, broker: PulsarOffloader, to: OffloadTo, driver: str
+) -> AsyncIterator[BrokeredTopic]:
+    """Make a topic with one open ledger on two of three bookies."""
+    async with ledger_writer(bookkeeper.zookeeper, CLOCK) as writer:
+        plan = replace(Plan(ensemble=2), bookies=bookkeeper.ids[:2])
+        topic = await written_topic(writer, f"public/default/b-{CLOCK.uuid().hex}", plan=plan)
+        yield BrokeredTopic(topic, writer, broker, to, driver)
+
+
 @pytest.fixture
 async def brokered(
     bookkeeper: BookKeeperCluster, stock_offloader: PulsarOffloader, s3_server: S3Server, s3_bucket: str
 ) -> AsyncIterator[BrokeredTopic]:
-    """A topic with one open ledger on two of three bookies."""
-    async with ledger_writer(bookkeeper.zookeeper, CLOCK) as writer:
-        plan = replace(Plan(ensemble=2), bookies=bookkeeper.ids[:2])
-        topic = await written_topic(writer, f"public/default/b-{CLOCK.uuid().hex}", plan=plan)
-        yield BrokeredTopic(topic, writer, stock_offloader, OffloadTo(server=s3_server, bucket=s3_bucket))
+    """A topic whose broker offloads to S3."""
+    async with brokered_topic(bookkeeper, stock_offloader, OffloadTo.s3(s3_server, s3_bucket), "aws-s3") as topic:
+        yield topic
 
 
 async def offloaded(client: DaemonClient, brokered: BrokeredTopic) -> None:
@@ -173,6 +193,54 @@ async def test_every_form_is_read_as_one(
     with closing(brokered.broker.open_v2(streamed, [ids[4]], brokered.to)) as handle:
         for _ in range(2):
             assert dict(handle.read(0, 179)) == contents(brokered, streamed)
+
+
+async def test_ledgers_that_pulsar_put_into_azure_are_read(
+    azure_site: Site, bookkeeper: BookKeeperCluster, tmp_path: Path
+) -> None:
+    """Those of its driver azureblob are adopted, read and verified, and what a daemon adds is read by that driver."""
+    site = with_bookies(azure_site, bookkeeper)
+    host = f"{ACCOUNT}.localhost"  # the driver wants its account in the host's name, as Azure has it
+    (hosts := tmp_path / "hosts").write_text(f"{LOOPBACK} localhost {host} {gethostname()}\n")
+    to = OffloadTo(
+        driver=AZURE_DRIVER,
+        endpoint=site.endpoint.replace(LOOPBACK, host),
+        account=ACCOUNT,
+        secret=account_token(),
+        bucket=site.bucket,
+    )
+    async with AsyncExitStack() as stack:
+        flags = [f"-Djdk.net.hosts.file={hosts}"]
+        broker = await stack.enter_async_context(
+            pulsar_offloader(bookkeeper.metadata_uri, tmp_path / "jvm", CLOCK, flags=flags)
+        )
+        brokered = await stack.enter_async_context(brokered_topic(bookkeeper, broker, to, to.driver))
+        ledgers = []
+        for count in (300, 2500, 200):
+            ledgers.append(await brokered.add(count))
+            await brokered.topic.roll()
+        await brokered.offload(ledgers[0], delete=True)
+        await brokered.offload(ledgers[1], delete=True)
+        async with DaemonProcess(site) as daemon, daemon.client() as client:
+            await client.enable(brokered.topic.name, policies=WHOLE)
+            await offloaded(client, brokered)
+            everything, _ = await brokered.read(client)
+            segments = [one for one in await client.segments(brokered.topic.name) if one.status == "Offloaded"]
+            verified = [event async for event in client.verify(brokered.topic.name)]
+        assert everything == brokered.entries
+        assert [one.begin.ledger_id for one in segments] == ledgers
+        assert [event.segment.begin.ledger_id for event in verified[:-1]] == ledgers
+        assert not [flaw for event in verified for flaw in (*event.segment.flaws, *event.between.flaws)]
+        with closing(broker.open_v1(ledgers[2], UUID(segments[2].segment_id), to)) as handle:
+            assert dict(handle.read(0, 199)) == contents(brokered, ledgers[2])
+
+
+def account_token() -> str:
+    """Return a SAS token with all rights: Azurite refuses the signature that the driver makes of a key."""
+    all_of_it = ResourceTypes(service=True, container=True, object=True)
+    until = datetime.fromtimestamp(CLOCK.wall_ms() / 1000, UTC) + timedelta(hours=2)
+    rights = AccountSasPermissions(read=True, write=True, delete=True, list=True, add=True, create=True)
+    return generate_account_sas(ACCOUNT, KEY, all_of_it, rights, until)
 
 
 def contents(brokered: BrokeredTopic, ledger_id: int) -> dict[int, bytes]:
