@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.real.gateway import RunningGateway
     from tests.servers import S3Server
 
-AZURE_DRIVER = "azureblob"
+AZURE_DRIVER, GOOGLE_DRIVER = "azureblob", "google-cloud-storage"
 BLOCK_BYTES_MIN = 5 * 1024 * 1024
 """The smallest block that Pulsar accepts for a driver of S3."""
 READ_BUFFER_BYTES = 1024 * 1024
@@ -207,8 +207,8 @@ class PulsarOffloader:
             "managedLedgerOffloadMaxBlockSizeInBytes": str(to.block_bytes_max),
             "managedLedgerOffloadReadBufferSizeInBytes": str(to.read_buffer_bytes),
         }
-        if to.driver == AZURE_DRIVER:  # which asks Microsoft's servers, whatever endpoint a broker names
-            self._jvm.java.lang.System.setProperty("azureblob.endpoint", to.endpoint)
+        if to.driver != S3_DRIVER:  # others ask their provider's servers, whatever endpoint a broker names
+            self._jvm.java.lang.System.setProperty(f"{to.driver}.endpoint", to.endpoint)
         configuration = self._offloads.provider.TieredStorageConfiguration.create(self._map(settings))
         credentials = self._jvm.org.jclouds.domain.Credentials(to.account, to.secret)
         configuration.setProviderCredentials(self._jvm.com.google.common.base.Suppliers.ofInstance(credentials))

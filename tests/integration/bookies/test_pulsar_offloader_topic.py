@@ -23,12 +23,13 @@ from offloaderd.standalone.ports import LOOPBACK
 from tests.azure.service import ACCOUNT, KEY
 from tests.integration.processes import DaemonProcess, Site
 from tests.patience import PATIENCE_S
-from tests.real.pulsar_offloader import AZURE_DRIVER, OffloadTo, pulsar_offloader
+from tests.real import gcs_emulator
+from tests.real.pulsar_offloader import AZURE_DRIVER, GOOGLE_DRIVER, OffloadTo, pulsar_offloader
 from tests.real.writer import Plan, ledger_writer
 from tests.real.written_topic import written_topic
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
     from offloaderd.client import DaemonClient
@@ -198,22 +199,34 @@ async def test_every_form_is_read_as_one(
 async def test_ledgers_that_pulsar_put_into_azure_are_read(
     azure_site: Site, bookkeeper: BookKeeperCluster, tmp_path: Path
 ) -> None:
-    """Those of its driver azureblob are adopted, read and verified, and what a daemon adds is read by that driver."""
-    site = with_bookies(azure_site, bookkeeper)
+    """By its driver azureblob."""
     host = f"{ACCOUNT}.localhost"  # the driver wants its account in the host's name, as Azure has it
     (hosts := tmp_path / "hosts").write_text(f"{LOOPBACK} localhost {host} {gethostname()}\n")
     to = OffloadTo(
         driver=AZURE_DRIVER,
-        endpoint=site.endpoint.replace(LOOPBACK, host),
+        endpoint=azure_site.endpoint.replace(LOOPBACK, host),
         account=ACCOUNT,
         secret=account_token(),
-        bucket=site.bucket,
+        bucket=azure_site.bucket,
     )
+    await are_read(azure_site, bookkeeper, to, [f"-Djdk.net.hosts.file={hosts}"])
+
+
+@pytest.mark.skipif(bool(gcs_emulator.lacking()), reason=gcs_emulator.lacking())
+async def test_ledgers_that_pulsar_put_into_google_are_read(gcs_site: Site, bookkeeper: BookKeeperCluster) -> None:
+    """By its driver google-cloud-storage, with a token in place of an account."""
+    to = OffloadTo(
+        driver=GOOGLE_DRIVER, endpoint=gcs_site.endpoint, account="tests", secret="token", bucket=gcs_site.bucket
+    )
+    await are_read(gcs_site, bookkeeper, to, ["-Djclouds.oauth.credential-type=bearerTokenCredentials"])
+
+
+async def are_read(site: Site, bookkeeper: BookKeeperCluster, to: OffloadTo, flags: Sequence[str]) -> None:
+    """Have ledgers of Pulsar adopted, read and verified by a daemon, and one of the daemon read by Pulsar's handle."""
+    site = with_bookies(site, bookkeeper)
     async with AsyncExitStack() as stack:
-        flags = [f"-Djdk.net.hosts.file={hosts}"]
-        broker = await stack.enter_async_context(
-            pulsar_offloader(bookkeeper.metadata_uri, tmp_path / "jvm", CLOCK, flags=flags)
-        )
+        running = pulsar_offloader(bookkeeper.metadata_uri, site.directory / "jvm", CLOCK, flags=flags)
+        broker = await stack.enter_async_context(running)
         brokered = await stack.enter_async_context(brokered_topic(bookkeeper, broker, to, to.driver))
         ledgers = []
         for count in (300, 2500, 200):
