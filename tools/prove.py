@@ -118,6 +118,14 @@ def carried(made_of: str, *, into: Path | None = None) -> list[Ended]:
     return [one for one in found.values() if "::" in one["id"] and part_of(one["id"]) == "seeds"]
 
 
+def carry(folder: Path) -> None:
+    """Add the seeds that passed elsewhere with the same simulation to a proof that has not run them."""
+    known = lines(folder)
+    here = {one["id"] for one in known}
+    found = carried((folder / SIMULATION).read_text(), into=folder)
+    write(folder, [*known, *(one for one in found if one["id"] not in here)])
+
+
 def keep() -> None:
     """Write the seeds that passed with the simulation at hand where git has them."""
     made_of = simulation()
@@ -276,9 +284,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / SIMULATION).exists():
-        made_of = simulation()
-        write(folder, [] if chosen.fresh else carried(made_of, into=folder))
-        (folder / SIMULATION).write_text(made_of)
+        (folder / SIMULATION).write_text(simulation())
+    if not chosen.fresh:
+        carry(folder)
     parts = chosen.parts or list(PARTS)
     return report(folder, begun, parts, prove(folder, parts, chosen.workers))
 

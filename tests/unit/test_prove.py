@@ -183,6 +183,13 @@ def test_seeds_of_a_tree_with_the_same_simulation_count(folder: Path, monkeypatc
         prove.write(folder / name, [end(f"{test}[{name}]"), end(f"{test}[bad]", "failed"), end(ONE)])
     assert [one["id"] for one in prove.carried("this", into=folder / "new")] == [f"{test}[one]"]
     assert prove.carried("another") == []
+    for name, outcome in (("one", "failed"), ("two", "passed")):
+        prove.write(folder / "new", [end(f"{test}[{name}]", outcome)])
+        prove.carry(folder / "new")
+        prove.carry(folder / "new")
+        found = [(one["id"], one["outcome"]) for one in prove.lines(folder / "new")]
+        carried = [(f"{test}[one]", "passed")] if name == "two" else []
+        assert found == [(f"{test}[{name}]", outcome), *carried], "what has run here is not replaced"
 
 
 def test_git_has_the_seeds_of_recorded_proofs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
