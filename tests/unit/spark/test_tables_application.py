@@ -207,7 +207,7 @@ def test_two_topics_of_one_name(scene: Scene) -> None:
 
 def test_another_application_is_left_alone(scene: Scene) -> None:
     """What it holds is not written; when it ends, it is given back."""
-    scene.declare(ORDERS, replace(ORDERS, name="other"))
+    scene.declare(ORDERS, replace(ORDERS, name="other", to="/lake/other"))
 
     async def held() -> None:
         async with scene.tree.connect() as metadata:
