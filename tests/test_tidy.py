@@ -32,7 +32,7 @@ LONG_MODULES: dict[str, str] = {}
 KEPT_APART = {
     "aiobotocore": ("offloaderd/objects/s3/client.py",),
     "cryptography": ("offloaderd/access/", "offloaderd/drill/scratch.py"),
-    "fastavro": ("offloaderd/spark/values.py",),
+    "fastavro": ("offloaderd/spark/value_schema.py", "offloaderd/spark/values.py"),
     "jinja2": ("offloaderd/daemon/status_page/site.py",),
     "jwt": ("offloaderd/access/tokens.py", "offloaderd/access/jwks.py"),
     "kazoo": ("offloaderd/metadata/zookeeper/store.py", "offloaderd/metadata/zookeeper/client.py"),

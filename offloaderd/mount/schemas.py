@@ -12,11 +12,10 @@ from urllib.parse import quote
 from offloaderd.core.errors import Conflict, InvalidInput, Transient
 from offloaderd.core.model import TopicName
 from offloaderd.ledgers.pulsar.admin import PulsarAdmin
-from offloaderd.ledgers.pulsar.schemas import Schema
+from offloaderd.ledgers.pulsar.schemas import Schema, key_value_text
 from offloaderd.mount.captured import Captured
 
 KEY_VALUE = "KEY_VALUE"
-LENGTH_BYTES = 4
 
 
 class SchemaAdmin(PulsarAdmin):
@@ -107,21 +106,7 @@ def _given(kind: str, text: str, properties: Mapping[str, str]) -> dict[str, Any
 def _payload(schema: Schema) -> dict[str, Any]:
     """Return what the admin API takes (PostSchemaPayload). Raises InvalidInput."""
     try:
-        text = _key_value(schema.content) if schema.type == KEY_VALUE else schema.content.decode()
+        text = key_value_text(schema.content) if schema.type == KEY_VALUE else schema.content.decode()
         return _given(schema.type, text, schema.properties)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"a schema of type {schema.type} cannot be given to brokers: {error}") from None
-
-
-def _key_value(content: bytes) -> str:
-    """Return the two schemas of a pair as JSON. Each is stored behind its length (KeyValueSchemaInfo); -1 is none."""
-    parts = []
-    rest = content
-    for _ in ("key", "value"):
-        length = int.from_bytes(rest[:LENGTH_BYTES], "big", signed=True)
-        body = rest[LENGTH_BYTES : LENGTH_BYTES + max(0, length)]
-        if len(body) != max(0, length):
-            raise ValueError("it ends in the middle")
-        parts.append(json.loads(body) if body else "")
-        rest = rest[LENGTH_BYTES + len(body) :]
-    return json.dumps({"key": parts[0], "value": parts[1]})

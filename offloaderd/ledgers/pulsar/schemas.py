@@ -4,6 +4,7 @@ A partitioned topic has one schema for all partitions. Each version is an entry 
 (BookkeeperSchemaStorage); its number is in the metadata of the messages that were written with it.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import Position
 from offloaderd.format.parsing import parse_message
 from offloaderd.format.pb.pulsar import schemas_pb2 as pb
+from offloaderd.format.pulsar.key_value import split
 
 ROOT = "/schemas"
 TYPES: Mapping[int, str] = {
@@ -74,3 +76,9 @@ def decode_entry(data: bytes, *, key: str) -> Schema:
         created_ms=found.timestamp,
         properties={one.key: one.value for one in found.props},
     )
+
+
+def key_value_text(content: bytes) -> str:
+    """Return a pair of schemas as the admin API has it, in JSON. Raises ValueError, RecursionError."""
+    key, value = (json.loads(part) if part else "" for part in split(content))
+    return json.dumps({"key": key, "value": value})

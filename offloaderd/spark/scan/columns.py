@@ -38,7 +38,8 @@ from offloaderd.format.pulsar.entry_time import read_heads, time_of
 from offloaderd.format.pulsar.messages import Message, MessageState, PlainBatch
 from offloaderd.format.pulsar.transactions import TransactionState
 from offloaderd.spark.scan.share import Condition, Unread
-from offloaderd.spark.values import SameVersion, ValueDecoder, ValueSchema
+from offloaderd.spark.value_schema import Schema
+from offloaderd.spark.values import Decoder, SameVersion, decoder_of
 
 ENTRY_COLUMNS: dict[str, DataType] = {
     "topic": StringType(),
@@ -69,9 +70,7 @@ REASON: dict[str, DataType] = {"reason": StringType()}
 UNDECODED: dict[str, DataType] = {"undecoded": BinaryType()}
 
 
-def full_schema(
-    *, messages: bool, skips: bool, values: ValueSchema | None = None, transactions: bool = False
-) -> StructType:
+def full_schema(*, messages: bool, skips: bool, values: Schema | None = None, transactions: bool = False) -> StructType:
     """Return all columns of a query with these options. Raises InvalidInput for values without a type in Spark."""
     columns = ENTRY_COLUMNS | (MESSAGE_COLUMNS if messages else {}) | (TRANSACTION_COLUMNS if transactions else {})
     columns |= SKIP_COLUMNS if skips else {}
@@ -142,11 +141,11 @@ class Columns:
     """The batches of one query."""
 
     def __init__(
-        self, schema: StructType, *, values: ValueSchema | None = None, skip: frozenset[Condition] = frozenset()
+        self, schema: StructType, *, values: Schema | None = None, skip: frozenset[Condition] = frozenset()
     ) -> None:
         self._arrow = to_arrow_schema(schema, timezone="UTC")
         self._headed = not {"time", "broker_timestamp", "index"}.isdisjoint(schema.names)
-        self._decoder = ValueDecoder(values) if values is not None and "value" in schema.names else None
+        self._decoder = decoder_of(values) if values is not None and "value" in schema.names else None
         self._malformed = Condition.MALFORMED in skip
 
     def entries(self, topic: TopicName, batch: EntryBatch, mask: Sequence[bool] | None) -> pa.RecordBatch | None:
@@ -187,7 +186,7 @@ class Columns:
         return self._batch(count, {"topic": str(topic), "ledger_id": ledger_id}, makers)
 
     def _decoded(
-        self, topic: TopicName, rows: Sequence[Row | BatchRows], decoder: ValueDecoder
+        self, topic: TopicName, rows: Sequence[Row | BatchRows], decoder: Decoder
     ) -> dict[str, Callable[[], Any]]:
         """Return the makers of the columns that depend on values."""
         values, wrong = decoder.array(map(_contents, rows), self._arrow.field("value").type)
@@ -241,10 +240,11 @@ class Columns:
 def _contents(row: Row | BatchRows) -> SameVersion:
     """Return what is to be decoded of a row, or of the messages of a batch."""
     if isinstance(row, BatchRows):
-        return SameVersion(row.batch.values, row.batch.whole.schema_version)
+        return SameVersion(row.batch.values, row.batch.whole.schema_version, row.batch.keys)
     one = row.message
-    plain = one.state is MessageState.PLAIN and not one.tombstone
-    return SameVersion([one.data if plain else None], one.schema_version)
+    plain = one.state is MessageState.PLAIN
+    content = one.data if plain and not one.tombstone else None
+    return SameVersion([content], one.schema_version, [one.key if plain else None])
 
 
 def _undecoded(row: Row) -> bytes | None:

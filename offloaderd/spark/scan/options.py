@@ -26,7 +26,8 @@ from offloaderd.daemon.settings import Settings, check
 from offloaderd.spark.scan.columns import checked_schema, full_schema
 from offloaderd.spark.scan.query import EntryQuery, parsed, to_ms
 from offloaderd.spark.scan.share import EVERYTHING, Condition, Metadata, Task, packed
-from offloaderd.spark.values import ValueDecoder, ValueSchema, read_schema
+from offloaderd.spark.value_schema import Schema, read_schema
+from offloaderd.spark.values import decoder_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -60,7 +61,7 @@ class SourceOptions:
     query: EntryQuery = field(default_factory=EntryQuery)
     messages: bool = False
     transactions: Transactions = Transactions.COMMITTED
-    values: ValueSchema | None = None
+    values: Schema | None = None
     mode: Mode = Mode.FAIL
     skip: frozenset[Condition] = frozenset()
     metadata: Metadata = Metadata.ZOOKEEPER
@@ -223,7 +224,7 @@ class _Parser:
             return None
         return values.get(names[0])
 
-    def _schema(self, *, messages: bool) -> ValueSchema | None:
+    def _schema(self, *, messages: bool) -> Schema | None:
         """Return the schema of values; one that Spark has no type for is a mistake, as is one without messages."""
         names = [name for name in ("schema", "encoding") if name in self._own]
         if names and not messages:
@@ -234,7 +235,7 @@ class _Parser:
             return None
         try:
             found = read_schema(self._own["schema"], self._own.get("encoding"))
-            ValueDecoder(found)
+            decoder_of(found)
         except InvalidInput as error:
             self._mistakes.append(f"schema = {self._own['schema'][:80]!r}: {error.message}")
             return None

@@ -13,7 +13,7 @@ from offloaderd.core.model import Position, TopicName
 from offloaderd.core.read_options import Transactions
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.objects.settings import ObjectsSettings
-from offloaderd.spark.values import ValueSchema
+from offloaderd.spark.value_schema import Schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -173,7 +173,7 @@ class Task:
     schema: StructType
     messages: bool
     skip: frozenset[Condition] = frozenset()
-    values: ValueSchema | None = None
+    values: Schema | None = None
     transactions: Transactions = Transactions.COMMITTED
     step: bool = False
     origin: bytes = field(default=b"", repr=False)

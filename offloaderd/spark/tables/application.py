@@ -29,12 +29,14 @@ from offloaderd.core.model import TopicName
 from offloaderd.core.names.managed_ledgers import system_reason
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.stores import open_ledgers
+from offloaderd.ledgers.pulsar.schemas import key_value_text
 from offloaderd.read.transactions import KnownOutcomes
 from offloaderd.spark.scan.options import SourceOptions, parse
 from offloaderd.spark.scan.snapshot import Held, Snapshot, Stores, known_topics, opened
 from offloaderd.spark.stream import take_snapshots
 from offloaderd.spark.tables.writer import TableWriter, Written
-from offloaderd.spark.values import PRIMITIVES
+from offloaderd.spark.value_schema import KEY_VALUE
+from offloaderd.spark.value_types import PRIMITIVES
 from offloaderd.tables import store as stored
 from offloaderd.tables.declaration import Declaration, table_name, table_of
 from offloaderd.tables.store import States, TableState
@@ -55,7 +57,9 @@ ERROR_CHARS = 500
 """Of an error in a state; the log has all of it."""
 PAUSE_S_MAX = 600.0
 """Longest pause of a table that fails."""
-DECODED = {"AVRO", "JSON", *PRIMITIVES}
+ENCODINGS = {"INLINE", "SEPARATED"}
+"""How a pair of a key and a value is sent."""
+DECODED = {"AVRO", "JSON", *PRIMITIVES, *ENCODINGS}
 EVERYTHING = "re:.*"
 
 
@@ -135,14 +139,31 @@ def schema_option(versions: Mapping[int, Schema]) -> str:
     Of versions of several types those of the newest count: messages of the others are not of this schema.
     """
     there = {version: one for version, one in versions.items() if not one.deleted}
-    if not there or (kind := there[max(there)].type) not in DECODED:
+    if not there or not DECODED.issuperset(kinds := _kinds(there[max(there)])):
         return ""
-    given = [
-        {"version": version, "type": one.type, "data": one.content.decode(errors="replace")}
-        for version, one in sorted(there.items())
-        if one.type == kind
-    ]
+    given = [_described(version, one) for version, one in sorted(there.items()) if _kinds(one) == kinds]
     return json.dumps({"getSchemaResponses": given})
+
+
+def _kinds(schema: Schema) -> tuple[str, ...]:
+    """Return the types of a schema, or of both parts of a pair, and how these are encoded."""
+    if schema.type != KEY_VALUE:
+        return (schema.type,)
+    names = ("key.schema.type", "value.schema.type", "kv.encoding.type")
+    key, value, encoding = (schema.properties.get(name, "") for name in names)
+    return key, value, encoding or "INLINE"
+
+
+def _described(version: int, schema: Schema) -> dict[str, object]:
+    """Return a version as the admin API says it."""
+    described: dict[str, object] = {"version": version, "type": schema.type}
+    if schema.type != KEY_VALUE:
+        return {**described, "data": schema.content.decode(errors="replace")}
+    try:
+        pair = key_value_text(schema.content)
+    except (ValueError, RecursionError):
+        pair = ""  # which the data source refuses, with the topic's name
+    return {**described, "data": pair, "properties": dict(schema.properties)}
 
 
 class _NotBegunError(Exception):

@@ -3,6 +3,7 @@
 | column | |
 |---|---|
 | each field of a value that is a record, else `value` | as the schema says, else bytes |
+| of a pair, before that: each field of a key that is a record, else `key` | as the schema says |
 | `_topic`, `_partition` | the topic in full; the number of the partition, null without |
 | `_ledger_id`, `_entry_id`, `_batch_index` | the position; -1 outside of batches |
 | `_time` | the broker's time, else the publish time |
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as f
 from pyspark.sql.types import (
@@ -37,12 +38,13 @@ from offloaderd.core.errors import InvalidInput
 from offloaderd.format.pulsar.messages import MessageState
 from offloaderd.spark.export.commit import DAY, DELETED
 from offloaderd.spark.scan.columns import MALFORMED
+from offloaderd.spark.value_schema import KeyValueSchema
 from offloaderd.tables.declaration import COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from offloaderd.spark.values import ValueSchema
+    from offloaderd.spark.value_schema import Schema
 
 ORDER = ("_ledger_id", "_entry_id", "_batch_index")
 """The order of the messages of a topic, and of their rows in the table."""
@@ -97,18 +99,24 @@ _UNREADABLE = f"coalesce(state IN ('{MALFORMED}', '{MessageState.ENCRYPTED}', '{
 """A row without a state stands for entries that are lost."""
 
 
+class _Field(NamedTuple):
+    """A column of values: its place in a row of the source, and its type."""
+
+    place: str
+    kind: DataType
+
+
 @dataclass(frozen=True, slots=True)
 class TableRows:
     """The rows of one table. `values`: None for bytes; `key`: the columns of a table with a key."""
 
-    values: ValueSchema | None
+    values: Schema | None
     key: Sequence[str] = ()
 
     @property
     def fields(self) -> dict[str, DataType]:
         """The columns of values. Raises InvalidInput for fields that a table cannot have as columns."""
-        kind = self.values.type if self.values is not None else BinaryType()
-        found = {one.name: one.dataType for one in kind.fields} if isinstance(kind, StructType) else {VALUE: kind}
+        found = {name: one.kind for name, one in self._fields.items()}
         _check_names(StructType([StructField(name, one) for name, one in found.items()]), [*SYSTEM, DAY, _RANK], "")
         if missing := [name for name in self.key if name not in {**found, KEY: None}]:
             raise InvalidInput(
@@ -116,6 +124,22 @@ class TableRows:
             )
         if wrong := [name for name in self.key if isinstance(found.get(name), StructType | ArrayType | MapType)]:
             raise InvalidInput(f"key {', '.join(wrong)}: a key is no record, array or map")
+        return found
+
+    @property
+    def _fields(self) -> dict[str, _Field]:
+        """The columns of values with their places in a row of the source; of a pair those of the key come first."""
+        if self.values is None:
+            return {VALUE: _Field(VALUE, BinaryType())}
+        if not isinstance(self.values, KeyValueSchema):
+            return _fields_of(VALUE, VALUE, self.values.type)
+        found = _fields_of("key", f"{VALUE}.key", self.values.key.type)
+        for name, one in _fields_of(VALUE, f"{VALUE}.{VALUE}", self.values.value.type).items():
+            if found.setdefault(name, one).kind != one.kind:
+                raise InvalidInput(
+                    f"{name} is {found[name].kind.simpleString()} in the key and {one.kind.simpleString()} in "
+                    "the value: a table has one column of that name"
+                )
         return found
 
     @property
@@ -130,10 +154,10 @@ class TableRows:
 
     def of(self, source: DataFrame) -> DataFrame:
         """Return the rows of the table; with a key the last one of each."""
-        fields = _fields_of(source)
-        values = [f.col(VALUE)[name].alias(name) for name in fields] or [f.col(VALUE)]
+        values = [f.expr(one.place).alias(name) for name, one in self._fields.items()]
         system = [f.expr(text).alias(name) for name, text in _FROM.items()]
-        rows = source.where(self._is_row(source)).select(*values, *system, f.isnull(VALUE).alias(DELETED))
+        value = f"{VALUE}.{VALUE}" if isinstance(self.values, KeyValueSchema) else VALUE
+        rows = source.where(self._is_row()).select(*values, *system, f.isnull(value).alias(DELETED))
         if not self.key:
             return rows
         from pyspark.sql import Window  # noqa: PLC0415
@@ -141,9 +165,9 @@ class TableRows:
         newest = Window.partitionBy(*self.key).orderBy(*(f.desc(name) for name in ORDER))
         return rows.withColumn(_RANK, f.row_number().over(newest)).where(f"{_RANK} = 1").drop(_RANK)
 
-    def apart(self, source: DataFrame) -> Column:
+    def apart(self) -> Column:
         """Return the condition of the rows that are neither in the table nor parts of others."""
-        return f.expr(_UNREADABLE) | (f.expr(_PLAIN) & ~self._has_key(source))
+        return f.expr(_UNREADABLE) | (f.expr(_PLAIN) & ~self._has_key())
 
     def dead_letters(self, source: DataFrame) -> DataFrame:
         """Return the rows of dead letters."""
@@ -154,7 +178,7 @@ class TableRows:
             f.when(f.expr(_PLAIN), f.lit(f"no {', '.join(self.key)}")),
             f.concat(f.lit("it is "), f.col("state")),
         )
-        rows = source.where(self.apart(source))
+        rows = source.where(self.apart())
         return rows.select(
             *system,
             f.coalesce(f.col("state"), f.lit("lost")).alias("state"),
@@ -163,17 +187,22 @@ class TableRows:
             message.alias("message"),
         )
 
-    def _is_row(self, source: DataFrame) -> Column:
-        return f.expr(_PLAIN) & self._has_key(source)
+    def _is_row(self) -> Column:
+        return f.expr(_PLAIN) & self._has_key()
 
-    def _has_key(self, source: DataFrame) -> Column:
-        """Return whether a row has all of its key; a message without a value has only its own."""
+    def _has_key(self) -> Column:
+        """Return whether a row has all of its key; a message without a value has only its own, or that of its pair."""
         found = f.lit(True)
-        fields = _fields_of(source)
         for name in self.key:
-            column = f.col("key") if name == KEY else f.col(VALUE)[name] if name in fields else f.col(VALUE)
-            found = found & f.isnotnull(column)
+            found = found & f.isnotnull(f.expr("key" if name == KEY else self._fields[name].place))
         return found
+
+
+def _fields_of(name: str, place: str, kind: DataType) -> dict[str, _Field]:
+    """Return the fields of a record, or the one column of anything else."""
+    if not isinstance(kind, StructType):
+        return {name: _Field(place, kind)}
+    return {one.name: _Field(f"{place}.`{one.name}`", one.dataType) for one in kind.fields}
 
 
 def _check_names(kind: DataType, taken: Sequence[str], where: str) -> None:
@@ -198,9 +227,3 @@ def _check_names(kind: DataType, taken: Sequence[str], where: str) -> None:
 def dead_columns() -> StructType:
     """Return the columns of dead letters."""
     return StructType([StructField(name, kind) for name, kind in DEAD.items()])
-
-
-def _fields_of(source: DataFrame) -> list[str]:
-    """Return the names of the fields of a value that is a record."""
-    kind = source.schema[VALUE].dataType
-    return kind.names if isinstance(kind, StructType) else []

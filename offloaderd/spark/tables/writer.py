@@ -216,7 +216,7 @@ class TableWriter:
             with from_spark(f"step {last.number + 1} failed, and nothing of it was added: "):
                 left_out, added = Observation(), Observation()
                 read = self._read(made, step)
-                read = read.observe(left_out, functions.count_if(made.rows.apart(read)).alias("count"))
+                read = read.observe(left_out, functions.count_if(made.rows.apart()).alias("count"))
                 rows = made.rows.of(read).observe(added, functions.count(functions.lit(1)).alias("count"))
                 write(rows, target, staging, time=TIME, day="" if self._key else DAY)
                 apart, count = left_out.get["count"], added.get["count"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from base64 import b64encode
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from tests.integration.spark.site import CLOCK, Site
 from tests.unit.format.test_pulsar_message import batch, entry
 from tests.unit.read.build import Piece
 from tests.unit.spark.test_export_iceberg import library_threads
-from tests.unit.spark.test_value_schema import record, written
+from tests.unit.spark.test_value_schema import inline, pair, record, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -183,6 +184,40 @@ def test_the_current_state_of_each_key(spark: SparkSession, site: Site, tmp_path
     assert (sound, state.apart, current()) == (True, 2, {b"d": 7}), "a step without a row"
     dead, _ = rows_of(form, tmp_path, "orders_dead_letters")
     assert (dead["_entry_id"], dead["reason"]) == (5, "no _key")
+
+
+@pytest.mark.parametrize("encoding", ["INLINE", "SEPARATED"])
+def test_the_current_state_of_pairs(spark: SparkSession, site: Site, tmp_path: Path, encoding: str) -> None:
+    """Fields of key and value are columns, the key's stay when a message has no value, which deletes the row."""
+    key_schema, batched = record(("id", "int")), encoding == "SEPARATED"
+
+    def sent(number: int, item: str | None, **fields: Any) -> tuple[bytes, dict[str, Any]]:  # noqa: ANN401
+        key = written(key_schema, {"id": number})
+        value = None if item is None else written(ORDER, {"id": number, "item": item})
+        if encoding == "INLINE":
+            return inline(key, value), fields
+        key_text = {"partition_key": b64encode(key).decode(), "partition_key_b64_encoded": True}
+        return value or b"", {**key_text, **({"null_value": True} if value is None else {}), **fields}
+
+    def piece(ledger_id: int, *messages: tuple[bytes, dict[str, Any]]) -> Piece:
+        if batched:  # which are decoded by columns
+            return Piece(ledger_id, 0, [entry(batch(*messages), num_messages_in_batch=len(messages))], 1)
+        return Piece(ledger_id, 0, [entry(content, **fields) for content, fields in messages], len(messages))
+
+    def current() -> dict[int, str]:
+        return {row["id"]: row["item"] for row in delta(tmp_path / "orders")}
+
+    schema = json.dumps(pair(encoding, ("AVRO", key_schema), ("AVRO", ORDER)))
+    asyncio.run(site.commit(TOPIC, [piece(1, sent(1, "a"), sent(2, "b"), sent(1, "c"), sent(3, "d"), sent(3, None))]))
+    declare(site, to=str(tmp_path), format=TableFormat.DELTA, mode=TableMode.UPSERT, key=("id",), schema=schema)
+    sound, (state,) = run(spark, site)
+    assert (sound, state.error, state.apart) == (True, "", 0)
+    assert current() == {1: "c", 2: "b"}
+    asyncio.run(site.commit(TOPIC, [piece(2, sent(2, None), (b"\x80", {}), sent(4, "e"))]))
+    sound, (state,) = run(spark, site)
+    assert (sound, state.apart, current()) == (True, 1, {1: "c", 4: "e"})
+    (dead,) = delta(tmp_path / "orders_dead_letters")
+    assert (dead["state"], dead["message"]) == ("malformed", b"\x80")
 
 
 @pytest.mark.parametrize("done", [False, True])

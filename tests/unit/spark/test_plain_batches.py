@@ -15,7 +15,7 @@ from offloaderd.format.pulsar.compression import Compression
 from offloaderd.format.pulsar.messages import PlainBatch, decode_columns, decode_entry
 from offloaderd.spark.scan.columns import BatchRows, Columns, Row, full_schema
 from offloaderd.spark.scan.share import Condition
-from offloaderd.spark.values import read_schema
+from offloaderd.spark.value_schema import read_schema
 from tests.unit.format.test_pulsar_message import COMPRESSED, batch, broken, entry
 from tests.unit.read.build import TOPIC
 

@@ -15,7 +15,7 @@ from offloaderd.spark.scan.columns import BrokenValue
 from offloaderd.spark.scan.options import Mode
 from offloaderd.spark.scan.query import EntryQuery
 from offloaderd.spark.scan.share import BrokenSegment
-from offloaderd.spark.values import read_schema
+from offloaderd.spark.value_schema import read_schema
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.format.test_pulsar_message import COMPRESSED, batch, entry
 from tests.unit.read.build import PREFIX, TOPIC, Piece, put_segment

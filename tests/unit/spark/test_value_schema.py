@@ -17,7 +17,9 @@ from pyspark.sql.pandas.types import to_arrow_type
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import Position
 from offloaderd.format.pulsar.messages import Message
-from offloaderd.spark.values import Encoding, MalformedValue, SameVersion, ValueDecoder, kind_of, read_schema
+from offloaderd.spark.value_schema import Encoding, KeyValueSchema, ValueSchema, read_schema
+from offloaderd.spark.value_types import kind_of
+from offloaderd.spark.values import MalformedValue, SameVersion, ValueDecoder, decoder_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,18 +104,23 @@ def record(*fields: tuple[str, Any]) -> dict[str, Any]:
     return {"type": "record", "name": "R", "fields": [{"name": name, "type": kind} for name, kind in fields]}
 
 
+def single(text: str, encoding: str | None = None) -> ValueSchema:
+    """Return the schema of values that are no pairs."""
+    found = read_schema(text, encoding)
+    assert isinstance(found, ValueSchema)
+    return found
+
+
 def test_both_encodings_give_the_same() -> None:
     """Each type of Avro that Spark has comes out of both encodings alike, as one struct."""
     kind = kind_of(ORDER)
     assert kind.spark.simpleString() == KIND
     arrow = to_arrow_type(kind.spark, timezone="UTC")
-    of_avro, wrong = ValueDecoder(read_schema(json.dumps(ORDER))).array(
-        [SameVersion([written(ORDER, AVRO_VALUE)])], arrow
-    )
+    of_avro, wrong = ValueDecoder(single(json.dumps(ORDER))).array([SameVersion([written(ORDER, AVRO_VALUE)])], arrow)
     assert not wrong
     assert of_avro[0].as_py() == {**AVRO_VALUE, "lines": [{"sku": "x", "tags": [("a", 1)]}]}
     without = {name: value for name, value in JSON_VALUE.items() if name != "note"} | {"else": "passed over"}
-    decoder = ValueDecoder(read_schema(json.dumps(ORDER), "json"))
+    decoder = ValueDecoder(single(json.dumps(ORDER), "json"))
     of_json, wrong = decoder.array([SameVersion([json.dumps(without).encode()])], arrow)
     assert not wrong
     assert of_json.equals(of_avro)
@@ -142,7 +149,7 @@ def test_both_encodings_give_the_same() -> None:
 )
 def test_json_that_does_not_fit_says_where(change: dict[str, Any], said: str) -> None:
     """The path of the field, what is expected there and what was found."""
-    decoder = ValueDecoder(read_schema(json.dumps(ORDER), "json"))
+    decoder = ValueDecoder(single(json.dumps(ORDER), "json"))
     with pytest.raises(MalformedValue, match=said):
         decoder.value(message(json.dumps(JSON_VALUE | change).encode()))
     with pytest.raises(MalformedValue, match="id is missing"):
@@ -154,7 +161,7 @@ def test_json_that_does_not_fit_says_where(change: dict[str, Any], said: str) ->
 
 def test_foreign_bytes_in_avro_are_told_and_no_others() -> None:
     """What is cut, too long, or beyond a type is named by its place among the others, which stay."""
-    decoder = ValueDecoder(read_schema(json.dumps(ORDER)))
+    decoder = ValueDecoder(single(json.dumps(ORDER)))
     arrow = to_arrow_type(kind_of(ORDER).spark, timezone="UTC")
     good = written(ORDER, AVRO_VALUE)
     large = {"type": "bytes", "logicalType": "decimal", "precision": 30, "scale": 2}
@@ -171,8 +178,8 @@ def test_foreign_bytes_in_avro_are_told_and_no_others() -> None:
 def test_what_pulsar_says_of_a_schema_is_understood(tmp_path: Path) -> None:
     """What its tools and its REST API print, for one version or all, from the option itself or from a file."""
     plain = record(("a", "int"))
-    assert read_schema('"string"').newest == "string"
-    assert read_schema(json.dumps(plain)).encoding is Encoding.AVRO
+    assert single('"string"').newest == "string"
+    assert single(json.dumps(plain)).encoding is Encoding.AVRO
     printed = {"name": "orders", "schema": plain, "type": "JSON", "timestamp": 0, "properties": {}}
     rest = {"version": 3, "type": "JSON", "timestamp": 0, "data": json.dumps(plain), "properties": {}}
     file = tmp_path / "schema.json"
@@ -185,7 +192,7 @@ def test_what_pulsar_says_of_a_schema_is_understood(tmp_path: Path) -> None:
         (json.dumps([printed, printed]), {0: plain, 1: plain}),
         (json.dumps({"getSchemaResponses": [{**rest, "version": 0}, {**rest, "version": 5}]}), {0: plain, 5: plain}),
     ):
-        found = read_schema(text)
+        found = single(text)
         assert (found.encoding, found.newest, found.versions) == (Encoding.JSON, plain, versions)
 
 
@@ -198,7 +205,7 @@ def test_each_version_reads_what_was_written_with_it() -> None:
         {"version": 0, "type": "AVRO", "data": json.dumps(old)},
         {"version": 1, "type": "AVRO", "data": json.dumps(new)},
     ]
-    decoder = ValueDecoder(read_schema(json.dumps(pulsars)))
+    decoder = ValueDecoder(single(json.dumps(pulsars)))
     versions = [number.to_bytes(8, "big") for number in range(3)]
     assert decoder.value(message(written(old, {"a": 5}), versions[0])) == {"a": 5, "b": "none"}
     assert decoder.value(message(written(new, {"a": 5, "b": "x"}), versions[1])) == {"a": 5, "b": "x"}
@@ -216,7 +223,7 @@ def test_each_version_reads_what_was_written_with_it() -> None:
         ("[]", None, "type for the value: a union of 0 types"),
         ('{"type": "array"}', None, "no Avro schema"),
         ('"string"', "xml", "encoding = 'xml': avro or json"),
-        ('{"type": "KEY_VALUE", "schema": ""}', None, "Pulsar's type KEY_VALUE"),
+        ('{"type": "PROTOBUF", "schema": ""}', None, "Pulsar's type PROTOBUF"),
         ('{"type": "AVRO", "schema": "\\"int\\""}', "json", "values would be avro and json"),
         ('{"getSchemaResponses": []}', None, "the topic has no schema"),
         ('{"schema": "\\"int\\""}', None, "does not name its type"),
@@ -235,14 +242,14 @@ def test_each_version_reads_what_was_written_with_it() -> None:
 def test_schemas_that_cannot_be_used_say_why(text: str, encoding: str | None, said: str) -> None:
     """Mistakes of the option, rules of Avro, and what Spark has no type for, by its place."""
     with pytest.raises(InvalidInput, match=said):
-        ValueDecoder(read_schema(text, encoding))
+        ValueDecoder(single(text, encoding))
 
 
 def test_named_types_and_other_unions() -> None:
     """Names are found in their namespace; int and long are one; logical types that mean nothing here are passed."""
     inner = {"type": "record", "name": "a.b.Inner", "fields": [{"name": "n", "type": ["int", "null", "long"]}]}
     outer = record(("x", inner), ("y", "a.b.Inner"), ("z", {"type": "long", "logicalType": "time-micros"}))
-    decoder = ValueDecoder(read_schema(json.dumps({**outer, "namespace": "a.b"})))
+    decoder = ValueDecoder(single(json.dumps({**outer, "namespace": "a.b"})))
     value = {"x": {"n": 2**40}, "y": {"n": None}, "z": 5}
     assert kind_of(outer).spark.simpleString() == "struct<x:struct<n:bigint>,y:struct<n:bigint>,z:bigint>"
     assert decoder.value(message(written(outer, value))) == value
@@ -273,7 +280,7 @@ def test_named_types_and_other_unions() -> None:
 )
 def test_primitive_values(kind: str, data: bytes, value: object) -> None:
     """As Pulsar's client writes them; bytes too few or too many are no value, and named."""
-    schema = read_schema(json.dumps({"version": 0, "type": kind, "data": ""}))
+    schema = single(json.dumps({"version": 0, "type": kind, "data": ""}))
     assert schema.encoding is Encoding.PRIMITIVE
     decoder = ValueDecoder(schema)
     contents = SameVersion([data, data + b"\xff", b"", None])
@@ -287,6 +294,95 @@ def test_versions_of_two_primitive_types_are_refused() -> None:
     """One table has one type."""
     both = [{"version": 0, "type": "INT32", "data": ""}, {"version": 1, "type": "STRING", "data": ""}]
     with pytest.raises(InvalidInput, match="INT32 and STRING"):
-        read_schema(json.dumps({"getSchemaResponses": both}))
+        single(json.dumps({"getSchemaResponses": both}))
     with pytest.raises(InvalidInput, match="avro or json"):
-        read_schema(json.dumps(record(("a", "int"))), "primitive")
+        single(json.dumps(record(("a", "int"))), "primitive")
+
+
+def pair(encoding: str, key: tuple[str, Any], value: tuple[str, Any], **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return a version as the REST API says it."""
+    properties = {"key.schema.type": key[0], "value.schema.type": value[0], "kv.encoding.type": encoding}
+    return {
+        "type": "KEY_VALUE",
+        "data": json.dumps({"key": key[1], "value": value[1]}),
+        "properties": properties,
+    } | more
+
+
+def inline(*parts: bytes | None) -> bytes:
+    """Return parts with their lengths."""
+    return b"".join(b"\xff" * 4 if part is None else len(part).to_bytes(4, "big") + part for part in parts)
+
+
+OLD: dict[str, Any] = {"type": "record", "name": "V", "fields": [{"name": "a", "type": "int"}]}
+NEW: dict[str, Any] = {**OLD, "fields": [*OLD["fields"], {"name": "b", "type": "string", "default": "none"}]}
+VERSIONS = [number.to_bytes(8, "big") for number in range(2)]
+
+
+@pytest.mark.parametrize("separated", [False, True])
+def test_pairs_have_a_key_and_a_value(separated: bool) -> None:
+    """Each by its own schema and version; what fits neither is told, and a message without any part is null."""
+    encoding = "SEPARATED" if separated else "INLINE"
+    schema = read_schema(
+        json.dumps(
+            [pair(encoding, ("INT32", ""), ("AVRO", one), version=number) for number, one in enumerate((OLD, NEW))]
+        )
+    )
+    assert isinstance(schema, KeyValueSchema)
+    assert schema.type.simpleString() == "struct<key:int,value:struct<a:int,b:string>>"
+
+    def sent(key: bytes | None, value: bytes | None) -> tuple[bytes | None, bytes | None]:
+        """Return content and key of a message."""
+        return (value, key) if separated else (inline(key, value), None)
+
+    old = [sent(b"\0\0\0\1", written(OLD, {"a": 5})), sent(b"\0\0\0\2", None), (None, None)]
+    new = [sent(None, written(NEW, {"a": 6, "b": "x"})), sent(b"short", written(NEW, {"a": 7, "b": "y"}))]
+    new += [sent(b"\0\0\0\3", b"?")]
+    parts = [
+        SameVersion([content for content, _ in rows], version, [key for _, key in rows])
+        for rows, version in ((old, VERSIONS[0]), (new, VERSIONS[1]))
+    ]
+    found, wrong = decoder_of(schema).array(parts, to_arrow_type(schema.type))
+    assert found.to_pylist() == [
+        {"key": 1, "value": {"a": 5, "b": "none"}},
+        {"key": 2, "value": None},
+        None,
+        {"key": None, "value": {"a": 6, "b": "x"}},
+        None,
+        None,
+    ]
+    assert sorted(wrong) == [4, 5]
+    assert wrong[4].startswith("key: 5 bytes are no such value")
+    assert wrong[5].startswith("value: 1 bytes are no such value")
+
+
+@pytest.mark.parametrize("content", [b"", b"\0\0\0", inline(b"1234")[:7], inline(b"1234"), inline(b"1", b"2") + b"3"])
+def test_what_is_no_pair_is_told(content: bytes) -> None:
+    """A part is cut off, or something is left."""
+    schema = read_schema(json.dumps(pair("INLINE", ("BYTES", ""), ("STRING", ""))))
+    found, wrong = decoder_of(schema).array([SameVersion([content, inline(b"k", b"v")])], to_arrow_type(schema.type))
+    assert found.to_pylist() == [None, {"key": b"k", "value": "v"}]
+    assert "a pair" in wrong.pop(0)
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ([pair("INLINE", ("PROTOBUF", ""), ("STRING", ""))], "Pulsar's type PROTOBUF are not decoded"),
+        ([pair("INLINE", ("AVRO", 5), ("STRING", ""))], "no Avro schema"),
+        ([{"type": "KEY_VALUE", "data": "{}"}], "no pair of schemas with properties"),
+        ([{"type": "KEY_VALUE", "data": "{}", "properties": {}}], "the type of its key"),
+        ([pair("INLINE", ("STRING", ""), ("STRING", "")), {"type": "STRING", "data": ""}], "no pair of schemas"),
+        (
+            [pair(one, ("STRING", ""), ("STRING", ""), version=at) for at, one in enumerate(("INLINE", "SEPARATED"))],
+            "the versions of one encoding only",
+        ),
+    ],
+)
+def test_pairs_that_cannot_be_used_say_why(entries: list[dict[str, Any]], said: str) -> None:
+    """The part or the version is named."""
+    with pytest.raises(InvalidInput, match=said):
+        read_schema(json.dumps(entries))
+    with pytest.raises(InvalidInput, match="a pair of schemas names those"):
+        read_schema(json.dumps(pair("INLINE", ("STRING", ""), ("STRING", ""))), "json")
