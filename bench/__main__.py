@@ -47,6 +47,7 @@ from bench.scale import scale
 from bench.site import CLOCK, site
 from bench.spark import backfill_bookies, backfill_embedded, data_source
 from bench.stock import stock
+from bench.tables import tables
 from bench.tailing import bookies, tail
 from bench.topics import fifty, slow
 from offloaderd.core.errors import OffloaderError
@@ -84,6 +85,7 @@ ALONE: dict[str, Callable[[Site, Scale], Awaitable[list[Figure]]]] = {
     "memory": peak,
     "spark": backfill_embedded,
     "spark-read": data_source,
+    "tables": tables,
 }
 ON_BOOKIES: dict[str, Callable[[Site, Scale, BookKeeperCluster], Awaitable[list[Figure]]]] = {
     "tail": tail,
@@ -97,7 +99,7 @@ ON_BROKER: dict[str, Callable[[Site, Scale, PulsarServer], Awaitable[list[Figure
 }
 Told = Callable[[list[Figure]], None]
 NAMES = [*ALONE, *ON_BOOKIES, *ON_BROKER]
-NAMED = ("spark", "spark-read", "spark-bookies")
+NAMED = ("spark", "spark-read", "spark-bookies", "tables")
 """Those of Spark's jobs take as long as all others and have a page of their own: they run when they are named."""
 WITHOUT_GOALS = ("fifty", "follow", "publishing")
 """A quick run leaves them out, unless they are named."""

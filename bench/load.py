@@ -9,7 +9,7 @@ import asyncio
 import os
 from itertools import cycle
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from grpc import aio
 
@@ -147,7 +147,15 @@ async def push(client: DaemonClient, topic: TopicName, entries: Entries, *, seco
         return last.entry_id + 1
 
 
-async def append(client: DaemonClient, topic: TopicName, entries: Entries, *, seconds: float = inf) -> int:
+class Batched(Protocol):
+    """Entries that come in batches."""
+
+    def batches(self) -> Iterator[tuple[int, list[bytes]]]:
+        """Yield the first entry id and the payloads of each batch."""
+        ...
+
+
+async def append(client: DaemonClient, topic: TopicName, entries: Batched, *, seconds: float = inf) -> int:
     """Append all entries to the daemon's ledgers, or those that `seconds` are enough for; returns how many."""
     deadline_s, until = _limits(seconds)
     answered = 0

@@ -146,6 +146,39 @@ def _parquet(session: SparkSession, settings: Settings, *, target: str, payload_
     _summed(session.read.parquet(target), payload_bytes)
 
 
+def _rows(session: SparkSession, settings: Settings, *, topic: str, schema: str, target: str) -> None:
+    """Write the messages of a topic to Parquet, with the columns of a table."""
+    del settings
+    messages = session.read.format("offload").option("topic", topic).option("messages", "true").option("schema", schema)
+    columns = ("topic", "ledger_id", "entry_id", "batch_index", "time", "publish_time", "event_time", "producer")
+    found = messages.load().selectExpr("value.*", *columns, "sequence_id", "key", "properties")
+    found.write.parquet(target)
+
+
+def _table(session: SparkSession, settings: Settings, *, name: str, folder: str, rows: int) -> None:
+    """Write the declared table of that name from its begin to its end."""
+    del settings
+    from deltalake import DeltaTable  # noqa: PLC0415 - of one benchmark
+    from prometheus_client import CollectorRegistry  # noqa: PLC0415
+
+    from offloaderd.spark.tables.application import Application  # noqa: PLC0415
+
+    application = Application(session, {}, clock=CLOCK, registry=CollectorRegistry(), names=frozenset({name}))
+    if not application.run(once=True):
+        raise RuntimeError(f"table {name} failed; see what it said above")
+    (written,) = Path(folder).glob("*/_delta_log")
+    if (found := DeltaTable(str(written.parent)).count()) != rows:
+        raise RuntimeError(f"{found} rows were written, not {rows}")
+
+
+def _copy(session: SparkSession, settings: Settings, *, source: str, target: str, rows: int) -> None:
+    """Copy rows from Parquet to Parquet."""
+    del settings
+    session.read.parquet(source).write.parquet(target)
+    if (found := session.read.parquet(target).count()) != rows:
+        raise RuntimeError(f"{found} rows were copied, not {rows}")
+
+
 def _summed(rows: DataFrame, expected: int) -> None:
     (found,) = rows.selectExpr("sum(length(payload))").collect()
     if found[0] != expected:
@@ -158,6 +191,9 @@ DO: dict[str, Callable[..., None]] = {
     "read": _read,
     "write": _write,
     "parquet": _parquet,
+    "rows": _rows,
+    "table": _table,
+    "copy": _copy,
 }
 
 

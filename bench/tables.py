@@ -1,0 +1,119 @@
+"""Tables that follow topics: how fast history becomes rows, beside Spark's own copy of the same rows in Parquet."""
+
+from __future__ import annotations
+
+import io
+import json
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+import fastavro
+
+from bench.appending import everything_offloaded
+from bench.load import MIB, WRITTEN_MS, append
+from bench.report import Figure, spread
+from bench.site import CLOCK
+from bench.spark_child import spark
+from offloaderd.core.model import TopicName
+from offloaderd.core.names.patterns import path_of
+from offloaderd.daemon.settings import load
+from offloaderd.daemon.stores import metadata_store
+from offloaderd.format.pb.pulsar.messages_pb2 import MessageMetadata, SingleMessageMetadata
+from offloaderd.tables import store as stored
+from offloaderd.tables.declaration import Declaration, TableFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from bench.scale import Scale
+    from bench.site import Sections, Site
+
+TOPIC = TopicName.parse("orders-in-a-table")
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "item", "type": "string"},
+        {"name": "price", "type": "double"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+    ],
+}
+PER_ENTRY, PER_CALL, DISTINCT = 100, 100, 50
+"""Messages of an entry, entries of a call, and entries of different content."""
+BYTES_OF_ROW = 60
+"""Of a message in its entry, about."""
+GOAL = 0.6
+
+
+class Orders:
+    """Entries of batches of orders, as producers send them."""
+
+    def __init__(self, rows: int) -> None:
+        self.count = rows // PER_ENTRY
+        self.rows = self.count * PER_ENTRY
+        self._distinct = [_entry(first) for first in range(0, DISTINCT * PER_ENTRY, PER_ENTRY)]
+
+    def batches(self) -> Iterator[tuple[int, list[bytes]]]:
+        """Yield the first entry id and the payloads of each call."""
+        entries = cycle(self._distinct)
+        for first in range(0, self.count, PER_CALL):
+            yield first, [next(entries) for _ in range(min(PER_CALL, self.count - first))]
+
+
+def _entry(first: int) -> bytes:
+    """Return an entry of a batch."""
+    content = bytearray()
+    for number in range(first, first + PER_ENTRY):
+        value = io.BytesIO()
+        order = {"id": number, "item": f"item {number % 977:05}", "price": number / 7, "at": WRITTEN_MS + number}
+        fastavro.schemaless_writer(value, ORDER, order)
+        one = SingleMessageMetadata(payload_size=value.tell(), partition_key=f"{number}").SerializeToString()
+        content += len(one).to_bytes(4, "big") + one + value.getvalue()
+    metadata = MessageMetadata(
+        producer_name="bench", sequence_id=first, publish_time=WRITTEN_MS + first, num_messages_in_batch=PER_ENTRY
+    ).SerializeToString()
+    return len(metadata).to_bytes(4, "big") + metadata + content
+
+
+async def tables(site: Site, size: Scale) -> list[Figure]:
+    """Measure how fast the history of a topic becomes a table, in local[2]."""
+    orders = Orders(size.backfill_bytes // BYTES_OF_ROW // 10)
+    name, schema = f"tables{CLOCK.uuid().hex[:6]}", json.dumps(ORDER)
+    sections: Sections = {"ledgers": {"kind": "embedded"}}
+    rows = str(site.directory / f"rows-{name}")
+    ours, copied = [], []
+    async with site.bucket() as place, place.daemon(sections, name=name) as daemon:
+        await append(daemon.client, TOPIC, orders)
+        await daemon.client.enable(TOPIC, segment_bytes_max=16 * MIB)
+        await everything_offloaded(daemon, TOPIC)
+        environment = place.environment(name, 1, 2, sections)
+        async with spark("local[2]", environment) as job:
+            await job.ask(what="rows", topic=str(TOPIC), schema=schema, target=rows)
+            for number in range(size.runs + 1):
+                folder = site.directory / f"tables-{name}-{number}"
+                await _declared(environment, f"run-{number}", str(folder), schema)
+                told = await job.ask(what="table", name=f"run-{number}", folder=str(folder), rows=orders.rows)
+                ours.append(float(told["seconds"]))
+                told = await job.ask(what="copy", source=rows, target=f"{folder}-copy", rows=orders.rows)
+                copied.append(float(told["seconds"]))
+    ours, copied = ours[1:], copied[1:]  # in the first round workers start
+    return [
+        Figure(
+            benchmark="tables, local[2], batches of 100 messages in Avro",
+            figure="rows to Delta Lake over Spark's copy of them in Parquet",
+            values=[other / one for one, other in zip(ours, copied, strict=True)],
+            goal=GOAL,
+            notes={
+                "ours": spread([orders.rows / one for one in ours], "rows/s"),
+                "copy": spread([orders.rows / one for one in copied], "rows/s"),
+            },
+        )
+    ]
+
+
+async def _declared(environment: Mapping[str, str], name: str, folder: str, schema: str) -> None:
+    """Declare the table of a round."""
+    async with metadata_store(load(None, environment)) as metadata:
+        declared = Declaration(name=name, topics=path_of(TOPIC), to=folder, format=TableFormat.DELTA, schema=schema)
+        await stored.create(metadata, declared)
