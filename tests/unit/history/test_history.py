@@ -15,8 +15,7 @@ from offloaderd.core.errors import Denied, NotFound, Transient
 from offloaderd.core.model import HistoryOrder, LedgerInfo, OffloadMethod, Position, TopicName
 from offloaderd.core.names.patterns import of_topic
 from offloaderd.history.plan import left_of, waits
-from offloaderd.metadata import history, nodes, paths
-from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.metadata import history, paths
 from offloaderd.metadata.records import history as history_record
 from offloaderd.metadata.records.history import HistoryPlan, RangeState, Worker
 from offloaderd.metadata.topic_map import map as catalog
@@ -29,7 +28,7 @@ from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.gc import references
 from offloaderd.upkeep.stored import Site
 from tests.unit.rigs.crashing import crash
-from tests.unit.rigs.lives import life, until_found
+from tests.unit.rigs.lives import life, until_recorded
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn, until
 from tests.unit.segment.test_faults import QuickClock
 from tests.virtual import virtually
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from offloaderd.core.model import EntryBatch
-    from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.objects.port import PartInfo, Pieces
     from offloaderd.testing.memory.ledgers import MemoryLedgers
@@ -457,14 +455,10 @@ async def test_a_segment_that_was_sealed_with_all_the_ledgers_it_can_have_keeps_
     rig.objects = Stuck(rig.clock, part_bytes_min=1)
     async with life(rig, "one") as first:
         await enabled(first.engine)
-        path = paths.history_attempt(TOPIC)
-
-        async def sealed() -> Attempt | None:
-            node = await nodes.node(rig.tree.connect(), path)
-            return attempt_record.decode(node.value, path=path) if node is not None else None
-
-        left = await until_found(
-            sealed, lambda one: one.seal is not None and len(one.parts) == one.seal.part_count - 1 == last_part - 1
+        left = await until_recorded(
+            rig,
+            lambda one: one.seal is not None and len(one.parts) == one.seal.part_count - 1 == last_part - 1,
+            paths.history_attempt(TOPIC),
         )
     assert left.seal is not None
     assert left.parts[-1].end < left.seal.end == Position(2, 4)

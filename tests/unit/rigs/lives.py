@@ -19,10 +19,10 @@ from offloaderd.segment.complete import without_chunks
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
 from tests.patience import PATIENCE_S
-from tests.unit.rigs.rig import TOPIC, Rig, beside, turn
+from tests.unit.rigs.rig import TOPIC, Rig, beside
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Callable
 
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, Pieces
@@ -126,23 +126,22 @@ async def life(rig: Rig, name: str, plan: Plan | None = None, *, push_only: bool
         await one.kill(task)
 
 
-async def recorded(rig: Rig) -> Attempt | None:
+async def recorded(rig: Rig, path: str = paths.attempt(TOPIC)) -> Attempt | None:
     """Return the attempt as it is recorded."""
-    path = paths.attempt(TOPIC)
     try:
-        node = await rig.tree.connect().get(path)
+        return attempt_record.decode(rig.tree.node(path).value, path=path)
     except NotFound:
         return None
-    return attempt_record.decode(node.value, path=path)
 
 
-async def until_recorded(rig: Rig, condition: Callable[[Attempt], bool]) -> Attempt:
+async def until_recorded(rig: Rig, condition: Callable[[Attempt], bool], path: str = paths.attempt(TOPIC)) -> Attempt:
     """Wait until the recorded attempt is as wanted."""
-    return await until_found(lambda: recorded(rig), condition)
-
-
-async def until_found(look: Callable[[], Awaitable[Attempt | None]], condition: Callable[[Attempt], bool]) -> Attempt:
-    """Look until something is there and as wanted."""
-    while (found := await look()) is None or not condition(found):
-        await turn()
+    changed = asyncio.Event()
+    watcher = rig.tree.watch(path, changed.set)
+    try:
+        while (found := await recorded(rig, path)) is None or not condition(found):
+            await changed.wait()
+            changed.clear()
+    finally:
+        rig.tree.unwatch(watcher)
     return found

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import EntryBatch, OfferResult, Position, TopicName
-from offloaderd.metadata import nodes, paths
-from offloaderd.metadata.records import attempt as attempt_record
+from offloaderd.metadata import paths
 from offloaderd.segment import writer
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.topic import live_segment
 from offloaderd.topic.buffer import ENTRY_OVERHEAD_BYTES
-from tests.unit.rigs.lives import life, until_found
+from tests.unit.rigs.lives import life, until_recorded
 from tests.unit.rigs.rig import LAYOUT, Rig, enabled, memory_ledgers, offloader_of, payloads, turn, until_offloaded
 
 if TYPE_CHECKING:
-    from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.topic.offloader import TopicOffloader
 
 TOPICS = [TopicName.parse(f"public/default/t{number}") for number in range(3)]
@@ -47,12 +44,6 @@ class Stubborn:
         return Transient("busy") if when == "before" and key in self._taken else None
 
 
-async def left(rig: Rig, topic: TopicName) -> Attempt | None:
-    """Return a topic's attempt as it is recorded."""
-    node = await nodes.node(rig.tree.connect(), paths.attempt(topic))
-    return attempt_record.decode(node.value, path="attempt") if node is not None else None
-
-
 async def push(topic: TopicOffloader, number: int) -> None:
     """Push all entries of a topic, each batch as soon as there is room."""
     last = topic.handle.last_offered()
@@ -75,7 +66,9 @@ async def sealed_everywhere(*, push_only: bool) -> Rig:
                 await rig.ledgers.append(TOPICS[number], payloads(ENTRIES, seed=number))
             await topic.request_roll()
         for name in TOPICS:
-            await until_found(partial(left, rig, name), lambda found: found.seal is not None and len(found.parts) > 0)
+            await until_recorded(
+                rig, lambda found: found.seal is not None and len(found.parts) > 0, paths.attempt(name)
+            )
     return rig
 
 
