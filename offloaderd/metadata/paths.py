@@ -28,6 +28,7 @@ that ZooKeeper would refuse (`.`, `..`, characters beyond ASCII) are encoded as 
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from hashlib import sha256
 from urllib.parse import quote, unquote
 from uuid import UUID
@@ -225,6 +226,7 @@ def parse_topic(path: str) -> TopicName:
     return name
 
 
+@lru_cache(maxsize=10_000)
 def _encoded(part: str) -> str:
     """Encode a name as one path element that every metadata store accepts."""
     text = quote(part, safe=_SAFE)

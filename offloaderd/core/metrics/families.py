@@ -5,6 +5,7 @@ daemon with ten thousand topics has two hundred thousand series.
 """
 
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Generic, NamedTuple, TypeVar
@@ -207,8 +208,10 @@ class Declared(Generic[_Family]):
         return self
 
     def __get__(self, families: "Families", owner: type | None = None) -> _Family:
-        """Called for classes alone: an instance has the metric among its own attributes, which come first."""
-        raise AttributeError(f"{self.attribute} is a metric of an instance")
+        """Create the metric of an instance, which has it among its own attributes from then on: these come first."""
+        if families is None:
+            raise AttributeError(f"{self.attribute} is a metric of an instance")
+        return families.made(self)
 
     def on(self, registry: CollectorRegistry) -> _Family:
         """Create the metric, with a series for each combination of known values of labels."""
@@ -249,22 +252,43 @@ class Families:
     """A registry, and the metrics that an instance's classes declare."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self.registry = CollectorRegistry() if registry is None else registry
+        """Without a registry of somebody else's, each metric is created when it is used first, or all are read."""
+        self._registry = CollectorRegistry() if registry is None else registry
+        self._making = threading.Lock()
         self._declared = [
             one for kind in type(self).__mro__ for one in vars(kind).values() if isinstance(one, Declared)
         ]
+        if registry is not None:
+            self._make_all()
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """The registry, with all metrics."""
+        self._make_all()
+        return self._registry
+
+    def made(self, declared: Declared[_Family]) -> _Family:
+        """Return a metric, and create it if nobody has used it before."""
+        with self._making:
+            own = vars(self)
+            if declared.attribute not in own:
+                own[declared.attribute] = declared.on(self._registry)
+            found: _Family = own[declared.attribute]
+            return found
+
+    def _make_all(self) -> None:
         for one in self._declared:
-            setattr(self, one.attribute, one.on(self.registry))
-        self._by_topic = {one.name: getattr(self, one.attribute) for one in self._declared if TOPIC in one.labels}
+            self.made(one)
 
     def drop_topic(self, topic: str) -> None:
         """Remove every series of a topic that this daemon no longer serves; an unknown one is no error."""
-        for family in self._by_topic.values():
-            family.remove_topic(topic)
+        for one in self._declared:
+            if TOPIC in one.labels and (family := vars(self).get(one.attribute)) is not None:
+                family.remove_topic(topic)
 
     def view(self, *, topics: bool | None = None) -> Collector:
         """Return what a scrape collects: all families (None), only those by topic (True), or only the others."""
-        return View(self.registry, self._by_topic.keys(), topics)
+        return View(self.registry, {one.name for one in self._declared if TOPIC in one.labels}, topics)
 
     def documented(self) -> Sequence[Documented]:
         """All of the daemon's own metrics, in the order of their declaration."""

@@ -313,8 +313,8 @@ class Metrics(ServiceMetrics, UpkeepMetrics):
         """Register everything on `registry`, together with the default `process_*` and `python_gc_*` collectors."""
         super().__init__(registry)
         self.set_build(__version__, "")
-        ProcessCollector(registry=self.registry)
-        GCCollector(registry=self.registry)
+        ProcessCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
 
     def set_build(self, version: str, revision: str) -> None:
         """Set version and revision of the running build."""
