@@ -153,7 +153,7 @@ def prove(folder: Path, parts: Sequence[str], workers: str) -> int:
     """Run what is missing of some parts; returns pytest's exit code."""
     before = [one for one in lines(folder) if "::" in one["id"]]  # whole files are collected anew
     write(folder, before)
-    done = [one["id"] for one in ended(folder).values() if one["outcome"] != "failed"]
+    done = [one["id"] for one in ended(folder).values() if one["outcome"] == "passed"]  # a missing tool may have come
     (folder / DONE).write_text("".join(f"{one}\n" for one in done))
     (folder / COLLECTED).unlink(missing_ok=True)
     sys.stdout.write(f"proving {', '.join(parts)}; {len(done):,} tests of this tree have ended well before\n")
@@ -258,7 +258,8 @@ def report(folder: Path, begun: float, parts: Sequence[str], code: int) -> int:
         *["", "## Slowest", "", *(f"- {one['seconds']:.1f} s `{one['id']}`" for one in slowest)],
     ]
     (folder / "report.md").write_text("\n".join(page) + "\n")
-    sys.stdout.write("\n".join([*page, "", f"report: {(folder / 'report.md').relative_to(ROOT)}", ""]))
+    total = ", ".join(f"{sum(getattr(one, name) for one in table.values()):,} {name}" for name in OUTCOMES)
+    sys.stdout.write("\n".join([*page, "", f"report: {(folder / 'report.md').relative_to(ROOT)}", total, ""]))
     if failed or refused or unsaid or code not in {*ENDED, INTERRUPTED}:
         return FAILED
     return UNFINISHED if unfinished else OK

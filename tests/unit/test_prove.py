@@ -258,11 +258,15 @@ class NoTests:
 def test_what_ran_while_the_tree_was_changed_does_not_count(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *, changed: bool
 ) -> None:
-    """What ended before stays; a file that was not collected then is collected anew, and a line that was cut goes."""
+    """What ended before stays; a file that was not collected then is collected anew, and a line that was cut goes.
+
+    What was left out runs again: the tool that it lacked may have come.
+    """
+    skipped = f"{ONE}-on-a-server"
     proof = folder / "0123456789abcdef-3.11.2"
     proof.mkdir()
     (proof / prove.SIMULATION).write_text("made of this")
-    prove.write(proof, [end(ONE), end("tests/unit/core/test_b.py", "failed")])
+    prove.write(proof, [end(ONE), end(skipped, "skipped"), end("tests/unit/core/test_b.py", "failed")])
     with (proof / ITEMS).open("a") as file:
         file.write('{"id": "cut sh')
     monkeypatch.setattr(NoTests, "folder", proof, raising=False)
@@ -270,5 +274,5 @@ def test_what_ran_while_the_tree_was_changed_does_not_count(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(prove, "state", lambda: "another" if changed else proof.name)
     assert prove.prove(proof, ["unit", "golden"], "2") == (prove.INTERRUPTED if changed else 0)
-    assert prove.ended(proof).keys() == ({ONE} if changed else {ONE, TWO})
+    assert prove.ended(proof).keys() == ({ONE, skipped} if changed else {ONE, skipped, TWO})
     assert (proof / DONE).read_text() == f"{ONE}\n"
