@@ -1,6 +1,8 @@
 # Every task of this project. `make` alone lists them; `make run` and `make test` are all that a newcomer needs.
 # Nothing has to be installed by hand but Python 3.11 (or newer: make PYTHON=python3.12 ...) with its venv module.
 
+MAKEFLAGS += --no-print-directory
+
 PYTHON ?= python3.11
 INPUT ?=
 WORKERS ?= 2

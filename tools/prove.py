@@ -62,6 +62,8 @@ ENDED = frozenset({0, 1, 5})
 OUTCOMES = ("passed", "failed", "skipped", "missing")
 SIMULATION = "simulation.txt"
 """The file of a proof with the hash of all that its seeds ran."""
+FRESH = "fresh"
+"""The file of a proof that takes over no seeds, however often it goes on."""
 CLOCK = SystemClock()
 SLOWEST = 10
 
@@ -119,7 +121,9 @@ def carried(made_of: str, *, into: Path | None = None) -> list[Ended]:
 
 
 def carry(folder: Path) -> None:
-    """Add the seeds that passed elsewhere with the same simulation to a proof that has not run them."""
+    """Add the seeds that passed elsewhere with the same simulation to a proof that has not run them, unless fresh."""
+    if (folder / FRESH).exists():
+        return
     known = lines(folder)
     here = {one["id"] for one in known}
     found = carried((folder / SIMULATION).read_text(), into=folder)
@@ -286,8 +290,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / SIMULATION).exists():
         (folder / SIMULATION).write_text(simulation())
-    if not chosen.fresh:
-        carry(folder)
+    if chosen.fresh:
+        (folder / FRESH).touch()
+    carry(folder)
     parts = chosen.parts or list(PARTS)
     return report(folder, begun, parts, prove(folder, parts, chosen.workers))
 

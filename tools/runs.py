@@ -97,7 +97,7 @@ def record(name: str, command: Sequence[str]) -> int:
             sys.stdout.flush()
             last = line.strip("= \n") or last
     note = Note(
-        command=" ".join(word for word in command if not word.startswith("--")),
+        command=" ".join(command),
         date=datetime.fromtimestamp(CLOCK.wall_ms() // 1000, UTC).date().isoformat(),
         commit=at,
         minutes=round((CLOCK.monotonic() - begun) / 60, 1),
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("name", choices=CHECKS, metavar="NAME", help=f"one of {', '.join(CHECKS)}")
     parser.add_argument("variables", nargs="*", metavar="VARIABLE=VALUE", help="for make, such as MINUTES=30")
     chosen = parser.parse_args(arguments)
-    return record(chosen.name, ["make", "--no-print-directory", chosen.name, *chosen.variables])
+    return record(chosen.name, ["make", chosen.name, *chosen.variables])
 
 
 if __name__ == "__main__":

@@ -12,10 +12,8 @@ from urllib.parse import quote
 from offloaderd.core.errors import Conflict, InvalidInput, Transient
 from offloaderd.core.model import TopicName
 from offloaderd.ledgers.pulsar.admin import PulsarAdmin
-from offloaderd.ledgers.pulsar.schemas import Schema, key_value_text
+from offloaderd.ledgers.pulsar.schemas import KEY_VALUE, Schema, key_value_text
 from offloaderd.mount.captured import Captured
-
-KEY_VALUE = "KEY_VALUE"
 
 
 class SchemaAdmin(PulsarAdmin):

@@ -20,6 +20,7 @@ from fastavro.schema import SchemaParseException
 from pyspark.sql import types as spark
 
 from offloaderd.core.errors import InvalidInput
+from offloaderd.ledgers.pulsar.schemas import KEY_VALUE
 from offloaderd.spark.value_types import PRIMITIVES, Avro, kind_of
 
 
@@ -31,10 +32,6 @@ class Encoding(StrEnum):
     JSON = "json"
     PRIMITIVE = "primitive"
     """One number, text or moment, as Pulsar's client writes it."""
-
-
-KEY_VALUE = "KEY_VALUE"
-"""Pulsar's type of pairs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

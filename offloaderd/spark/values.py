@@ -143,13 +143,11 @@ class KeyValueDecoder:
         wrong: dict[int, str] = {}
         empty: list[bool] = []
         for contents, version, given in parts:
-            pairs = list(zip(given, contents, strict=True)) if self._separated else []
-            for at, one in enumerate(contents if not self._separated else (), start=len(empty)):
-                try:
-                    pairs.append((None, None) if one is None else split(one))
-                except ValueError as error:
-                    wrong[at] = str(error)
-                    pairs.append((None, None))
+            if self._separated:
+                pairs = list(zip(given, contents, strict=True))
+            else:
+                pairs, unsplit = _pairs(contents)
+                wrong |= {len(empty) + at: why for at, why in unsplit.items()}
             keys.append(SameVersion([key for key, _ in pairs], version))
             values.append(SameVersion([value for _, value in pairs], version))
             empty += [key is None and value is None for key, value in pairs]
@@ -162,6 +160,19 @@ class KeyValueDecoder:
             empty[at] = True
         fields = [kind.field(at) for at in range(kind.num_fields)]
         return pa.StructArray.from_arrays(arrays, fields=fields, mask=pa.array(empty, pa.bool_())), wrong
+
+
+def _pairs(contents: Sequence[bytes | None]) -> tuple[list[tuple[bytes | None, bytes | None]], dict[int, str]]:
+    """Return the parts of each content, and by its index the error of one that is no pair."""
+    found: list[tuple[bytes | None, bytes | None]] = []
+    wrong: dict[int, str] = {}
+    for at, one in enumerate(contents):
+        try:
+            found.append((None, None) if one is None else split(one))
+        except ValueError as error:
+            wrong[at] = str(error)
+            found.append((None, None))
+    return found, wrong
 
 
 Decoder = ValueDecoder | KeyValueDecoder

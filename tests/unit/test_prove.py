@@ -190,6 +190,10 @@ def test_seeds_of_a_tree_with_the_same_simulation_count(folder: Path, monkeypatc
         found = [(one["id"], one["outcome"]) for one in prove.lines(folder / "new")]
         carried = [(f"{test}[one]", "passed")] if name == "two" else []
         assert found == [(f"{test}[{name}]", outcome), *carried], "what has run here is not replaced"
+    prove.write(folder / "new", [])
+    (folder / "new" / prove.FRESH).touch()
+    prove.carry(folder / "new")
+    assert prove.lines(folder / "new") == []
 
 
 def test_git_has_the_seeds_of_recorded_proofs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

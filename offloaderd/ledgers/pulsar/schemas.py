@@ -39,6 +39,8 @@ TYPES: Mapping[int, str] = {
     21: "PROTOBUF_NATIVE",
 }
 """Types by their stored number (SchemaRegistryFormat), as the admin API names them (SchemaType)."""
+KEY_VALUE = "KEY_VALUE"
+"""The type of pairs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,13 +29,12 @@ from offloaderd.core.model import TopicName
 from offloaderd.core.names.managed_ledgers import system_reason
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.stores import open_ledgers
-from offloaderd.ledgers.pulsar.schemas import key_value_text
+from offloaderd.ledgers.pulsar.schemas import KEY_VALUE, key_value_text
 from offloaderd.read.transactions import KnownOutcomes
 from offloaderd.spark.scan.options import SourceOptions, parse
 from offloaderd.spark.scan.snapshot import Held, Snapshot, Stores, known_topics, opened
 from offloaderd.spark.stream import take_snapshots
 from offloaderd.spark.tables.writer import TableWriter, Written
-from offloaderd.spark.value_schema import KEY_VALUE
 from offloaderd.spark.value_types import PRIMITIVES
 from offloaderd.tables import store as stored
 from offloaderd.tables.declaration import Declaration, table_name, table_of

@@ -192,9 +192,9 @@ class TableRows:
 
     def _has_key(self) -> Column:
         """Return whether a row has all of its key; a message without a value has only its own, or that of its pair."""
-        found = f.lit(True)
+        found, fields = f.lit(True), self._fields
         for name in self.key:
-            found = found & f.isnotnull(f.expr("key" if name == KEY else self._fields[name].place))
+            found = found & f.isnotnull(f.expr("key" if name == KEY else fields[name].place))
         return found
 
 

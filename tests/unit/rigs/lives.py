@@ -126,7 +126,7 @@ async def life(rig: Rig, name: str, plan: Plan | None = None, *, push_only: bool
         await one.kill(task)
 
 
-async def recorded(rig: Rig, path: str = paths.attempt(TOPIC)) -> Attempt | None:
+def recorded(rig: Rig, path: str = paths.attempt(TOPIC)) -> Attempt | None:
     """Return the attempt as it is recorded."""
     try:
         return attempt_record.decode(rig.tree.node(path).value, path=path)
@@ -139,7 +139,7 @@ async def until_recorded(rig: Rig, condition: Callable[[Attempt], bool], path: s
     changed = asyncio.Event()
     watcher = rig.tree.watch(path, changed.set)
     try:
-        while (found := await recorded(rig, path)) is None or not condition(found):
+        while (found := recorded(rig, path)) is None or not condition(found):
             await changed.wait()
             changed.clear()
     finally:

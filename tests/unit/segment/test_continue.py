@@ -82,7 +82,7 @@ async def finish(rig: Rig, store: CountingStore, *, entries: int = ENTRIES) -> N
     assert [payload for _, payload in await rig.committed()] == payloads(entries)
     assert await rig.leftovers() == []
     assert list(await rig.tree.connect().children(paths.trash(TOPIC))) == []
-    assert await recorded(rig) is None
+    assert recorded(rig) is None
     assert store.told_alike
 
 
@@ -120,7 +120,7 @@ async def sealed(rig: Rig, *, on: str, push_only: bool = False) -> Attempt:
             killer.armed = True
         await topic.request_roll()
         await killer.dead.wait()
-    left = await recorded(rig)
+    left = recorded(rig)
     assert left is not None
     assert left.seal is not None
     return left
@@ -516,7 +516,7 @@ async def test_an_attempt_whose_entries_are_all_gone_ends_without_a_successor() 
     async with rig.engine("last") as engine:
         topic = await offloader_of(engine)
         await until(lambda: topic.attempt is None)
-    assert await recorded(rig) is None
+    assert recorded(rig) is None
     assert await rig.leftovers() == []
 
 

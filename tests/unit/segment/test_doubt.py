@@ -78,7 +78,7 @@ async def test_a_lost_connection_is_settled_at_every_call(call: str, number: int
     assert [payload for _, payload in await rig.committed()] == payloads(ENTRIES)
     assert len((await catalog.load(rig.tree.connect(), TOPIC)).segments) == 1
     assert await rig.leftovers() == []
-    assert await recorded(rig) is None
+    assert recorded(rig) is None
     assert list(await rig.tree.connect().children(paths.trash(TOPIC))) == []
     assert rig.metrics.segments.labels(state="failed")._value.get() == 0
     assert doubt.fired

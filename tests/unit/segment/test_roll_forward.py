@@ -87,7 +87,7 @@ async def test_a_segment_that_was_committed_after_the_backup_is_committed_again(
     assert await rig.committed() == before
     assert sorted([info.key async for info in rig.store.list()]) == keys
     assert [one["sealed"] for one in logs if one["event"] == "segment.rolled_forward"] == [False]
-    assert await recorded(rig) is None
+    assert recorded(rig) is None
 
 
 async def test_an_index_that_was_damaged_or_is_missing_is_put_again() -> None:
@@ -282,7 +282,7 @@ async def test_the_refusal_ends_once_it_can_be_verified() -> None:
 async def finished(rig: Rig, tree: MemoryTree, *, chunk_bytes: int = CHUNK_BYTES) -> Attempt:
     """Return the attempt that a tree has, as a new owner finds it finished."""
     rig.tree = tree
-    found = await recorded(rig)
+    found = recorded(rig)
     assert found is not None
     owned = await Owned.claim(rig)
     context, topic = replace(owned.context, chunk_bytes=chunk_bytes), owned.offloader

@@ -178,7 +178,7 @@ class Desk:
             patch.setattr(self.rig.store, "complete_upload", dies)
             with pytest.raises(asyncio.CancelledError):
                 await self.write(feed)
-        found = await recorded(self.rig)
+        found = recorded(self.rig)
         assert found is not None
         assert found.seal is not None
         self.asked.clear()
@@ -347,7 +347,7 @@ async def test_a_sealed_segment_is_left_when_its_entries_have_to_be_pushed_again
     feed = ScriptedFeed([Entries((batch(5, 0, 4),)), Empty()], rereadable=False)
     assert await desk.write(feed, resumed=left) is None
     assert (desk.asked, feed.closed) == ([], 1)
-    found = await recorded(desk.rig)
+    found = recorded(desk.rig)
     assert found is not None
     assert found.seal == left.seal
 
