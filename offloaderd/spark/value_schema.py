@@ -3,8 +3,9 @@
     .option("schema", '{"type": "record", "name": "Order", "fields": [...]}').option("encoding", "json")
     .option("schema", "orders.json")      # an answer of `pulsar-admin schemas get` or of the REST API
 
-Pulsar describes values of its types AVRO and JSON alike, by an Avro schema. A topic may have had several versions of
-it: a message is read by the version that it was written with, if that is given, into the type of the newest.
+Pulsar describes values of its types AVRO and JSON alike, by an Avro schema, those of PROTOBUF_NATIVE by Protobuf's
+descriptors. A topic may have had several versions of its schema: a message is read by the version that it was written
+with, if that is given, into the type of the newest.
 
 A value of KEY_VALUE is a struct of `key` and `value`, each by its own schema.
 """
@@ -21,6 +22,7 @@ from pyspark.sql import types as spark
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.ledgers.pulsar.schemas import KEY_VALUE
+from offloaderd.spark.value_protobuf import PROTOBUF_NATIVE, protobuf_kind
 from offloaderd.spark.value_types import PRIMITIVES, Avro, kind_of
 
 
@@ -32,13 +34,25 @@ class Encoding(StrEnum):
     JSON = "json"
     PRIMITIVE = "primitive"
     """One number, text or moment, as Pulsar's client writes it."""
+    PROTOBUF = "protobuf"
+    """A message of Protobuf, by Pulsar's type PROTOBUF_NATIVE."""
+
+
+ENCODING_OF = {
+    "AVRO": Encoding.AVRO,
+    "JSON": Encoding.JSON,
+    PROTOBUF_NATIVE: Encoding.PROTOBUF,
+    **dict.fromkeys(PRIMITIVES, Encoding.PRIMITIVE),
+}
+"""Pulsar's types of schema whose values are decoded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueSchema:
     """The schemas of values: `newest` gives their type, `versions` has those that writers used, by Pulsar's number.
 
-    Without `versions` every value is taken to be written with the newest. A primitive one is Pulsar's name of the type.
+    Without `versions` every value is taken to be written with the newest. Each is an Avro schema, Pulsar's name of a
+    primitive type, or Pulsar's object with Protobuf's descriptors.
     """
 
     encoding: Encoding
@@ -50,6 +64,8 @@ class ValueSchema:
         """The type of values in Spark. Raises InvalidInput if it has none."""
         if self.encoding is Encoding.PRIMITIVE:
             return PRIMITIVES[self.newest].spark
+        if self.encoding is Encoding.PROTOBUF:
+            return protobuf_kind(self.newest).spark
         return kind_of(self.newest).spark
 
 
@@ -168,11 +184,11 @@ def _info(one: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever JSON holds
 
 def _kind(one: Any) -> Encoding:  # noqa: ANN401 - whatever JSON holds
     kind = _info(one)["type"].upper()
-    if kind in PRIMITIVES:
-        return Encoding.PRIMITIVE
-    if kind not in {"AVRO", "JSON"}:
-        raise InvalidInput(f"values of Pulsar's type {kind} are not decoded, only AVRO, JSON and primitive ones")
-    return Encoding(kind.lower())
+    found = ENCODING_OF.get(kind)
+    if found is None:
+        others = "only AVRO, JSON, PROTOBUF_NATIVE and primitive ones"
+        raise InvalidInput(f"values of Pulsar's type {kind} are not decoded, {others}")
+    return found
 
 
 def _definition(one: Any) -> Avro:  # noqa: ANN401 - whatever JSON holds
@@ -180,7 +196,11 @@ def _definition(one: Any) -> Avro:  # noqa: ANN401 - whatever JSON holds
     if (kind := info["type"].upper()) in PRIMITIVES:
         return kind
     held = info.get("schema", info.get("data"))
-    return _checked(_from_json(held) if isinstance(held, str) else held)
+    definition = _from_json(held) if isinstance(held, str) else held
+    if kind == PROTOBUF_NATIVE:
+        protobuf_kind(definition)
+        return definition
+    return _checked(definition)
 
 
 def _encoding(word: str) -> Encoding:

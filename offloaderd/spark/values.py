@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from offloaderd.format.pulsar.key_value import split
 from offloaderd.format.pulsar.messages import Message
+from offloaderd.spark.value_protobuf import protobuf_kind
 from offloaderd.spark.value_schema import Encoding, KeyValueSchema, Schema, ValueSchema
 from offloaderd.spark.value_types import PRIMITIVES, kind_of
 
@@ -39,6 +40,9 @@ class ValueDecoder:
         self._versions: dict[int, Any] = {}
         if schema.encoding is Encoding.PRIMITIVE:
             self._of_version = self._of_bytes(PRIMITIVES[schema.newest].read)
+            return
+        if schema.encoding is Encoding.PROTOBUF:
+            self._of_version = self._of_bytes(protobuf_kind(schema.newest).read)
             return
         newest = kind_of(schema.newest)
         if schema.encoding is Encoding.JSON:

@@ -35,7 +35,7 @@ from offloaderd.spark.scan.options import SourceOptions, parse
 from offloaderd.spark.scan.snapshot import Held, Snapshot, Stores, known_topics, opened
 from offloaderd.spark.stream import take_snapshots
 from offloaderd.spark.tables.writer import TableWriter, Written
-from offloaderd.spark.value_types import PRIMITIVES
+from offloaderd.spark.value_schema import ENCODING_OF
 from offloaderd.tables import store as stored
 from offloaderd.tables.declaration import Declaration, table_name, table_of
 from offloaderd.tables.store import States, TableState
@@ -56,9 +56,8 @@ ERROR_CHARS = 500
 """Of an error in a state; the log has all of it."""
 PAUSE_S_MAX = 600.0
 """Longest pause of a table that fails."""
-ENCODINGS = {"INLINE", "SEPARATED"}
+PAIR_ENCODINGS = {"INLINE", "SEPARATED"}
 """How a pair of a key and a value is sent."""
-DECODED = {"AVRO", "JSON", *PRIMITIVES, *ENCODINGS}
 EVERYTHING = "re:.*"
 
 
@@ -138,7 +137,7 @@ def schema_option(versions: Mapping[int, Schema]) -> str:
     Of versions of several types those of the newest count: messages of the others are not of this schema.
     """
     there = {version: one for version, one in versions.items() if not one.deleted}
-    if not there or not DECODED.issuperset(kinds := _kinds(there[max(there)])):
+    if not there or not _is_decoded(kinds := _kinds(there[max(there)])):
         return ""
     given = [_described(version, one) for version, one in sorted(there.items()) if _kinds(one) == kinds]
     return json.dumps({"getSchemaResponses": given})
@@ -151,6 +150,10 @@ def _kinds(schema: Schema) -> tuple[str, ...]:
     names = ("key.schema.type", "value.schema.type", "kv.encoding.type")
     key, value, encoding = (schema.properties.get(name, "") for name in names)
     return key, value, encoding or "INLINE"
+
+
+def _is_decoded(kinds: tuple[str, ...]) -> bool:
+    return ENCODING_OF.keys() >= set(kinds[:2]) and PAIR_ENCODINGS.issuperset(kinds[2:])
 
 
 def _described(version: int, schema: Schema) -> dict[str, object]:
