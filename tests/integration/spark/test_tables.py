@@ -6,6 +6,7 @@ import asyncio
 import json
 from base64 import b64encode
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +27,8 @@ from tests.integration.spark.site import CLOCK, Site
 from tests.unit.format.test_pulsar_message import batch, entry
 from tests.unit.read.build import Piece
 from tests.unit.spark.test_export_iceberg import library_threads
+from tests.unit.spark.test_value_protobuf import NESTED, definition
+from tests.unit.spark.test_value_protobuf import written as protobuf
 from tests.unit.spark.test_value_schema import inline, pair, record, written
 
 if TYPE_CHECKING:
@@ -218,6 +221,24 @@ def test_the_current_state_of_pairs(spark: SparkSession, site: Site, tmp_path: P
     assert (sound, state.apart, current()) == (True, 1, {1: "c", 4: "e"})
     (dead,) = delta(tmp_path / "orders_dead_letters")
     assert (dead["state"], dead["message"]) == ("malformed", b"\x80")
+
+
+@pytest.mark.parametrize("form", TableFormat)
+def test_messages_of_protobuf(spark: SparkSession, site: Site, tmp_path: Path, form: TableFormat) -> None:
+    """Moments, lists, maps and enumerations are columns; what is no such message is a dead letter."""
+    schema = json.dumps({"version": 0, "type": "PROTOBUF_NATIVE", "data": json.dumps(definition(NESTED))})
+    at = datetime(2026, 1, 1, 12, 0, 0, 5, UTC)
+    full = protobuf(NESTED, at=at, lines=[{"article": "a"}], counts={"x": {"article": "c"}}, state=1, note="n")
+    entries = [entry(full), entry(b"\xff"), entry(protobuf(NESTED))]
+    asyncio.run(site.commit(TOPIC, [Piece(1, 0, entries, len(entries))]))
+    declare(site, to=str(tmp_path), format=form, schema=schema)
+    sound, (state,) = run(spark, site)
+    assert (sound, state.error, state.apart) == (True, "", 1)
+    found, empty = rows_of(form, tmp_path, "orders")
+    kept = ("at", "lines", "counts", "state", "note")
+    values = [at, [{"article": "a"}], [("x", {"article": "c"})], "SENT", "n"]
+    assert {name: found[name] for name in kept} == dict(zip(kept, values, strict=True))
+    assert [empty[name] for name in kept] == [None, [], [], "NEW", None]
 
 
 @pytest.mark.parametrize("done", [False, True])

@@ -313,7 +313,10 @@ def test_the_schema_is_that_of_the_newest_type() -> None:
         schema_option({0: version("JSON"), 1: version("JSON", deleted=True), 2: version("AVRO"), 3: version("AVRO")})
     )
     assert [(one["version"], one["type"]) for one in made["getSchemaResponses"]] == [(2, "AVRO"), (3, "AVRO")]
+    assert schema_option({0: version("PROTOBUF")}) == ""
+    assert json.loads(schema_option({0: version("PROTOBUF_NATIVE")}))["getSchemaResponses"][0]["data"] == "{}"
     types = {"key.schema.type": "INT32", "value.schema.type": "AVRO"}
+    assert schema_option({0: version("KEY_VALUE", {**types, "kv.encoding.type": "OTHER"})}) == ""
     assert schema_option({0: version("KEY_VALUE", {**types, "key.schema.type": "PROTOBUF"})}) == ""
     content = inline(b"", b'{"type": "int"}')
     pairs = {
