@@ -128,6 +128,7 @@ def set_levels(level: str, modules: Mapping[str, str]) -> None:
     for name in LIBRARIES:
         least = logging.WARNING if number > logging.DEBUG else logging.INFO if name in SIGNERS else logging.DEBUG
         logging.getLogger(name).setLevel(max(number, least))
+        logging.getLogger(name).propagate = True  # google-auth ends it at its first request before there is a level
     for name, one in modules.items():
         logging.getLogger(name).setLevel(one.upper())
     _own.clear()
