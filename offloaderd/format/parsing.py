@@ -3,13 +3,15 @@
 The library alone accepts messages without required fields, and returns `bytes` for a proto2 string that is not UTF-8.
 """
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from inspect import signature
 from struct import Struct
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
+from google.protobuf.descriptor import Descriptor, FileDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
@@ -55,22 +57,50 @@ def parse_message(kind: type[M], data: bytes, *, key: str, at: int, text: bool =
         raise CorruptData(key=key, offset=at, expected=f"a {name} message", found=error) from None
     if not message.IsInitialized():
         raise CorruptData(key=key, offset=at, expected=f"all required fields of {name}", found="not all of them")
-    if text and not _strings_are_text(message):
+    if text and not _strings_are_text(message, _text_of(kind.DESCRIPTOR)):
         raise CorruptData(key=key, offset=at, expected=f"UTF-8 text in the {name} message", found="other bytes")
     return message
 
 
-def _strings_are_text(message: Message) -> bool:
-    for field, value in message.ListFields():
-        values = value if field.is_repeated else (value,)
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            continue  # maps are in proto3 files alone, whose parser demands UTF-8
-        if field.message_type is not None:
-            if not all(map(_strings_are_text, values)):
+class _Text(NamedTuple):
+    """A field that is text, or has text inside: then `inner` are the fields there."""
+
+    name: str
+    is_repeated: bool
+    inner: "Sequence[_Text]"
+
+
+def _strings_are_text(message: Any, fields: Sequence[_Text]) -> bool:  # noqa: ANN401 - a message of any type
+    for name, is_repeated, inner in fields:
+        if not inner:
+            value = getattr(message, name)
+            if not (all(isinstance(text, str) for text in value) if is_repeated else isinstance(value, str)):
                 return False
-        elif field.type == field.TYPE_STRING and not all(isinstance(text, str) for text in values):
+        elif is_repeated:
+            for one in getattr(message, name):
+                if not _strings_are_text(one, inner):
+                    return False
+        elif message.HasField(name) and not _strings_are_text(getattr(message, name), inner):
             return False
     return True
+
+
+@cache
+def _text_of(descriptor: Descriptor) -> Sequence[_Text]:
+    """Return the fields whose text the library does not check: those of proto2. No message of ours contains itself."""
+    unchecked = _syntax(descriptor.file) != "proto3"
+    found = []
+    for field in descriptor.fields:
+        inner = _text_of(field.message_type) if field.message_type is not None else ()
+        if inner or (unchecked and field.type == field.TYPE_STRING):
+            found.append(_Text(field.name, field.is_repeated, inner))
+    return tuple(found)
+
+
+@cache
+def _syntax(file: FileDescriptor) -> str:
+    return FileDescriptorProto.FromString(file.serialized_pb).syntax
+
 
 
 def filled(kind: type[M], value: object = None, /, **other: object) -> M:
