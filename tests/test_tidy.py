@@ -188,12 +188,16 @@ def has_other_home(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) 
     return bool(marks & {"overload", "override", "setter"})
 
 
+def _name_of(node: ast.AST) -> str | None:
+    return getattr(node, "id", None) or getattr(node, "attr", None)
+
+
 def imported(name: str) -> set[str]:
     """Return the top-level packages that a module imports at any depth, type checking apart."""
     found: set[str] = set()
     skipped: set[ast.AST] = set()
     for node in ast.walk(tree(name)):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in map(_name_of, ast.walk(node.test)):
             skipped |= {inner for child in node.body for inner in ast.walk(child)}
         if node in skipped:
             continue

@@ -102,7 +102,6 @@ def _syntax(file: FileDescriptor) -> str:
     return FileDescriptorProto.FromString(file.serialized_pb).syntax
 
 
-
 def filled(kind: type[M], value: object = None, /, **other: object) -> M:
     """Return a message with the fields in `other`, and for the rest the value's attributes of the same names.
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tarfile
 import zipfile
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,31 +28,48 @@ from tools.release import INSTALLATIONS, ROOT, digest, main
 from tools.sbom import bill
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 COMMIT = "0123456789012345678901234567890123456789"
 PEM = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-@pytest.fixture
-def key(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A key that signs."""
-    path = tmp_path / "release.key"
+    path = tmp_path_factory.mktemp("key") / "release.key"
     path.write_bytes(Ed25519PrivateKey.generate().private_bytes(*PEM))
     return path
 
 
-@pytest.fixture
-def tree(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What git says of the tree; all other programs are run."""
+@contextmanager
+def pinned_tree() -> Iterator[dict[str, str]]:
+    """Give what git says of the tree meanwhile, which a test may change; all other programs are run."""
     said = {"status": "", "rev-parse": COMMIT, "show": "1700000000"}
     real: Callable[..., str] = release.run
 
     def run(*command: str | Path, **environment: str) -> str:
         return said[str(command[1])] if command[0] == "git" else real(*command, **environment)
 
-    monkeypatch.setattr(release, "run", run)
-    return said
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(release, "run", run)
+        yield said
+
+
+@pytest.fixture
+def tree() -> Iterator[dict[str, str]]:
+    """See pinned_tree."""
+    with pinned_tree() as said:
+        yield said
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory, key: Path) -> Path:
+    """The folder of a release, which tests only read."""
+    place = tmp_path_factory.mktemp("released") / "out"
+    with pinned_tree():
+        assert made(place, key) == 0
+    return place
 
 
 def made(place: Path, key: Path, *further: str) -> int:
@@ -59,11 +77,13 @@ def made(place: Path, key: Path, *further: str) -> int:
     return main(["--key", str(key), "--to", str(place), "--without", "nar", "--without", "image", *further])
 
 
-def test_a_release_is_whole_signed_and_the_same_again(tmp_path: Path, key: Path, tree: dict[str, str]) -> None:
+def test_a_release_is_whole_signed_and_the_same_again(
+    tmp_path: Path, key: Path, tree: dict[str, str], released: Path
+) -> None:
     """Of one commit: wheel and sdist with licence and notice, bills, sums; openssl and sha256sum find it sound."""
     assert tree["status"] == ""
-    first, second = tmp_path / "first", tmp_path / "second"
-    assert made(first, key) == made(second, key) == 0
+    first, second = released, tmp_path / "second"
+    assert made(second, key) == 0
     names = {one.name for one in first.iterdir()}
     stem = f"offloaderd-{__version__}"
     assert names == {
@@ -81,13 +101,12 @@ def test_a_release_is_whole_signed_and_the_same_again(tmp_path: Path, key: Path,
     assert listed == {name: digest(first / name) for name in names if not name.startswith("SHA256SUMS")}
 
 
-def test_the_signature_is_one_that_openssl_verifies(tmp_path: Path, key: Path, tree: dict[str, str]) -> None:
+def test_the_signature_is_one_that_openssl_verifies(tmp_path: Path, released: Path) -> None:
     """By the command of SECURITY.md; of sums that were changed it is refused."""
-    assert tree["status"] == ""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("no openssl")
-    assert made(tmp_path / "out", key) == 0
+    shutil.copytree(released, tmp_path / "out")
     verify = [
         openssl, "pkeyutl", "-verify", "-pubin", "-inkey", "release.pub", "-rawin", "-in", "SHA256SUMS", "-sigfile",
         "SHA256SUMS.sig",
@@ -99,13 +118,9 @@ def test_the_signature_is_one_that_openssl_verifies(tmp_path: Path, key: Path, t
     assert subprocess.run(verify, cwd=tmp_path / "out", capture_output=True, check=False).returncode != 0
 
 
-def test_the_provenance_names_commit_locks_files_and_what_was_left_out(
-    tmp_path: Path, key: Path, tree: dict[str, str]
-) -> None:
+def test_the_provenance_names_commit_locks_files_and_what_was_left_out(released: Path) -> None:
     """It is signed as DSSE has it, over the exact bytes of the statement."""
-    assert tree["status"] == ""
-    out = tmp_path / "out"
-    assert made(out, key) == 0
+    out = released
     envelope = json.loads((out / f"offloaderd-{__version__}.intoto.jsonl").read_text())
     body, (signature,) = base64.b64decode(envelope["payload"]), envelope["signatures"]
     kind = envelope["payloadType"].encode()
