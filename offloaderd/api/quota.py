@@ -1,6 +1,6 @@
 """QuotaService: quotas of tenants and namespaces, their use, and the sums for bills."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -31,13 +31,15 @@ class QuotaService(quota_pb2_grpc.QuotaServiceServicer):
     async def ListQuotas(self, request: pb.ListQuotasRequest, context: Context) -> pb.ListQuotasResponse:
         """Return the quotas and their use. Raises InvalidInput, Transient."""
         prefix, keeper, accounts = checked_prefix(request.prefix), self.engine.quotas, self.engine.context.accounts
-        await keeper.refresh()
+        await keeper.refresh_if_changed()
         within = Scope(*prefix)
         scopes: list[tuple[Scope, Account | None]] = [(Scope(), None)] if not prefix else []
         scopes += [(one.scope, one) for one in accounts if within.covers(one.scope)]
         shown, token = page(request, scopes, lambda one: named(one[0]))
         levels = [self._level(*one) for one in shown]
-        return pb.ListQuotasResponse(daemon_id=self.daemon_id, namespaces=levels, next_page_token=token)
+        return pb.ListQuotasResponse(
+            daemon_id=self.daemon_id, namespaces=levels, counted_age_s=keeper.counted_age_s(), next_page_token=token
+        )
 
     def _level(self, scope: Scope, account: Account | None) -> pb.NamespaceQuotas:
         known = self.engine.quotas.levels.get(scope)
@@ -52,10 +54,10 @@ class QuotaService(quota_pb2_grpc.QuotaServiceServicer):
         message.used.CopyFrom(pb.Quotas(**used))
         if scope.namespace is None:
             return message
-        sums, since_ms = Usage(), []
-        for one in (self.engine.quotas.own(), *self.engine.quotas.others.values()):
+        keeper, sums = self.engine.quotas, replace(account.usage)
+        for one in keeper.others.values():
             sums.add(one.namespaces.get(scope, Usage()))
-            since_ms += [one.since_ms] if one.since_ms else []
+        since_ms = [since for since in (keeper.since_ms, *(one.since_ms for one in keeper.others.values())) if since]
         message.written_bytes, message.read_bytes, message.requests = sums.written_bytes, sums.read_bytes, sums.requests
         message.stored_byte_hours, message.since_ms = sums.stored_byte_s / 3600, min(since_ms, default=0)
         return message
@@ -65,13 +67,13 @@ class QuotaService(quota_pb2_grpc.QuotaServiceServicer):
         scope = level_of(request.level)
         quotas = checked({field.name: value for field, value in request.quotas.ListFields()})
         keeper, metadata = self.engine.quotas, self.engine.context.metadata
-        await keeper.refresh()
+        await keeper.refresh_if_changed()
         before = keeper.levels.get(scope)
         if not request.dry_run:
             clock, by = self.engine.context.upload_context.clock, name_of_caller(context)
             await stored.put(metadata, clock, scope, quotas, by=by)
             log.info("quotas.set", level=named(scope), by=by, **filled_values(quotas))
-            await keeper.refresh()
+            await keeper.refresh_if_changed()
         answer = pb.SetQuotasResponse(notes=_notes(scope, quotas, self.engine))
         if before is not None:
             answer.before.CopyFrom(filled(pb.Quotas, before.quotas))

@@ -56,15 +56,40 @@ class QuotaKeeper:
         self._clock, self._metrics = context.upload_context.clock, context.upload_context.metrics
         self._enabled, self._stored, self._living, self._changed = enabled, stored, living, changed
         self._written_s: float | None = None
+        self._compared_s = self._clock.monotonic()
+        self._levels_version: int | None = None
         self._shown: set[tuple[str, str]] = set()
         self._totals: deque[Counter[Scope]] = deque(maxlen=round(SETTLE_S / PASS_S))
         """Stored bytes of the cluster at the last passes."""
 
     async def refresh(self) -> None:
         """Read the quotas of all levels, and apply them. Raises Transient."""
+        version = await self._stored_version()
         self.levels = await quotas.load(self._metadata, self.levels)
+        self._levels_version = version
         self._accounts.follow({scope: one.quotas for scope, one in self.levels.items()})
         self._compare()
+
+    async def refresh_if_changed(self) -> None:
+        """Refresh before the change of another daemon is notified; one request without a change. Raises Transient."""
+        if await self._stored_version() != self._levels_version:
+            await self.refresh()
+
+    async def _stored_version(self) -> int:
+        """Return the version that every change of a level moves; -1 before the first one. Raises Transient."""
+        found = await nodes.node(self._metadata, paths.QUOTAS)
+        return found.version if found is not None else -1
+
+    def counted_age_s(self) -> float | None:
+        """Return the age of the oldest count in the use of the cluster, this daemon's or another living one's.
+
+        None before the counts of the others, and this daemon's sums of its last run, have been read.
+        """
+        if not self.since_ms:
+            return None
+        living, now_ms = self._living(), self._clock.wall_ms()
+        others_s = [(now_ms - one.at_ms) / 1000 for daemon_id, one in self.others.items() if daemon_id in living]
+        return max([self._clock.monotonic() - self._compared_s, *others_s])
 
     async def run(self, daemon_id: str) -> None:
         """Count and compare until cancelled."""
@@ -149,6 +174,7 @@ class QuotaKeeper:
             log.warning("quota.stored_bytes", used_up=over, hint="nothing more of these is offloaded")
             self._changed()
         self._show()
+        self._compared_s = self._clock.monotonic()
         return stored
 
     def _show(self) -> None:

@@ -65,8 +65,25 @@ def show_(session: Session, prefix: str) -> None:
 
 def _show(session: Session, prefix: str) -> None:
     found = session.ask(lambda client: client.quotas(prefix))
-    document = {"daemon_id": found.daemon_id, "namespaces": [_document(one) for one in found.namespaces]}
-    session.tell(document, lambda: show.table(["LEVEL", "QUOTA", ">USED", ">LIMIT", "SET"], _rows(found.namespaces)))
+    document = {
+        "daemon_id": found.daemon_id,
+        "counted_age_s": _counted_age_s(found),
+        "namespaces": [_document(one) for one in found.namespaces],
+    }
+    session.tell(document, lambda: _shown(found))
+
+
+def _shown(found: quota_pb2.ListQuotasResponse) -> None:
+    show.table(["LEVEL", "QUOTA", ">USED", ">LIMIT", "SET"], _rows(found.namespaces))
+    age_s = _counted_age_s(found)
+    if age_s is None:
+        show.note(f"note: {found.daemon_id} has just started: stored bytes lack those of other daemons")
+    else:
+        show.note(f"note: stored bytes and topics were counted up to {show.age(age_s)} ago")
+
+
+def _counted_age_s(found: quota_pb2.ListQuotasResponse) -> float | None:
+    return found.counted_age_s if found.HasField("counted_age_s") else None
 
 
 def _document(one: quota_pb2.NamespaceQuotas) -> dict[str, object]:
@@ -195,7 +212,8 @@ def export(session: Session, prefix: str) -> None:
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    session.tell({"namespaces": rows}, text.getvalue().rstrip("\n"))
+    document = {"counted_age_s": _counted_age_s(found), "namespaces": rows}
+    session.tell(document, text.getvalue().rstrip("\n"))
 
 
 def _bill(one: quota_pb2.NamespaceQuotas) -> dict[str, object]:

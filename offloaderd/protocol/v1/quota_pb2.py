@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19offloaderd/v1/quota.proto\x12\roffloaderd.v1\"\xca\x02\n\x06Quotas\x12\x1e\n\x11write_bytes_per_s\x18\x01 \x01(\x12H\x00\x88\x01\x01\x12\x1d\n\x10read_bytes_per_s\x18\x02 \x01(\x12H\x01\x88\x01\x01\x12\x19\n\x0cstored_bytes\x18\x03 \x01(\x12H\x02\x88\x01\x01\x12\x13\n\x06topics\x18\x04 \x01(\x12H\x03\x88\x01\x01\x12\x14\n\x07readers\x18\x05 \x01(\x12H\x04\x88\x01\x01\x12\x12\n\x05\x63\x61lls\x18\x06 \x01(\x12H\x05\x88\x01\x01\x12\x19\n\x0cunpack_bytes\x18\x07 \x01(\x12H\x06\x88\x01\x01\x12\x13\n\x06weight\x18\x08 \x01(\x12H\x07\x88\x01\x01\x42\x14\n\x12_write_bytes_per_sB\x13\n\x11_read_bytes_per_sB\x0f\n\r_stored_bytesB\t\n\x07_topicsB\n\n\x08_readersB\x08\n\x06_callsB\x0f\n\r_unpack_bytesB\t\n\x07_weight\"J\n\x11ListQuotasRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x32 \x01(\r\x12\x12\n\npage_token\x18\x33 \x01(\t\"t\n\x12ListQuotasResponse\x12\x11\n\tdaemon_id\x18\x01 \x01(\t\x12\x32\n\nnamespaces\x18\x02 \x03(\x0b\x32\x1e.offloaderd.v1.NamespaceQuotas\x12\x17\n\x0fnext_page_token\x18\x32 \x01(\t\"\xa4\x02\n\x0fNamespaceQuotas\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x03own\x18\x02 \x01(\x0b\x32\x15.offloaderd.v1.Quotas\x12(\n\teffective\x18\x03 \x01(\x0b\x32\x15.offloaderd.v1.Quotas\x12#\n\x04used\x18\x04 \x01(\x0b\x32\x15.offloaderd.v1.Quotas\x12\x15\n\rwritten_bytes\x18\x05 \x01(\x04\x12\x12\n\nread_bytes\x18\x06 \x01(\x04\x12\x10\n\x08requests\x18\x07 \x01(\x04\x12\x19\n\x11stored_byte_hours\x18\x08 \x01(\x01\x12\x10\n\x08since_ms\x18\t \x01(\x04\x12\x12\n\nchanged_ms\x18\n \x01(\x04\x12\x12\n\nchanged_by\x18\x0b \x01(\t\"Y\n\x10SetQuotasRequest\x12\r\n\x05level\x18\x01 \x01(\t\x12%\n\x06quotas\x18\x02 \x01(\x0b\x32\x15.offloaderd.v1.Quotas\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"I\n\x11SetQuotasResponse\x12%\n\x06\x62\x65\x66ore\x18\x01 \x01(\x0b\x32\x15.offloaderd.v1.Quotas\x12\r\n\x05notes\x18\x02 \x03(\t2\xb1\x01\n\x0cQuotaService\x12Q\n\nListQuotas\x12 .offloaderd.v1.ListQuotasRequest\x1a!.offloaderd.v1.ListQuotasResponse\x12N\n\tSetQuotas\x12\x1f.offloaderd.v1.SetQuotasRequest\x1a .offloaderd.v1.SetQuotasResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19offloaderd/v1/quota.proto\x12\roffloaderd.v1\"\xca\x02\n\x06Quotas\x12\x1e\n\x11write_bytes_per_s\x18\x01 \x01(\x12H\x00\x88\x01\x01\x12\x1d\n\x10read_bytes_per_s\x18\x02 \x01(\x12H\x01\x88\x01\x01\x12\x19\n\x0cstored_bytes\x18\x03 \x01(\x12H\x02\x88\x01\x01\x12\x13\n\x06topics\x18\x04 \x01(\x12H\x03\x88\x01\x01\x12\x14\n\x07readers\x18\x05 \x01(\x12H\x04\x88\x01\x01\x12\x12\n\x05\x63\x61lls\x18\x06 \x01(\x12H\x05\x88\x01\x01\x12\x19\n\x0cunpack_bytes\x18\x07 \x01(\x12H\x06\x88\x01\x01\x12\x13\n\x06weight\x18\x08 \x01(\x12H\x07\x88\x01\x01\x42\x14\n\x12_write_bytes_per_sB\x13\n\x11_read_bytes_per_sB\x0f\n\r_stored_bytesB\t\n\x07_topicsB\n\n\x08_readersB\x08\n\x06_callsB\x0f\n\r_unpack_bytesB\t\n\x07_weight\"J\n\x11ListQuotasRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x32 \x01(\r\x12\x12\n\npage_token\x18\x33 \x01(\t\"\xa2\x01\n\x12ListQuotasResponse\x12\x11\n\tdaemon_id\x18\x01 \x01(\t\x12\x32\n\nnamespaces\x18\x02 \x03(\x0b\x32\x1e.offloaderd.v1.NamespaceQuotas\x12\x1a\n\rcounted_age_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\x0fnext_page_token\x18\x32 \x01(\tB\x10\n\x0e_counted_age_s\"\xa4\x02\n\x0fNamespaceQuotas\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\"\n\x03own\x18\x02 \x01(\x0b\x32\x15.offloaderd.v1.Quotas\x12(\n\teffective\x18\x03 \x01(\x0b\x32\x15.offloaderd.v1.Quotas\x12#\n\x04used\x18\x04 \x01(\x0b\x32\x15.offloaderd.v1.Quotas\x12\x15\n\rwritten_bytes\x18\x05 \x01(\x04\x12\x12\n\nread_bytes\x18\x06 \x01(\x04\x12\x10\n\x08requests\x18\x07 \x01(\x04\x12\x19\n\x11stored_byte_hours\x18\x08 \x01(\x01\x12\x10\n\x08since_ms\x18\t \x01(\x04\x12\x12\n\nchanged_ms\x18\n \x01(\x04\x12\x12\n\nchanged_by\x18\x0b \x01(\t\"Y\n\x10SetQuotasRequest\x12\r\n\x05level\x18\x01 \x01(\t\x12%\n\x06quotas\x18\x02 \x01(\x0b\x32\x15.offloaderd.v1.Quotas\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"I\n\x11SetQuotasResponse\x12%\n\x06\x62\x65\x66ore\x18\x01 \x01(\x0b\x32\x15.offloaderd.v1.Quotas\x12\r\n\x05notes\x18\x02 \x03(\t2\xb1\x01\n\x0cQuotaService\x12Q\n\nListQuotas\x12 .offloaderd.v1.ListQuotasRequest\x1a!.offloaderd.v1.ListQuotasResponse\x12N\n\tSetQuotas\x12\x1f.offloaderd.v1.SetQuotasRequest\x1a .offloaderd.v1.SetQuotasResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,14 +35,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_QUOTAS']._serialized_end=375
   _globals['_LISTQUOTASREQUEST']._serialized_start=377
   _globals['_LISTQUOTASREQUEST']._serialized_end=451
-  _globals['_LISTQUOTASRESPONSE']._serialized_start=453
-  _globals['_LISTQUOTASRESPONSE']._serialized_end=569
-  _globals['_NAMESPACEQUOTAS']._serialized_start=572
-  _globals['_NAMESPACEQUOTAS']._serialized_end=864
-  _globals['_SETQUOTASREQUEST']._serialized_start=866
-  _globals['_SETQUOTASREQUEST']._serialized_end=955
-  _globals['_SETQUOTASRESPONSE']._serialized_start=957
-  _globals['_SETQUOTASRESPONSE']._serialized_end=1030
-  _globals['_QUOTASERVICE']._serialized_start=1033
-  _globals['_QUOTASERVICE']._serialized_end=1210
+  _globals['_LISTQUOTASRESPONSE']._serialized_start=454
+  _globals['_LISTQUOTASRESPONSE']._serialized_end=616
+  _globals['_NAMESPACEQUOTAS']._serialized_start=619
+  _globals['_NAMESPACEQUOTAS']._serialized_end=911
+  _globals['_SETQUOTASREQUEST']._serialized_start=913
+  _globals['_SETQUOTASREQUEST']._serialized_end=1002
+  _globals['_SETQUOTASRESPONSE']._serialized_start=1004
+  _globals['_SETQUOTASRESPONSE']._serialized_end=1077
+  _globals['_QUOTASERVICE']._serialized_start=1080
+  _globals['_QUOTASERVICE']._serialized_end=1257
 # @@protoc_insertion_point(module_scope)

@@ -133,8 +133,13 @@ class ListQuotasResponse(_message.Message):
 
     DAEMON_ID_FIELD_NUMBER: _builtins.int
     NAMESPACES_FIELD_NUMBER: _builtins.int
+    COUNTED_AGE_S_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     daemon_id: _builtins.str
+    counted_age_s: _builtins.float
+    """Age of the oldest count that stored bytes, topics and sums are made of: each daemon writes its own every minute. Not
+    set: this daemon has just started, and has not read those of the others.
+    """
     next_page_token: _builtins.str
     """where the next page begins; empty: this was the last one"""
     @_builtins.property
@@ -144,13 +149,16 @@ class ListQuotasResponse(_message.Message):
         *,
         daemon_id: _builtins.str = ...,
         namespaces: _abc.Iterable[Global___NamespaceQuotas] | None = ...,
+        counted_age_s: _builtins.float | None = ...,
         next_page_token: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_counted_age_s", b"_counted_age_s", "counted_age_s", b"counted_age_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["daemon_id", b"daemon_id", "namespaces", b"namespaces", "next_page_token", b"next_page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_counted_age_s", b"_counted_age_s", "counted_age_s", b"counted_age_s", "daemon_id", b"daemon_id", "namespaces", b"namespaces", "next_page_token", b"next_page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__counted_age_s: _TypeAlias = _typing.Literal["counted_age_s"]  # noqa: Y015
+    _WhichOneofArgType__counted_age_s: _TypeAlias = _typing.Literal["_counted_age_s", b"_counted_age_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__counted_age_s) -> _WhichOneofReturnType__counted_age_s | None: ...
 
 Global___ListQuotasResponse: _TypeAlias = ListQuotasResponse  # noqa: Y015
 

@@ -51,7 +51,7 @@ class QuotaServiceServicer:
 
     def ListQuotas(self, request, context):
         """The quotas in force and the use of each namespace and tenant, in order. Rates, calls, readers and memory are those
-        of the called daemon; stored bytes, topics and sums are those of the cluster, at most some minutes old.
+        of the called daemon; stored bytes, topics and sums are those of the cluster, as old as `counted_age_s` says.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -33,7 +33,7 @@ class QuotaServiceStub:
     def __new__(cls, channel: _aio.Channel) -> QuotaServiceAsyncStub: ...
     ListQuotas: _grpc.UnaryUnaryMultiCallable[_quota_pb2.ListQuotasRequest, _quota_pb2.ListQuotasResponse]
     """The quotas in force and the use of each namespace and tenant, in order. Rates, calls, readers and memory are those
-    of the called daemon; stored bytes, topics and sums are those of the cluster, at most some minutes old.
+    of the called daemon; stored bytes, topics and sums are those of the cluster, as old as `counted_age_s` says.
     """
     SetQuotas: _grpc.UnaryUnaryMultiCallable[_quota_pb2.SetQuotasRequest, _quota_pb2.SetQuotasResponse]
     """Replaces the quotas of a level; without any it removes them. Nobody sets quotas of his own: those of a namespace
@@ -45,7 +45,7 @@ class QuotaServiceAsyncStub(QuotaServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListQuotas: _aio.UnaryUnaryMultiCallable[_quota_pb2.ListQuotasRequest, _quota_pb2.ListQuotasResponse]  # type: ignore[assignment]
     """The quotas in force and the use of each namespace and tenant, in order. Rates, calls, readers and memory are those
-    of the called daemon; stored bytes, topics and sums are those of the cluster, at most some minutes old.
+    of the called daemon; stored bytes, topics and sums are those of the cluster, as old as `counted_age_s` says.
     """
     SetQuotas: _aio.UnaryUnaryMultiCallable[_quota_pb2.SetQuotasRequest, _quota_pb2.SetQuotasResponse]  # type: ignore[assignment]
     """Replaces the quotas of a level; without any it removes them. Nobody sets quotas of his own: those of a namespace
@@ -60,7 +60,7 @@ class QuotaServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_quota_pb2.ListQuotasResponse, _abc.Awaitable[_quota_pb2.ListQuotasResponse]]:
         """The quotas in force and the use of each namespace and tenant, in order. Rates, calls, readers and memory are those
-        of the called daemon; stored bytes, topics and sums are those of the cluster, at most some minutes old.
+        of the called daemon; stored bytes, topics and sums are those of the cluster, as old as `counted_age_s` says.
         """
 
     @_abc_1.abstractmethod

@@ -16,17 +16,23 @@ from offloaderd.core.limits import FLOW
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.names.patterns import Scope
 from offloaderd.core.quotas import Accounts, Quotas
+from offloaderd.metadata import paths
+from offloaderd.policy import quotas
 from offloaderd.protocol.v1 import quota_pb2, quota_pb2_grpc, read_pb2
 from offloaderd.testing.clock import FakeClock
+from offloaderd.testing.memory.metadata import MemoryTree
 from tests.unit.api.guarded import guarded
 from tests.unit.api.serve import Client, serving
 from tests.unit.api.test_gate_shares import READ, Caller
+from tests.unit.rigs.counted import CountedMetadata
 from tests.unit.rigs.rig import Rig, enabled, memory_ledgers, until
+from tests.virtual import LoopClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from offloaderd.fleet.engine import Engine
+    from offloaderd.metadata.port import MetadataStore
 
 REAL_TIME = "gRPC"
 
@@ -34,11 +40,11 @@ Said = quota_pb2.Quotas
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[tuple[Client, Engine]]:
+async def served(metadata: MetadataStore | None = None) -> AsyncIterator[tuple[Client, Engine]]:
     """Run an engine and its service."""
     rig = Rig()
     rig.ledgers = memory_ledgers(rig.clock)
-    async with rig.engine() as engine:
+    async with rig.engine(metadata=metadata) as engine:
         service = QuotaService(engine, "d-1")
         async with serving(
             Metrics(), lambda server: quota_pb2_grpc.add_QuotaServiceServicer_to_server(service, server)
@@ -69,6 +75,24 @@ async def test_quotas_are_set_shown_and_removed() -> None:
         await until(lambda: engine.context.accounts.at(Scope("public", "default")).limits == Quotas(readers=5))
         with pytest.raises(InvalidInput, match="write_bytes_per_s: 0 is not"):
             await client.set_quotas("public", Said(write_bytes_per_s=0, weight=2000))
+
+
+async def test_a_page_reads_only_whether_quotas_have_changed() -> None:
+    """What another daemon has set is read before it is notified, and nothing without a change."""
+    tree = MemoryTree()
+    store, other, clock = CountedMetadata(tree), tree.connect(), LoopClock()
+    async with served(store) as (client, engine):
+        for number in range(20):
+            await quotas.put(other, clock, Scope("acme", f"n{number}"), Quotas(calls=number), by="alice")
+        await until(lambda: len(engine.quotas.levels) == 20)
+        store.below(paths.QUOTAS)
+        first = await client._quota.ListQuotas(quota_pb2.ListQuotasRequest(page_size=5))
+        assert store.below(paths.QUOTAS) == [paths.QUOTAS]
+        request = quota_pb2.ListQuotasRequest(page_size=5, page_token=first.next_page_token)
+        assert (await client._quota.ListQuotas(request)).namespaces[0].name == "acme/n11"
+        assert store.below(paths.QUOTAS) == [paths.QUOTAS]
+        await quotas.put(other, clock, Scope("acme", "n1"), Quotas(calls=99), by="alice")
+        assert (await client.quotas("acme/n1")).namespaces[0].own == Said(calls=99)
 
 
 def test_calls_of_a_namespace_are_counted_at_the_gate() -> None:

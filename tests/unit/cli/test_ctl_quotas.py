@@ -23,12 +23,14 @@ class Quotas(quota_pb2_grpc.QuotaServiceServicer):
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
+        self.age_s: float | None = None
 
     def ListQuotas(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802 - as gRPC types and names it
         """Answer with a namespace of a tenant."""
         self.requests.append(request)
         return quota_pb2.ListQuotasResponse(
             daemon_id="d-1",
+            counted_age_s=self.age_s,
             namespaces=[
                 quota_pb2.NamespaceQuotas(name="*", own=Said(readers=5)),
                 quota_pb2.NamespaceQuotas(
@@ -72,8 +74,12 @@ def test_quotas_are_shown(quotas: tuple[Quotas, Ctl]) -> None:
         "acme/eu  readers           0      5  *",
         "acme/eu  calls             -    off  *",
     ]
+    assert found.err == "note: d-1 has just started: stored bytes lack those of other daemons\n"
+    service.age_s = 42.5
     assert ctl("quotas").out == found.out
+    assert ctl("quotas").err == "note: stored bytes and topics were counted up to 42.5 s ago\n"
     document = ctl("quotas", "show", "--json").json
+    assert document["counted_age_s"] == 42.5
     assert document["namespaces"][1]["used"]["topics"] == 3
 
 

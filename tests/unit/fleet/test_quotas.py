@@ -178,6 +178,28 @@ async def test_sums_that_cannot_be_read_are_not_written_over(monkeypatch: pytest
     assert [one["path"] for one in logs if one["event"] == "usage.not_exchanged"] == [paths.usage("one")]
 
 
+async def test_the_use_has_the_age_of_its_oldest_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this daemon's comparison or a living daemon's record; unknown until the sums of the last run are read."""
+    monkeypatch.setattr(keeping, "PASS_S", 1.0)
+    monkeypatch.setattr(keeping, "WRITE_S", 6.0)
+    rig = rig_of()
+    store = rig.tree.connect()
+    async with rig.engine() as engine:
+        assert engine.quotas.counted_age_s() is None
+        await until(lambda: engine.quotas.since_ms > 0)
+        assert engine.quotas.counted_age_s() == pytest.approx(0, abs=0.1)
+        await rig.clock.sleep(0.5)
+        assert engine.quotas.counted_age_s() == pytest.approx(0.5, abs=0.1)
+        record = quotas.DaemonUsage(since_ms=1, at_ms=rig.clock.wall_ms() - 40_000, namespaces={})
+        for daemon_id in ("two", "gone"):
+            await store.create(paths.usage(daemon_id), quotas.encode_usage(record))
+        await until(lambda: len(engine.quotas.others) == 2)
+        assert engine.quotas.counted_age_s() == pytest.approx(0, abs=1.1), "neither daemon lives"
+        keeper, members = engine.quotas, {"one": engine.placement.me, "two": engine.placement.me}
+        keeper._living = lambda: members
+        assert keeper.counted_age_s() == pytest.approx(43, abs=4)
+
+
 async def test_bytes_of_a_topic_that_moves_are_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its former owner's record still has them, or had them before a restart; what is used up for longer counts."""
     monkeypatch.setattr(keeping, "PASS_S", 0.1)
