@@ -188,13 +188,8 @@ class Account(Flow):
     def refused(self, quota: str, what: str) -> Throttled:
         """Count a refusal; return its error."""
         self.metrics.namespace_refused.labels(namespace=self.name, quota=quota).inc()
-        return Throttled(f"{self.name} {what}: its quota is {quota} = {self.limits.limit(quota)}", hint=self.whom)
-
-    @property
-    def whom(self) -> str:
-        """Whom to ask for a greater quota."""
-        admin = f"{self.scope.tenant}/*" if self.scope.namespace is not None else "*"
-        return f"`offloadctl quotas show {self.name}` shows the use; an administrator of {admin} may raise the quota"
+        limit = self.limits.limit(quota)
+        return Throttled(f"{self.name} {what}: its quota is {quota} = {limit}", hint=_whom(self.scope))
 
     @asynccontextmanager
     async def unpacking(self, size_bytes: int) -> AsyncIterator[None]:
@@ -226,23 +221,14 @@ class Account(Flow):
         for one in self.both:
             limit = one.limits.limit("stored_bytes")
             if limit is not None and one.stored_bytes >= limit:
-                return f"the quota stored_bytes = {limit} of {one.name}; {one.whom}"
+                return f"the quota stored_bytes = {limit} of {one.name}; {_whom(one.scope)}"
         return ""
 
-    @property
-    def limits_topics(self) -> bool:
-        """Whether the number of topics has a limit."""
-        return any(one.limits.limit("topics") is not None for one in self.both)
 
-    def no_room(self, topics: Mapping[Scope, int]) -> str:
-        """Return why one more topic may not be enabled beside these; empty: it may. A refusal is counted."""
-        for one in self.both:
-            limit = one.limits.limit("topics")
-            have = sum(many for scope, many in topics.items() if one.scope.covers(scope))
-            if limit is not None and have >= limit:
-                self.metrics.namespace_refused.labels(namespace=one.name, quota="topics").inc()
-                return f"{one.name} has {have} topics: its quota is topics = {limit}; {one.whom}"
-        return ""
+def _whom(scope: Scope) -> str:
+    """Return whom to ask for a greater quota."""
+    admin = f"{scope.tenant}/*" if scope.namespace is not None else "*"
+    return f"`offloadctl quotas show {named(scope)}` shows the use; an administrator of {admin} may raise the quota"
 
 
 class Accounts:
@@ -269,8 +255,25 @@ class Accounts:
         return self.at(Scope(topic.tenant, topic.namespace))
 
     def known(self, scope: Scope) -> Account:
-        """Return the account of a scope, or that of nobody."""
-        return self._known.get(scope, self.nobody)
+        """Return the account of a scope, else that of its tenant, else that of nobody."""
+        return self._known.get(scope) or self._known.get(Scope(scope.tenant)) or self.nobody
+
+    def limits_topics(self, namespace: Scope) -> bool:
+        """Whether the number of topics of a namespace, or of its tenant, has a limit."""
+        return any(self.effective(one).limit("topics") is not None for one in (namespace, Scope(namespace.tenant)))
+
+    def no_room(self, namespace: Scope, topics: Mapping[Scope, int]) -> str:
+        """Return why a namespace may not have one more topic beside these; empty: it may. A refusal is counted.
+
+        The namespace needs no account: this may be its first topic.
+        """
+        for one in (namespace, Scope(namespace.tenant)):
+            limit = self.effective(one).limit("topics")
+            have = sum(many for scope, many in topics.items() if one.covers(scope))
+            if limit is not None and have >= limit:
+                self._metrics.namespace_refused.labels(namespace=self.known(one).name, quota="topics").inc()
+                return f"{named(one)} has {have} topics: its quota is topics = {limit}; {_whom(one)}"
+        return ""
 
     def at(self, scope: Scope) -> Account:
         """Return the account of a namespace or tenant, which gets one."""

@@ -175,9 +175,9 @@ class Selector:
             before, scope = policies.get(change.topic), Scope(change.topic.tenant, change.topic.namespace)
             active = isinstance(before, TopicPolicy) and before.active
             begins = change.policy is not None and change.policy.active and not active
-            if begins and self.accounts is not None and self.accounts.known(scope).limits_topics:
+            if begins and self.accounts is not None and self.accounts.limits_topics(scope):
                 counts = self.counts() if counts is None else counts
-                if reason := self.accounts.known(scope).no_room(counts):
+                if reason := self.accounts.no_room(scope, counts):
                     found.append(Change(change.topic, Outcome.LEFT_ALONE, reason))
                     continue
                 counts[scope] += 1

@@ -24,7 +24,9 @@ class ServiceMetrics(Families):
     """The metrics of placement, reads, calls and changes of a running daemon."""
 
     namespace_written_bytes = counter(
-        "Payload bytes that were taken in, by namespace; - are namespaces without topics and quotas.", namespace=OPEN
+        "Payload bytes that were taken in, by namespace; - are namespaces without topics and quotas. Those of a known "
+        "tenant count for the tenant.",
+        namespace=OPEN,
     )
     namespace_read_bytes = counter("Bytes that were sent to readers, by namespace, for its bill.", namespace=OPEN)
     namespace_requests = counter("Calls that named a topic or pattern of the namespace.", namespace=OPEN)

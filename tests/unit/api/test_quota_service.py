@@ -112,6 +112,10 @@ def test_calls_of_a_namespace_are_counted_at_the_gate() -> None:
         other = stack.enter_context(gate.admitted(READ, Caller("spark"), stream=True))
         other.check(read_pb2.ReadRequest(topic="acme/us/orders"))
         assert account.open == {"calls": 2, "readers": 2}
+        assert accounts.at(Scope("acme")).open == {"calls": 3, "readers": 3}, "one of a namespace without an account"
+        stack.enter_context(gate.admitted(READ, Caller("spark"), stream=True)).check(
+            read_pb2.ReadRequest(topic="umbrella/us/orders")
+        )
         assert accounts.nobody.open == {"calls": 1, "readers": 1}
     assert not +account.open
     assert not +accounts.nobody.open

@@ -128,14 +128,14 @@ def test_stored_bytes_and_topics_are_those_of_the_cluster() -> None:
     assert made.of(EU).over_stored.startswith("the quota stored_bytes = 1000 of acme/eu")
     assert made.of(EU).over_since_ms
     assert not made.of(US).over_stored
-    assert made.of(US).no_room(topics).startswith("acme has 3 topics: its quota is topics = 3")
-    assert not made.of(US).no_room(topics - Counter({EU_SCOPE: 1}))
+    assert made.no_room(Scope("acme", "us"), topics).startswith("acme has 3 topics: its quota is topics = 3")
+    assert not made.no_room(Scope("acme", "us"), topics - Counter({EU_SCOPE: 1}))
     assert made.count(topics, Counter())
     assert not made.of(EU).over_since_ms
 
 
 def test_names_without_topics_share_an_account() -> None:
-    """Callers that make names up make no accounts, and no series."""
+    """Callers that make names up make no accounts, and no series. Those of a tenant count for the tenant."""
     made = accounts({BROKER: Quotas(calls=2)})
     one, other = made.known(Scope("made", "up")), made.known(Scope("up", "made"))
     assert one is other is made.nobody
@@ -143,6 +143,7 @@ def test_names_without_topics_share_an_account() -> None:
     one.begin("calls")
     with pytest.raises(Throttled):
         other.begin("calls")
+    assert made.known(Scope("acme", "new")) is made.at(ACME)
     assert [account.name for account in made] == ["acme", "acme/eu", "acme/us"]
 
 

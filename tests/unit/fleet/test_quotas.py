@@ -85,6 +85,21 @@ async def test_a_topic_too_many_is_not_enabled() -> None:
         await until(lambda: OTHER in engine.enabled())
 
 
+async def test_the_first_topic_of_a_namespace_has_its_own_quota_and_the_tenants() -> None:
+    """What the broker level allows each namespace is not used up by others; a tenant's holds in a new one as well."""
+    rig = rig_of()
+    await limited(rig, Quotas(topics=1), Scope())
+    await limited(rig, Quotas(topics=1), Scope("acme"))
+    async with rig.engine() as engine:
+        await until(lambda: engine.quotas.levels.keys() == {Scope(), Scope("acme")})
+        await enabled(engine)
+        await enabled(engine, topic=TopicName("acme", "eu", "orders"))
+        with pytest.raises(Conflict, match="acme has 1 topics: its quota is topics = 1"):
+            await enabled(engine, topic=TopicName("acme", "us", "orders"))
+        labels = {"namespace": "acme", "quota": "topics"}
+        assert sample(rig.metrics, "offloaderd_namespace_refused_total", labels) == 1
+
+
 async def test_a_rate_holds_for_what_is_taken_in() -> None:
     """Of 100 kB at 10 kB/s the last batch begins when the ones before are paid for."""
     rig = rig_of()
