@@ -1,6 +1,6 @@
 """QuotaService: quotas of tenants and namespaces, their use, and the sums for bills."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import structlog
 
@@ -9,7 +9,7 @@ from offloaderd.api.calls import Context
 from offloaderd.api.gate import name_of_caller
 from offloaderd.api.paging import page
 from offloaderd.core.names.patterns import Scope
-from offloaderd.core.quotas import NONE, QUOTAS, Account, Quotas, Usage, named
+from offloaderd.core.quotas import NONE, QUOTAS, Quotas, named
 from offloaderd.fleet.engine import Engine
 from offloaderd.fleet.quotas import used_of
 from offloaderd.format.parsing import filled
@@ -30,36 +30,34 @@ class QuotaService(quota_pb2_grpc.QuotaServiceServicer):
 
     async def ListQuotas(self, request: pb.ListQuotasRequest, context: Context) -> pb.ListQuotasResponse:
         """Return the quotas and their use. Raises InvalidInput, Transient."""
-        prefix, keeper, accounts = checked_prefix(request.prefix), self.engine.quotas, self.engine.context.accounts
+        within, keeper = Scope(*checked_prefix(request.prefix)), self.engine.quotas
         await keeper.refresh_if_changed()
-        within = Scope(*prefix)
-        scopes: list[tuple[Scope, Account | None]] = [(Scope(), None)] if not prefix else []
-        scopes += [(one.scope, one) for one in accounts if within.covers(one.scope)]
-        shown, token = page(request, scopes, lambda one: named(one[0]))
-        levels = [self._level(*one) for one in shown]
+        scopes = sorted((one for one in {Scope(), *keeper.scopes()} if within.covers(one)), key=named)
+        shown, token = page(request, scopes, named)
         return pb.ListQuotasResponse(
-            daemon_id=self.daemon_id, namespaces=levels, counted_age_s=keeper.counted_age_s(), next_page_token=token
+            daemon_id=self.daemon_id,
+            namespaces=map(self._level, shown),
+            counted_age_s=keeper.counted_age_s(),
+            next_page_token=token,
         )
 
-    def _level(self, scope: Scope, account: Account | None) -> pb.NamespaceQuotas:
-        known = self.engine.quotas.levels.get(scope)
+    def _level(self, scope: Scope) -> pb.NamespaceQuotas:
+        keeper, accounts = self.engine.quotas, self.engine.context.accounts
+        known, account = keeper.levels.get(scope), accounts.find(scope)
         message = pb.NamespaceQuotas(name=named(scope))
         if known is not None:
             message.own.CopyFrom(filled(pb.Quotas, known.quotas))
             message.changed_ms, message.changed_by = known.changed_ms, known.changed_by
-        if account is None:
-            return message
-        message.effective.CopyFrom(filled(pb.Quotas, account.limits))
-        used = {name: used_of(account, name) for name in QUOTAS}
-        message.used.CopyFrom(pb.Quotas(**used))
-        if scope.namespace is None:
-            return message
-        keeper, sums = self.engine.quotas, replace(account.usage)
-        for one in keeper.others.values():
-            sums.add(one.namespaces.get(scope, Usage()))
-        since_ms = [since for since in (keeper.since_ms, *(one.since_ms for one in keeper.others.values())) if since]
-        message.written_bytes, message.read_bytes, message.requests = sums.written_bytes, sums.read_bytes, sums.requests
-        message.stored_byte_hours, message.since_ms = sums.stored_byte_s / 3600, min(since_ms, default=0)
+        if scope.tenant is not None:
+            message.effective.CopyFrom(filled(pb.Quotas, accounts.effective(scope)))
+        if account is not None:
+            used = {name: used_of(account, name) for name in QUOTAS}
+            message.used.CopyFrom(pb.Quotas(**used))
+        if scope.namespace is not None:
+            sums, since_ms = keeper.sums(scope)
+            message.written_bytes, message.read_bytes = sums.written_bytes, sums.read_bytes
+            message.requests, message.stored_byte_hours = sums.requests, sums.stored_byte_s / 3600
+            message.since_ms = since_ms
         return message
 
     async def SetQuotas(self, request: pb.SetQuotasRequest, context: Context) -> pb.SetQuotasResponse:

@@ -10,7 +10,7 @@ namespaces of that tenant are one flow.
 """
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields
 
@@ -25,6 +25,10 @@ UNLIMITED = -1
 """A quota that ends the search through the levels without a limit."""
 RECHECK_S = 1.0
 """Longest pause of a task that waits for a rate, so that a higher rate helps it at once."""
+UNUSED_S = 3600.0
+"""How long nothing has used an account before it is dropped."""
+LOOK_S = 60.0
+"""Pause between two searches for accounts that are not used."""
 NOBODY = "-"
 """Name of the account of namespaces without topics and quotas."""
 
@@ -94,6 +98,8 @@ class Account(Flow):
     """In the cluster, at the last look."""
     topics: int = 0
     """Enabled in the cluster, at the last look."""
+    here: bool = False
+    """Whether this daemon works on a topic of it, enabled or not, at the last look."""
     over_since_ms: int = 0
     """Since when its quota of stored bytes, or the tenant's, is used up; 0: it is not."""
 
@@ -105,6 +111,7 @@ class Account(Flow):
         self.unpacked, self.waiting = ByteBudget(0), ByteBudget(0)
         """Memory of unpacked messages, and of chunks that wait for the rest of theirs: half of the quota each."""
         self.buckets = {name: TokenBucket(0, self.clock) for name in ("write_bytes_per_s", "read_bytes_per_s")}
+        self.used_s, self._moved = self.clock.monotonic(), (0, 0, 0)
         self._written = self.metrics.namespace_written_bytes.labels(namespace=self.name)
         self._read = self.metrics.namespace_read_bytes.labels(namespace=self.name)
         self._requests = self.metrics.namespace_requests.labels(namespace=self.name)
@@ -112,6 +119,15 @@ class Account(Flow):
     def counted(self) -> Flow:
         """Return the flow that its requests belong to: the tenant's, if that has a weight."""
         return self if self.above is None or self.above.limits.weight is None else self.above
+
+    def look(self) -> None:
+        """Note the time, in `used_s`, if something uses it, or has used it since the last look."""
+        before, self._moved = self._moved, (self.usage.written_bytes, self.usage.read_bytes, self.usage.requests)
+        paid = all(bucket.full for bucket in self.buckets.values())
+        held = any(self.open.values()) or self.unpacked.used or self.waiting.used
+        stored = self.topics or self.stored_bytes or self.usage.stored_bytes
+        if self.here or stored or held or not paid or self._moved != before:
+            self.used_s = self.clock.monotonic()
 
     def follow(self, limits: Quotas) -> None:
         """Apply other quotas. Those who wait for a rate that has changed go on."""
@@ -232,12 +248,19 @@ def _whom(scope: Scope) -> str:
 
 
 class Accounts:
-    """All accounts of a daemon, by scope. A namespace gets one when it has a topic here, or a quota."""
+    """All accounts of a daemon, by scope.
+
+    A namespace gets one when it has a topic in the cluster, a quota, or a reader here. Once it has none of these, and
+    nothing held or to be paid for, it loses the account after UNUSED_S: its sums stay, and the next use makes another.
+    """
 
     def __init__(self, clock: Clock, metrics: Metrics) -> None:
         self._clock, self._metrics = clock, metrics
         self._known: dict[Scope, Account] = {}
         self._levels: dict[Scope, Quotas] = {}
+        self._looked_s = clock.monotonic()
+        self.usage: dict[Scope, Usage] = {}
+        """Sums of all namespaces that this daemon has counted, with and without an account."""
         self.nobody = Account(Scope(), None, clock, metrics)
         """The account of all namespaces without one, whose names are any caller's."""
 
@@ -253,6 +276,10 @@ class Accounts:
     def of(self, topic: TopicName) -> Account:
         """Return the account of a topic's namespace, which gets one."""
         return self.at(Scope(topic.tenant, topic.namespace))
+
+    def find(self, scope: Scope) -> Account | None:
+        """Return the account of a scope, None without one."""
+        return self._known.get(scope)
 
     def known(self, scope: Scope) -> Account:
         """Return the account of a scope, else that of its tenant, else that of nobody."""
@@ -279,10 +306,29 @@ class Accounts:
         """Return the account of a namespace or tenant, which gets one."""
         found = self._known.get(scope)
         if found is None:
+            self.drop_unused()
             above = self.at(Scope(scope.tenant)) if scope.namespace is not None else None
-            found = self._known[scope] = Account(scope, above, self._clock, self._metrics)
+            usage = self.usage.setdefault(scope, Usage()) if scope.namespace is not None else Usage()
+            found = self._known[scope] = Account(scope, above, self._clock, self._metrics, usage=usage)
             found.follow(self.effective(scope))
         return found
+
+    def drop_unused(self) -> None:
+        """Drop the accounts that nothing has used for UNUSED_S, with their series; at most once in LOOK_S."""
+        now_s = self._clock.monotonic()
+        if now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        for one in self._known.values():
+            one.look()
+        parents = {one.above for one in self._known.values()}
+        unused = [one for one in self._known.values() if now_s - one.used_s >= UNUSED_S and one not in parents]
+        for one in unused:
+            if one.scope not in self._levels:
+                del self._known[one.scope]
+                self._metrics.drop_namespace(one.name)
+                if one.usage == Usage():
+                    self.usage.pop(one.scope, None)
 
     def effective(self, scope: Scope) -> Quotas:
         """Return the quotas that hold for a namespace, or for a tenant as a whole."""
@@ -299,8 +345,11 @@ class Accounts:
             account.follow(self.effective(scope))
         self.nobody.follow(self.effective(Scope("", "")))
 
-    def count(self, topics: Counter[Scope], stored: Counter[Scope]) -> bool:
-        """Take the enabled topics and the stored bytes of each namespace; whether one may store now, or may not."""
+    def count(self, topics: Counter[Scope], stored: Counter[Scope], here: Collection[Scope] = ()) -> bool:
+        """Take the enabled topics and the stored bytes of each namespace; whether one may store now, or may not.
+
+        `here` are the namespaces of the topics that this daemon works on. Accounts that are not used are dropped.
+        """
         totals = [Counter[Scope](), Counter[Scope]()]
         for total, counts in zip(totals, (topics, stored), strict=True):
             for scope, many in counts.items():
@@ -309,7 +358,9 @@ class Accounts:
                 total[Scope(scope.tenant)] += many
         for scope, one in self._known.items():
             one.topics, one.stored_bytes = (total[scope] for total in totals)
+            one.here = scope in here
         changed = [one for one in self._known.values() if bool(one.over_stored) is not bool(one.over_since_ms)]
         for one in changed:
             one.over_since_ms = self._clock.wall_ms() if one.over_stored else 0
+        self.drop_unused()
         return bool(changed)

@@ -113,6 +113,19 @@ class QuotaKeeper:
         """Return the number of enabled topics of each namespace."""
         return Counter(Scope(topic.tenant, topic.namespace) for topic in self._enabled())
 
+    def sums(self, scope: Scope) -> tuple[Usage, int]:
+        """Return what all daemons have counted for a namespace, and since when (0: since now)."""
+        total = replace(self._accounts.usage.get(scope, Usage()))
+        for one in self.others.values():
+            total.add(one.namespaces.get(scope, Usage()))
+        begins = (self.since_ms, *(one.since_ms for one in self.others.values()))
+        return total, min(filter(None, begins), default=0)
+
+    def scopes(self) -> set[Scope]:
+        """Return what has an account here, and the namespaces for which a daemon has counted something."""
+        known = {one.scope for one in self._accounts}
+        return known.union(self._accounts.usage, *(one.namespaces for one in self.others.values()))
+
     def _count(self, passed_s: float) -> None:
         """Add the time that bytes were stored."""
         stored = self._stored_here()
@@ -154,12 +167,11 @@ class QuotaKeeper:
         """Continue the sums of the last run."""
         self.since_ms = mine.since_ms if mine is not None else self._clock.wall_ms()
         for scope, before in (mine.namespaces if mine is not None else {}).items():
-            self._accounts.at(scope).usage.add(before)
+            self._accounts.usage.setdefault(scope, Usage()).add(before)
 
     def own(self) -> DaemonUsage:
         """Return this daemon's usage now."""
-        spaces = {one.scope: replace(one.usage) for one in self._accounts if one.scope.namespace is not None}
-        used = {scope: usage for scope, usage in spaces.items() if usage != Usage()}
+        used = {scope: replace(usage) for scope, usage in self._accounts.usage.items() if usage != Usage()}
         return DaemonUsage(since_ms=self.since_ms, at_ms=self._clock.wall_ms(), namespaces=used)
 
     def _compare(self) -> Counter[Scope]:
@@ -169,7 +181,8 @@ class QuotaKeeper:
         """
         stored = self._stored_here() + quotas.stored_of(self.others, self._living())
         lasting = {scope: min((size, *(one[scope] for one in self._totals))) for scope, size in stored.items()}
-        if self._accounts.count(self.topics(), Counter(lasting)):
+        here = {Scope(topic.tenant, topic.namespace) for topic in self._stored()}
+        if self._accounts.count(self.topics(), Counter(lasting), here):
             over = [one.name for one in self._accounts if one.over_since_ms]
             log.warning("quota.stored_bytes", used_up=over, hint="nothing more of these is offloaded")
             self._changed()

@@ -111,6 +111,8 @@ def _under(old: str, family: Metric) -> Metric:
 
 
 TOPIC = "topic"
+NAMESPACE = "namespace"
+"""Label of series that go with the account of a namespace or tenant; the other labels have known values."""
 
 
 class TopicGauge(Collector):
@@ -285,6 +287,14 @@ class Families:
         for one in self._declared:
             if TOPIC in one.labels and (family := vars(self).get(one.attribute)) is not None:
                 family.remove_topic(topic)
+
+    def drop_namespace(self, namespace: str) -> None:
+        """Remove every series of a namespace or tenant; an unknown one is no error."""
+        for one in self._declared:
+            first, *more = one.labels or [""]
+            if first == NAMESPACE and (family := vars(self).get(one.attribute)) is not None:
+                for values in product(*(one.labels[name] for name in more)):
+                    family.remove(namespace, *values)
 
     def view(self, *, topics: bool | None = None) -> Collector:
         """Return what a scrape collects: all families (None), only those by topic (True), or only the others."""

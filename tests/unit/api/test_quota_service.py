@@ -15,9 +15,10 @@ from offloaderd.core.errors import InvalidInput, Throttled
 from offloaderd.core.limits import FLOW
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.names.patterns import Scope
-from offloaderd.core.quotas import Accounts, Quotas
+from offloaderd.core.quotas import Accounts, Quotas, Usage
 from offloaderd.metadata import paths
 from offloaderd.policy import quotas
+from offloaderd.policy.quotas import DaemonUsage
 from offloaderd.protocol.v1 import quota_pb2, quota_pb2_grpc, read_pb2
 from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.memory.metadata import MemoryTree
@@ -93,6 +94,24 @@ async def test_a_page_reads_only_whether_quotas_have_changed() -> None:
         assert store.below(paths.QUOTAS) == [paths.QUOTAS]
         await quotas.put(other, clock, Scope("acme", "n1"), Quotas(calls=99), by="alice")
         assert (await client.quotas("acme/n1")).namespaces[0].own == Said(calls=99)
+
+
+async def test_sums_without_an_account_are_shown() -> None:
+    """A bill has also what another daemon has counted, and this one for a namespace that it no longer works on."""
+    async with served() as (client, engine):
+        engine.context.accounts.usage[Scope("acme", "old")] = Usage(requests=3, stored_byte_s=7200.0)
+        engine.quotas.others["d-2"] = DaemonUsage(
+            since_ms=5, at_ms=6, namespaces={Scope("acme", name): Usage(requests=1) for name in ("old", "theirs")}
+        )
+        await client.set_quotas("*", Said(readers=5))
+        found = (await client.quotas("acme")).namespaces
+        assert [(one.name, one.requests, one.stored_byte_hours) for one in found] == [
+            ("acme/old", 4, 2.0),
+            ("acme/theirs", 1, 0.0),
+        ]
+        assert [(one.effective, one.HasField("used"), one.since_ms) for one in found] == [
+            (Said(readers=5), False, 5)
+        ] * 2
 
 
 def test_calls_of_a_namespace_are_counted_at_the_gate() -> None:

@@ -12,7 +12,7 @@ from offloaderd.core.limits import Flow
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import Scope
-from offloaderd.core.quotas import Accounts, Quotas
+from offloaderd.core.quotas import UNUSED_S, Accounts, Quotas, Usage
 from tests.virtual import LoopClock
 
 EU, US = TopicName("acme", "eu", "orders"), TopicName("acme", "us", "orders")
@@ -154,3 +154,72 @@ def test_a_tenant_with_a_weight_is_one_flow() -> None:
     made.follow({ACME: Quotas(weight=3), EU_SCOPE: Quotas(weight=2)})
     assert made.of(EU).counted() is made.of(US).counted() is made.at(ACME)
     assert (made.at(ACME).weight, made.of(EU).weight, made.of(US).weight) == (3, 2, Flow.weight)
+
+
+async def test_an_account_that_nothing_uses_is_dropped_and_its_sums_stay() -> None:
+    """Its series go as well; the next use gives it another with the same limits and sums."""
+    made, clock = accounts({BROKER: Quotas(readers=1)}), LoopClock()
+    registry = made.nobody.metrics.registry
+    made.of(EU).begin("calls")
+    made.of(EU).end("calls")
+    for _ in range(2):
+        made.count(Counter({EU_SCOPE: 1}), Counter())
+        await clock.sleep(UNUSED_S)
+        made.count(Counter({EU_SCOPE: 1}), Counter())
+    assert [one.name for one in made] == ["acme", "acme/eu"], "a topic of the cluster is a use, also of the tenant"
+    label = {"namespace": "acme/us"}
+    assert registry.get_sample_value("offloaderd_namespace_requests_total", label) is None
+    await idle(made, clock)
+    assert not list(made)
+    assert made.usage == {EU_SCOPE: Usage(requests=1)}, "what was never counted leaves nothing"
+    assert registry.get_sample_value("offloaderd_namespace_requests_total", {"namespace": "acme/eu"}) is None
+    assert made.of(EU).limits == Quotas(readers=1)
+    made.of(EU).begin("calls")
+    assert made.usage[EU_SCOPE].requests == 2
+
+
+async def idle(made: Accounts, clock: LoopClock) -> None:
+    """Let time pass without any use of an account, also for the tenants after their namespaces."""
+    for _ in range(3):
+        made.count(Counter(), Counter())
+        await clock.sleep(UNUSED_S)
+
+
+@pytest.mark.parametrize("use", ["call", "rate", "unpacked", "chunks", "stored", "here", "quota", "counted"])
+async def test_an_account_in_use_stays(use: str) -> None:
+    """Whatever is held, to be paid for, counted lately or set: an account that is gone would not know it."""
+    made, clock = accounts(), LoopClock()
+    account = made.of(EU)
+    stored, here = Counter[Scope](), set[Scope]()
+    match use:
+        case "call":
+            account.begin("calls", "readers")
+        case "rate":
+            made.follow({BROKER: Quotas(write_bytes_per_s=1)})
+            account.wrote(10 * round(UNUSED_S))
+        case "unpacked":
+            await account.unpacked.acquire(1)
+        case "chunks":
+            account.wait_for_rest(1)
+        case "stored":
+            stored[EU_SCOPE] = 1
+        case "here":
+            here = {EU_SCOPE}
+        case "quota":
+            made.follow({EU_SCOPE: Quotas(readers=1)})
+    for _ in range(3):
+        made.count(Counter(), stored, here)
+        await clock.sleep(UNUSED_S)
+        if use == "counted":
+            account.sent(1)
+    made.count(Counter(), stored, here)
+    assert made.find(EU_SCOPE) is account
+
+
+async def test_accounts_are_dropped_without_a_keeper() -> None:
+    """A daemon that only reads looks when it needs another account."""
+    made, clock = Accounts(LoopClock(), Metrics()), LoopClock()
+    for number in range(4):
+        made.of(TopicName("acme", f"n{number}", "orders"))
+        await clock.sleep(UNUSED_S)
+    assert [one.name for one in made] == ["acme", "acme/n3"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
+from offloaderd.core import quotas as core
 from offloaderd.core.errors import Conflict, Transient
 from offloaderd.core.model import TopicName
-from offloaderd.core.names.patterns import Scope, TopicPattern
+from offloaderd.core.names.patterns import Scope, TopicPattern, of_topic
 from offloaderd.core.quotas import Quotas
 from offloaderd.fleet import quotas as keeping
 from offloaderd.format.pb.storage import records_pb2
@@ -146,6 +147,27 @@ async def test_sums_outlive_a_restart_and_are_seen_by_the_others(monkeypatch: py
         await until(lambda: account.usage.stored_bytes > 0)
         await rig.clock.sleep(keeping.SETTLE_S + keeping.PASS_S)
         assert account.stored_bytes == engine.quotas.own().namespaces[NAMESPACE].stored_bytes > 0
+
+
+async def test_sums_outlive_their_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A namespace without topics loses its account, and its line of the bill stays, over a restart as well."""
+    monkeypatch.setattr(core, "UNUSED_S", 300.0)
+    rig = rig_of()
+    assert rig.ledgers is not None
+    async with rig.engine(within_s=2000) as engine:
+        topic = await enabled(engine)
+        await until_offloaded(topic, await rig.ledgers.append(TOPIC, payloads(10)))
+        await rig.clock.sleep(2 * keeping.WRITE_S)
+        await engine.deselect(of_topic(TOPIC))
+        await until(lambda: engine.context.accounts.find(NAMESPACE) is None)
+        stored = engine.quotas.sums(NAMESPACE)[0]
+        assert stored.written_bytes == 1000
+        assert stored.stored_byte_s > 0
+        await rig.clock.sleep(2 * keeping.WRITE_S)
+    async with rig.engine() as engine:
+        await until(lambda: engine.quotas.since_ms > 0)
+        assert engine.context.accounts.find(NAMESPACE) is None
+        assert engine.quotas.sums(NAMESPACE)[0] == stored
 
 
 async def test_sums_are_continued_once_though_their_record_gets_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
