@@ -57,6 +57,8 @@ class QuotaKeeper:
         self._enabled, self._stored, self._living, self._changed = enabled, stored, living, changed
         self._written_s: float | None = None
         self._compared_s = self._clock.monotonic()
+        self._recorded: tuple[Scope, ...] = ()
+        """Namespaces of the last record, in its order."""
         self._levels_version: int | None = None
         self._shown: set[tuple[str, str]] = set()
         self._totals: deque[Counter[Scope]] = deque(maxlen=round(SETTLE_S / PASS_S))
@@ -152,26 +154,27 @@ class QuotaKeeper:
             return
         found = await quotas.usages(self._metadata)
         found.pop(daemon_id, None)
-        self.others, path = found, paths.usage(daemon_id)
-        known = await nodes.node(self._metadata, path)
+        self.others = found
         if not self.since_ms:  # once: what was written after it holds the sums already
-            self._resume(quotas.decode_usage(known.value, path=path) if known is not None else None)
-        value = quotas.encode_usage(self.own())
-        if known is None:
-            await self._metadata.create(path, value)
-        else:
-            await self._metadata.replace(path, value, known.version)
+            self._resume(await quotas.usage_of(self._metadata, daemon_id))
+        own = self.own()
+        self._recorded = tuple(own.namespaces)
+        await quotas.put_usage(self._metadata, daemon_id, own)
         self._written_s = now_s
 
     def _resume(self, mine: DaemonUsage | None) -> None:
         """Continue the sums of the last run."""
         self.since_ms = mine.since_ms if mine is not None else self._clock.wall_ms()
-        for scope, before in (mine.namespaces if mine is not None else {}).items():
+        spaces = mine.namespaces if mine is not None else {}
+        for scope, before in spaces.items():
             self._accounts.usage.setdefault(scope, Usage()).add(before)
+        self._recorded = tuple(spaces)
 
     def own(self) -> DaemonUsage:
-        """Return this daemon's usage now."""
-        used = {scope: replace(usage) for scope, usage in self._accounts.usage.items() if usage != Usage()}
+        """Return this daemon's usage now, new namespaces last."""
+        usage = self._accounts.usage
+        spaces = {scope: replace(usage.get(scope, Usage())) for scope in (*self._recorded, *usage)}
+        used = {scope: one for scope, one in spaces.items() if one != Usage()}
         return DaemonUsage(since_ms=self.since_ms, at_ms=self._clock.wall_ms(), namespaces=used)
 
     def _compare(self) -> Counter[Scope]:

@@ -9,7 +9,7 @@
     /tables/<name>/
         writer                                             ephemeral
         state
-    /usage/<daemon id>
+    /usage/<daemon id>[/<piece>]
     /identity                                              id of this deployment, and of its ledger source
     /rebuild                                               present during a rebuild from the bucket
     /grants-changed/<topic>                                notice to the topic's owner: read its grants now
@@ -82,9 +82,9 @@ def table_state(name: str) -> str:
     return f"{table(name)}/state"
 
 
-def usage(daemon_id: str) -> str:
-    """What a daemon has counted for each namespace."""
-    return f"{USAGE}/{_encoded(daemon_id)}"
+def usage(daemon_id: str, piece: int = 0) -> str:
+    """What a daemon has counted for each namespace; the pieces from 1 on have what does not fit into the node."""
+    return f"{USAGE}/{_encoded(daemon_id)}" + (f"/{piece}" if piece else "")
 
 
 def selected_pattern(name: str) -> str:

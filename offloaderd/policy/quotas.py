@@ -6,7 +6,7 @@ namespace sets its policies, and nobody sets quotas of his own.
 
 from collections import Counter
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -25,8 +25,8 @@ from offloaderd.policy.quota_fields import FIELDS
 
 log = structlog.get_logger(__name__)
 
-USAGES_MAX = 5000
-"""Namespaces in a record of usage, some 70 bytes each; those with the most are kept."""
+USAGES_A_NODE = 5000
+"""Namespaces in one node of a daemon's usage, some 70 bytes each; further ones are in pieces below it."""
 
 
 def level_of(text: str) -> Scope:
@@ -120,12 +120,9 @@ class DaemonUsage:
 
 
 def encode_usage(value: DaemonUsage) -> bytes:
-    """Return the node's content; of too many namespaces those that have stored or moved most."""
-    most = sorted(
-        value.namespaces.items(), key=lambda item: item[1].stored_byte_s + item[1].written_bytes + item[1].read_bytes
-    )
+    """Return the content of one node."""
     record = records_pb2.UsageRecord(since_ms=value.since_ms, at_ms=value.at_ms, format=codec.FORMAT)
-    for scope, usage in most[-USAGES_MAX:]:
+    for scope, usage in value.namespaces.items():
         record.namespaces.append(filled(records_pb2.NamespaceUsage, usage, namespace=named(scope)))
     return record.SerializeToString(deterministic=True)
 
@@ -142,19 +139,55 @@ def decode_usage(data: bytes, *, path: str) -> DaemonUsage:
     return DaemonUsage(since_ms=record.since_ms, at_ms=record.at_ms, namespaces=found)
 
 
+async def put_usage(store: MetadataStore, daemon_id: str, value: DaemonUsage) -> None:
+    """Write what a daemon has counted: its node, and pieces below it for more than USAGES_A_NODE namespaces.
+
+    A namespace that keeps its place in the order is always in the same piece, so a reader that sees some of them newer
+    than others finds each namespace once. Raises Transient, Conflict.
+    """
+    spaces = list(value.namespaces.items())
+    needed = max(1, -(-len(spaces) // USAGES_A_NODE))
+    for number in range(max(needed, 1 + max(await _pieces(store, daemon_id), default=0))):
+        at = paths.usage(daemon_id, number)
+        held = dict(spaces[number * USAGES_A_NODE : (number + 1) * USAGES_A_NODE])
+        content, found = encode_usage(replace(value, namespaces=held)), await nodes.node(store, at)
+        if found is None:
+            await store.create(at, content)
+        else:
+            await store.replace(at, content, found.version)
+
+
+async def usage_of(store: MetadataStore, daemon_id: str) -> DaemonUsage | None:
+    """Return what a daemon has written, in its order; None without a record. Raises CorruptData, Transient."""
+
+    async def read(number: int) -> DaemonUsage | None:
+        return await nodes.record(store, paths.usage(daemon_id, number), decode_usage)
+
+    found, total = await read(0), dict[Scope, Usage]()
+    for one in (found, *await each(await _pieces(store, daemon_id), read)):
+        for scope, usage in one.namespaces.items() if one is not None else ():
+            usage.add(total.get(scope, Usage()))  # a release without pieces has begun its sum anew
+            total[scope] = usage
+    return replace(found, namespaces=total) if found is not None else None
+
+
+async def _pieces(store: MetadataStore, daemon_id: str) -> list[int]:
+    return sorted(int(name) for name in await store.children(paths.usage(daemon_id)) if name.isdecimal())
+
+
 async def usages(store: MetadataStore) -> dict[str, DaemonUsage]:
     """Return the usage that each daemon has written, by its id; damaged ones are left out. Raises Transient."""
 
-    async def read(name: str) -> DaemonUsage | None:
+    async def read(daemon_id: str) -> DaemonUsage | None:
         try:
-            return await nodes.record(store, f"{paths.USAGE}/{name}", decode_usage)
+            return await usage_of(store, daemon_id)
         except CorruptData as error:
-            log.error("usage.corrupt", path=f"{paths.USAGE}/{name}", error=str(error))  # noqa: TRY400
+            log.error("usage.corrupt", path=paths.usage(daemon_id), error=str(error))  # noqa: TRY400
             return None
 
-    names = await store.children(paths.USAGE)
-    found = await each(names, read)
-    return {paths.name_of(name): one for name, one in zip(names, found, strict=True) if one is not None}
+    ids = [paths.name_of(name) for name in await store.children(paths.USAGE)]
+    found = await each(ids, read)
+    return {daemon_id: one for daemon_id, one in zip(ids, found, strict=True) if one is not None}
 
 
 def stored_of(found: Mapping[str, DaemonUsage], living: Container[str]) -> Counter[Scope]:

@@ -170,6 +170,25 @@ async def test_sums_outlive_their_account(monkeypatch: pytest.MonkeyPatch) -> No
         assert engine.quotas.sums(NAMESPACE)[0] == stored
 
 
+async def test_a_namespace_keeps_its_piece_over_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New ones are last, whatever their names are and whichever comes back first."""
+    monkeypatch.setattr(quotas, "USAGES_A_NODE", 1)
+    monkeypatch.setattr(keeping, "PASS_S", 1.0)
+    monkeypatch.setattr(keeping, "WRITE_S", 2.0)
+    rig = rig_of()
+    spaces = [Scope("acme", name) for name in ("z", "y", "a")]
+    for new in ([1], [2, 0], []):
+        async with rig.engine() as engine:
+            for number in new:
+                engine.context.accounts.at(spaces[number]).usage.requests += 1
+                await rig.clock.sleep(2 * keeping.WRITE_S)
+            await rig.clock.sleep(2 * keeping.WRITE_S)
+    store = rig.tree.connect()
+    written = [await store.get(paths.usage("one", piece)) for piece in range(3)]
+    found = [list(quotas.decode_usage(one.value, path="p").namespaces) for one in written]
+    assert found == [[spaces[1]], [spaces[2]], [spaces[0]]]
+
+
 async def test_sums_are_continued_once_though_their_record_gets_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was written without an answer holds the sums of the last run already: nobody pays twice."""
     monkeypatch.setattr(keeping, "PASS_S", 1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from offloaderd.core.errors import CorruptData, InvalidInput
@@ -13,6 +15,9 @@ from offloaderd.policy.quota_fields import FIELDS
 from offloaderd.policy.quotas import DaemonUsage, LevelQuotas, checked, level_of
 from offloaderd.testing.memory.metadata import MemoryTree
 from tests.virtual import LoopClock
+
+if TYPE_CHECKING:
+    from offloaderd.metadata.port import MetadataStore
 
 EU = Scope("acme", "eu")
 
@@ -58,12 +63,62 @@ async def test_usage_is_stored_by_daemon() -> None:
     assert quotas.stored_of(found, {"d-2"}) == {EU: 6}
 
 
-def test_a_record_of_usage_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of too many namespaces those that have stored or moved least are left out."""
-    monkeypatch.setattr(quotas, "USAGES_MAX", 2)
-    many = {Scope("acme", str(number)): Usage(written_bytes=number) for number in range(1, 5)}
-    stored = quotas.encode_usage(DaemonUsage(since_ms=1, at_ms=2, namespaces=many))
-    assert {scope.namespace for scope in quotas.decode_usage(stored, path="p").namespaces} == {"3", "4"}
+def used(*names: str, written_bytes: int = 1) -> DaemonUsage:
+    """Return the usage of some namespaces, in this order."""
+    spaces = {Scope("acme", name): Usage(written_bytes=written_bytes) for name in names}
+    return DaemonUsage(since_ms=1, at_ms=written_bytes, namespaces=spaces)
+
+
+async def test_the_usage_of_many_namespaces_is_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, each in the same piece as before: who reads between two writes finds each once."""
+    monkeypatch.setattr(quotas, "USAGES_A_NODE", 2)
+    store = MemoryTree().connect()
+    await quotas.put_usage(store, "d-1", used("b", "a", "c"))
+    assert await store.children(paths.usage("d-1")) == ["1"]
+    wanted = used("b", "a", "c", "d", "0", written_bytes=7)
+    await quotas.put_usage(store, "d-1", wanted)
+    assert await store.children(paths.usage("d-1")) == ["1", "2"]
+    found = (await quotas.usages(store))["d-1"]
+    assert found == wanted
+    assert list(found.namespaces) == list(wanted.namespaces), "their order is their place"
+    await store.replace(paths.usage("d-1"), quotas.encode_usage(used("b", "a")), 1)  # as if the others were newer
+    assert {scope.namespace: one.written_bytes for scope, one in (await usage(store)).namespaces.items()} == {
+        "b": 1, "a": 1, "c": 7, "d": 7, "0": 7
+    }  # fmt: skip
+
+
+async def usage(store: MetadataStore) -> DaemonUsage:
+    """Return what daemon d-1 has written."""
+    found = await quotas.usage_of(store, "d-1")
+    assert found is not None
+    return found
+
+
+async def test_a_release_without_pieces_loses_no_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts from 0 what it has not read, in the node alone; both are one sum afterwards, in one piece."""
+    monkeypatch.setattr(quotas, "USAGES_A_NODE", 2)
+    store = MemoryTree().connect()
+    await quotas.put_usage(store, "d-1", used("a", "b", "c", "d", written_bytes=5))
+    older = used("a", "b", "d", written_bytes=7)
+    await store.replace(paths.usage("d-1"), quotas.encode_usage(older), 0)
+    found = await usage(store)
+    assert {scope.namespace: one.written_bytes for scope, one in found.namespaces.items()} == {
+        "a": 7, "b": 7, "d": 12, "c": 5
+    }  # fmt: skip
+    await quotas.put_usage(store, "d-1", found)
+    assert await usage(store) == found
+
+
+async def test_a_damaged_piece_damages_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its daemon is left out, and begins no sums anew."""
+    monkeypatch.setattr(quotas, "USAGES_A_NODE", 1)
+    store = MemoryTree().connect()
+    await quotas.put_usage(store, "d-1", used("a", "b"))
+    await quotas.put_usage(store, "d-2", used("a"))
+    await store.replace(paths.usage("d-1", 1), b"\xff", 0)
+    assert (await quotas.usages(store)).keys() == {"d-2"}
+    with pytest.raises(CorruptData, match="/usage/d-1/1"):
+        await quotas.usage_of(store, "d-1")
 
 
 def test_all_mistakes_are_reported_at_once() -> None:

@@ -471,7 +471,7 @@ Global___QuotaRecord: _TypeAlias = QuotaRecord  # noqa: Y015
 
 @_typing.final
 class UsageRecord(_message.Message):
-    """usage/<daemon id>: what a daemon has counted for each namespace, since its first start"""
+    """usage/<daemon id>, and pieces below it: what a daemon has counted for each namespace, since its first start"""
 
     DESCRIPTOR: _descriptor.Descriptor
 
