@@ -141,7 +141,7 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
     ) -> placement_pb2.ListDaemonsResponse:
         """Return all daemons; for a topic in the order of their rank, with its owner.
 
-        Raises NotFound for a topic that was never enabled.
+        Raises NotFound for a topic that was never enabled, InvalidInput for a token of a ranking that has changed.
         """
         placement = self._engine.placement
         response = placement_pb2.ListDaemonsResponse()
@@ -155,7 +155,8 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
                 raise NotFound(f"{topic} is not offloaded", hint="`offloadctl topics list` shows what is")
             if topic in self._engine.enabled():
                 response.reason = self._engine.placed(topic, response.owner)
-        found, response.next_page_token = page(request, found, lambda one: one.daemon_id)
+        ranked = bool(request.topic)
+        found, response.next_page_token = page(request, found, lambda one: one.daemon_id, ranked=ranked)
         counts = await self._topics_of_each()
         response.daemons.extend(
             filled(

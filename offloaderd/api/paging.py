@@ -1,7 +1,8 @@
 """Pages of lists: `page_size` and `page_token` of a request, `next_page_token` of its answer (AIP-158).
 
 A token names the last element of its page, so what comes and goes meanwhile moves no other element into another page.
-It begins with a checksum of what its list was asked for, and so is of no use for another list or another topic.
+It begins with a checksum of what its list was asked for, and so is of no use for another list or another topic; that of
+a ranked list has one of its order as well.
 """
 
 import base64
@@ -29,16 +30,20 @@ class Paged(Protocol):
         """Return the fields that are set, with their values."""
 
 
-def page(request: Paged, items: Sequence[T], name: Callable[[T], str]) -> tuple[Sequence[T], str]:
+def page(
+    request: Paged, items: Sequence[T], name: Callable[[T], str], *, ranked: bool = False
+) -> tuple[Sequence[T], str]:
     """Return the elements that a request asks for, and the token of the next page.
 
-    The list is in any order that stays the same between two calls. Raises InvalidInput for a token of another list, and
-    for one whose element has gone from a list that is not in the order of its names.
+    The list is in any order that stays the same between two calls; `ranked`: in one that may change, and then a token
+    holds for the list of its page alone. Raises InvalidInput for a token of another list, for one whose element has
+    gone from a list that is not in the order of its names, and for one of a ranked list that has changed.
     """
-    mark = _mark(request)
-    begin = _after(_name(request.page_token, mark), [name(one) for one in items]) if request.page_token else 0
+    names = [name(one) for one in items]
+    mark, order = _mark(request), _checksum("\n".join(names)) if ranked else b""
+    begin = _after(_name(request.page_token, mark, order), names) if request.page_token else 0
     end = min(begin + request.page_size, len(items)) if request.page_size else len(items)
-    following = _token(name(items[end - 1]), mark) if begin < end < len(items) else ""
+    following = _token(mark + order, names[end - 1]) if begin < end < len(items) else ""
     return items[begin:end], following
 
 
@@ -54,18 +59,24 @@ def _after(last: str, names: Sequence[str]) -> int:
 def _mark(request: Paged) -> bytes:
     """Return a checksum of the kind of list, and of what else the request says."""
     said = [(one.name, value) for one, value in request.ListFields() if not one.name.startswith("page_")]
-    return zlib.crc32(f"{request.DESCRIPTOR.name} {said}".encode()).to_bytes(MARK_BYTES)
+    return _checksum(f"{request.DESCRIPTOR.name} {said}")
 
 
-def _token(name: str, mark: bytes) -> str:
-    return base64.urlsafe_b64encode(mark + name.encode()).decode().rstrip("=")
+def _checksum(text: str) -> bytes:
+    return zlib.crc32(text.encode()).to_bytes(MARK_BYTES)
 
 
-def _name(token: str, mark: bytes) -> str:
+def _token(marks: bytes, name: str) -> str:
+    return base64.urlsafe_b64encode(marks + name.encode()).decode().rstrip("=")
+
+
+def _name(token: str, mark: bytes, order: bytes) -> str:
     try:
         data = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+        if data.startswith(mark + order):
+            return data[len(mark + order) :].decode()
         if data.startswith(mark):
-            return data[MARK_BYTES:].decode()
+            raise InvalidInput("the order of the list has changed", hint="begin again without page_token")
     except (binascii.Error, ValueError):
         pass
     raise InvalidInput(

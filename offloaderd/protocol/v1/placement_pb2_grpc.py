@@ -50,7 +50,8 @@ class PlacementServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def ListDaemons(self, request, context):
-        """The daemons that the called one knows; for a topic in the order in which they rank for it.
+        """The daemons that the called one knows; for a topic in the order in which they rank for it. When that order changes
+        between two pages, the token is refused (INVALID_ARGUMENT): begin again without it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

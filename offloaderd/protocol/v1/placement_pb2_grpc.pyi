@@ -32,7 +32,9 @@ class PlacementServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PlacementServiceAsyncStub: ...
     ListDaemons: _grpc.UnaryUnaryMultiCallable[_placement_pb2.ListDaemonsRequest, _placement_pb2.ListDaemonsResponse]
-    """The daemons that the called one knows; for a topic in the order in which they rank for it."""
+    """The daemons that the called one knows; for a topic in the order in which they rank for it. When that order changes
+    between two pages, the token is refused (INVALID_ARGUMENT): begin again without it.
+    """
     Drain: _grpc.UnaryStreamMultiCallable[_placement_pb2.DrainRequest, _placement_pb2.DrainProgress]
     """The daemon that is called hands its topics to the others and claims no more; it still serves reads. Streams how
     many topics remain until there is none. Ending the call does not end the draining; `undo` or a restart does.
@@ -42,7 +44,9 @@ class PlacementServiceStub:
 class PlacementServiceAsyncStub(PlacementServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListDaemons: _aio.UnaryUnaryMultiCallable[_placement_pb2.ListDaemonsRequest, _placement_pb2.ListDaemonsResponse]  # type: ignore[assignment]
-    """The daemons that the called one knows; for a topic in the order in which they rank for it."""
+    """The daemons that the called one knows; for a topic in the order in which they rank for it. When that order changes
+    between two pages, the token is refused (INVALID_ARGUMENT): begin again without it.
+    """
     Drain: _aio.UnaryStreamMultiCallable[_placement_pb2.DrainRequest, _placement_pb2.DrainProgress]  # type: ignore[assignment]
     """The daemon that is called hands its topics to the others and claims no more; it still serves reads. Streams how
     many topics remain until there is none. Ending the call does not end the draining; `undo` or a restart does.
@@ -55,7 +59,9 @@ class PlacementServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _placement_pb2.ListDaemonsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_placement_pb2.ListDaemonsResponse, _abc.Awaitable[_placement_pb2.ListDaemonsResponse]]:
-        """The daemons that the called one knows; for a topic in the order in which they rank for it."""
+        """The daemons that the called one knows; for a topic in the order in which they rank for it. When that order changes
+        between two pages, the token is refused (INVALID_ARGUMENT): begin again without it.
+        """
 
     @_abc_1.abstractmethod
     def Drain(

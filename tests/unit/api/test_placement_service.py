@@ -9,7 +9,7 @@ import pytest
 
 from offloaderd.api.daemon import PlacementService
 from offloaderd.core.aio import Signal
-from offloaderd.core.errors import Conflict, NotFound
+from offloaderd.core.errors import Conflict, InvalidInput, NotFound
 from offloaderd.core.model import TopicName
 from offloaderd.fleet.placement import ranked
 from offloaderd.metadata.records.ownership import DaemonNode, Owner
@@ -126,6 +126,31 @@ async def test_daemons_are_told_with_their_standing_and_share() -> None:
     rest = placement_pb2.ListDaemonsRequest(page_token=first.next_page_token)
     assert [*first.daemons, *(await service.ListDaemons(rest, CONTEXT)).daemons] == [*found.daemons]
     assert len(first.daemons) == 2
+
+
+async def test_pages_of_a_ranking_are_of_one_order() -> None:
+    """Each daemon once, the best first; when the order changes between two pages, the token says so."""
+    service, engine, _ = served(*map(node, "bcdef"))
+    request = placement_pb2.ListDaemonsRequest(topic=str(TOPICS[0]), page_size=2)
+    found: list[str] = []
+    tokens = [""]
+    while not found or tokens[-1]:
+        request.page_token = tokens[-1]
+        answer = await service.ListDaemons(request, CONTEXT)
+        found += [one.daemon_id for one in answer.daemons]
+        tokens.append(answer.next_page_token)
+    assert found == [one.daemon_id for one in engine.placement.ranking(str(TOPICS[0]))]
+    request.page_token = tokens[1]
+    fewer, more = set("abcdef") - {found[3]}, set("abcdefg")
+    for there, draining in ((fewer, ""), (more, ""), (set("abcdef"), found[0]), (set("abcdef"), found[4])):
+        engine.placement.others = [node(one, draining=one == draining) for one in sorted(there - {"a"})]
+        engine.placement.me = node("a", draining=draining == "a")
+        with pytest.raises(InvalidInput, match="the order of the list has changed") as refused:
+            await service.ListDaemons(request, CONTEXT)
+        assert refused.value.hint == "begin again without page_token"
+    request.topic = str(TOPICS[1])
+    with pytest.raises(InvalidInput, match="no page_token of this list"):
+        await service.ListDaemons(request, CONTEXT)
 
 
 async def test_a_topic_that_was_never_enabled_is_not_found() -> None:
