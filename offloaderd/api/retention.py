@@ -12,7 +12,10 @@ from offloaderd.core.model import LEDGER_ID_MAX, LedgerInfo, TopicName
 from offloaderd.fleet.engine import Engine
 from offloaderd.format.parsing import filled
 from offloaderd.ledgers.port import LedgerSource
+from offloaderd.metadata import nodes, paths, pieces
 from offloaderd.metadata.port import MetadataStore
+from offloaderd.metadata.records.deletion import decode_floor
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.protocol.v1 import retention_pb2 as pb
 from offloaderd.protocol.v1 import retention_pb2_grpc
 from offloaderd.upkeep.grants import records as grant_records
@@ -33,20 +36,29 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
     clock: Clock
 
     async def ListLedgers(self, request: pb.ListLedgersRequest, context: Context) -> pb.ListLedgersResponse:
-        """Return the ledgers. The error of a source that does not answer is part of the answer. Raises Transient."""
+        """Return the ledgers; a page reads what it shows. Raises Transient, CorruptData.
+
+        The error of a source that does not answer is part of the answer.
+        """
         topic = TopicName.parse(request.topic)
-        away_for = await metadata_error(self.metadata)
-        known = self.engine.known(topic) if away_for else await self.engine.topic_map(topic)
-        if known is None:
+        away_for, offloader = await metadata_error(self.metadata), self.engine.find(topic)
+        held = offloader.map if offloader is not None else self.engine.known(topic) if away_for else None
+        if away_for and held is None:
             raise away(away_for)
-        topic_map = known
         source, failure = await self._listed(topic, ANSWERS_S if away_for else None)
-        grants = {} if away_for else await grant_records.load_all(self.metadata, topic)
-        base = topic_map.base
-        rows, token = page(request, ledger_rows(topic_map, source, grants), lambda one: f"{one.ledger_id:020}")
+        in_tier = await self._in_tier(topic, held)
+        known = sorted(in_tier.union(info.ledger_id for info in source or ()))
+        shown, token = page(request, known, lambda one: f"{one:020}")
+        if held is not None:
+            base, stored = held.base, {one: held.contexts[one] for one in shown if one in held.contexts}
+        else:
+            base = await nodes.record(self.metadata, paths.floor(topic), decode_floor)
+            stored = await nodes.contexts(self.metadata, topic, only=[one for one in shown if one in in_tier])
+        contexts = {one: pieces.joined(context, paths.ledger(topic, one)) for one, context in stored.items()}
+        grants = {} if away_for else await grant_records.load_all(self.metadata, topic, only=shown)
         return filled(
             pb.ListLedgersResponse,
-            ledgers=rows,
+            ledgers=ledger_rows(shown, contexts, source, grants, newest=max(in_tier, default=-1)),
             next_page_token=token,
             floor=base.position if base is not None else None,
             deleted_segments=base.segments if base is not None else 0,
@@ -54,6 +66,10 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
             source_error=failure,
             metadata_error=away_for,
         )
+
+    async def _in_tier(self, topic: TopicName, held: TopicMap | None) -> frozenset[int]:
+        """Return the ledgers with offloaded entries, by the map in memory, else by the names of their nodes."""
+        return frozenset(held.contexts if held is not None else await nodes.ledger_ids(self.metadata, topic))
 
     async def _listed(self, topic: TopicName, within_s: float | None) -> tuple[Sequence[LedgerInfo] | None, str]:
         """Return the source's ledgers, None if unknown, and the reason."""
@@ -88,8 +104,9 @@ class RetentionService(retention_pb2_grpc.RetentionServiceServicer):
         """
         topic, ledger_id = TopicName.parse(request.topic), checked_ledger(request.ledger_id)
         source, failure = await self._listed(topic, ANSWERS_S)
-        rows = ledger_rows(await self.engine.topic_map(topic), source, {})
-        if not failure and all(row.ledger_id != ledger_id for row in rows):
+        offloader = self.engine.find(topic)
+        in_tier = await self._in_tier(topic, offloader.map if offloader is not None else None)
+        if not failure and ledger_id not in in_tier.union(info.ledger_id for info in source or ()):
             raise NotFound(
                 f"{topic} has no ledger {ledger_id}, neither offloaded nor at the source",
                 hint=f"`offloadctl ledgers list {topic}` shows them; nothing was recorded",

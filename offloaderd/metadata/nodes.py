@@ -23,24 +23,35 @@ READ_TRIES = 10
 """Number of times that a context, or the losses, are read while they change."""
 
 
-async def contexts(
-    store: MetadataStore, topic: TopicName, known: Mapping[int, StoredContext] = MappingProxyType({})
-) -> dict[int, StoredContext]:
-    """Read the ledgers' offload contexts by ledger id; pieces of one that is as in `known` are not read again.
-
-    Raises CorruptData for a node that is no ledger, Transient for a context that changes faster than it can be read.
-    """
+async def ledger_ids(store: MetadataStore, topic: TopicName) -> list[int]:
+    """Return the ledgers that have an offload context, in no order. Raises CorruptData for a node that is no ledger."""
     folder = paths.ledgers(topic)
     names = await store.children(folder)
     for name in names:
         if not (name.isascii() and name.isdecimal() and str(int(name)) == name):
             codec.corrupt(f"{folder}/{name}", "a ledger id as the node's name", repr(name))
+    return [int(name) for name in names]
 
-    async def read(name: str) -> StoredContext | None:
-        return await stored_context(store, f"{folder}/{name}", known.get(int(name)))
 
-    found = await each(names, read)
-    return {int(name): one for name, one in zip(names, found, strict=True) if one is not None}
+async def contexts(
+    store: MetadataStore,
+    topic: TopicName,
+    known: Mapping[int, StoredContext] = MappingProxyType({}),
+    *,
+    only: Sequence[int] | None = None,
+) -> dict[int, StoredContext]:
+    """Read the ledgers' offload contexts by ledger id; pieces of one that is as in `known` are not read again.
+
+    `only` names the ledgers to read, without which all are. Raises CorruptData for a node that is no ledger, Transient
+    for a context that changes faster than it can be read.
+    """
+    wanted = await ledger_ids(store, topic) if only is None else only
+
+    async def read(ledger_id: int) -> StoredContext | None:
+        return await stored_context(store, paths.ledger(topic, ledger_id), known.get(ledger_id))
+
+    found = await each(wanted, read)
+    return {ledger_id: one for ledger_id, one in zip(wanted, found, strict=True) if one is not None}
 
 
 async def stored_context(store: MetadataStore, path: str, known: StoredContext | None = None) -> StoredContext | None:

@@ -26,8 +26,9 @@ from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, Fenced, IdentityRefused, NotFound, OffloaderError, Transient
 from offloaderd.core.model import LedgerInfo, TierRetention, TopicName
 from offloaderd.ledgers.port import LedgerRegister
-from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.identity import deletion_refused
+from offloaderd.metadata.records.context import LedgerContext
 from offloaderd.metadata.records.grant import Grant
 from offloaderd.metadata.topic_map import removal
 from offloaderd.metadata.topic_map.map import TopicMap
@@ -419,44 +420,50 @@ class DeletionPlan:
 
 
 def ledger_rows(
-    topic_map: TopicMap, source: Sequence[LedgerInfo] | None, grants: Mapping[int, Grant]
+    ledger_ids: Iterable[int],
+    contexts: Mapping[int, LedgerContext],
+    source: Sequence[LedgerInfo] | None,
+    grants: Mapping[int, Grant],
+    *,
+    newest: int,
 ) -> list[LedgerRow]:
-    """Return every ledger of the source or the map, by id."""
+    """Return these ledgers, as the source and their contexts in the tier have them; those in neither are left out.
+
+    `newest` is the newest ledger of the topic with offloaded entries, -1 without any.
+    """
     at_source = {info.ledger_id: info for info in source or ()}
-    parts_of: dict[int, list[LedgerSlice]] = {}
-    for segment in topic_map.segments:
-        for part in segment.slices:
-            parts_of.setdefault(part.ledger_id, []).append(part)
     found = []
-    for ledger_id in sorted(topic_map.contexts.keys() | at_source.keys()):
-        info, end = at_source.get(ledger_id), topic_map.ends.get(ledger_id)
-        parts = parts_of.get(ledger_id, [])
+    for ledger_id in ledger_ids:
+        info, context, grant = at_source.get(ledger_id), contexts.get(ledger_id), grants.get(ledger_id)
+        if info is None and context is None:
+            continue
+        tier = context or LedgerContext()
+        entries = info.entries if info is not None else tier.end.entries if tier.end is not None else None
         found.append(
             LedgerRow(
                 ledger_id=ledger_id,
-                state=_state_of(topic_map, ledger_id, info, grants.get(ledger_id)),
-                entries=info.entries if info is not None else end.entries if end is not None else None,
-                offloaded_entries=sum(part.entries for part in parts),
-                payload_bytes=sum(part.payload_bytes for part in parts),
-                segments=len(parts),
+                state=_state_of(tier, info, grant, is_newest=ledger_id >= newest),
+                entries=entries,
+                offloaded_entries=sum(one.end_entry_id + 1 - one.begin_entry_id for one in tier.segments),
+                payload_bytes=sum(one.payload_bytes for one in tier.segments),
+                segments=len(tier.segments),
                 at_source=None if source is None else info is not None,
-                deleted_ms=topic_map.deleted.get(ledger_id, 0),
-                grant=grants.get(ledger_id),
+                deleted_ms=tier.deleted_ms or 0,
+                grant=grant,
             )
         )
     return found
 
 
-def _state_of(topic_map: TopicMap, ledger_id: int, info: LedgerInfo | None, grant: Grant | None) -> str:
-    if ledger_id in topic_map.deleted:
+def _state_of(tier: LedgerContext, info: LedgerInfo | None, grant: Grant | None, *, is_newest: bool) -> str:
+    if tier.deleted_ms is not None:
         return "deleted"
     if grant is not None and (grant.revoked_ms or grant.in_force):
         return "revoked" if grant.revoked_ms else "granted"
-    if ledger_id in topic_map.ends and ledger_id in topic_map.contexts:
+    if tier.end is not None:
         return "offloaded"
-    if info is None:
-        # a later ledger has been offloaded, so this one cannot grow
-        return "closed" if topic_map.segments and topic_map.segments[-1].end.ledger_id > ledger_id else "open"
+    if info is None:  # a ledger before the newest cannot grow
+        return "open" if is_newest else "closed"
     return "closed" if info.closed else "open"
 
 

@@ -3,7 +3,7 @@
 Every change compares the node's version, so a revocation and the decision to delete cannot both succeed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -40,11 +40,20 @@ async def load(store: MetadataStore, topic: TopicName, ledger_id: int) -> Stored
 
 
 async def load_all(
-    store: MetadataStore, topic: TopicName, known: Mapping[int, Grant] = MappingProxyType({})
+    store: MetadataStore,
+    topic: TopicName,
+    known: Mapping[int, Grant] = MappingProxyType({}),
+    *,
+    only: Collection[int] | None = None,
 ) -> dict[int, Grant]:
-    """Return all grants of a topic by ledger; those in `known` are not read again. Raises CorruptData, Transient."""
+    """Return the grants of a topic by ledger, of `only` these ledgers or of all. Raises CorruptData, Transient.
+
+    Those in `known` are not read again.
+    """
     names = await store.children(paths.grants(topic))
     ledger_ids = {int(name) for name in names if name.isascii() and name.isdecimal()}
+    if only is not None:
+        ledger_ids.intersection_update(only)
     unread = sorted(ledger_ids - known.keys())
     found = await each(unread, lambda ledger_id: load(store, topic, ledger_id))
     read = {ledger_id: one.grant for ledger_id, one in zip(unread, found, strict=True) if one is not None}

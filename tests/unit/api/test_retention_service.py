@@ -14,15 +14,18 @@ from offloaderd.client import calls
 from offloaderd.core.errors import Conflict, InvalidInput, NotFound, OffloaderError, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import LedgerEnd, LedgerInfo
+from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.records.grant import Grant
+from offloaderd.metadata.topic_map import removal
 from offloaderd.metadata.topic_map.map import TopicMap
-from offloaderd.protocol.v1 import retention_pb2_grpc
+from offloaderd.protocol.v1 import retention_pb2, retention_pb2_grpc
 from offloaderd.upkeep.grants.grants import Grants
-from offloaderd.upkeep.retention import Retention, deletion_plan, ledger_rows
+from offloaderd.upkeep.retention import LedgerRow, Retention, deletion_plan, ledger_rows
 from offloaderd.upkeep.settings import RetentionSettings
 from tests.unit.api.serve import Client, serving
 from tests.unit.metadata.segments import made
 from tests.unit.metadata.test_removal import TOPIC as OTHER
+from tests.unit.rigs.counted import CountedMetadata
 from tests.unit.rigs.owned import Owned, offloaded_topic
 from tests.unit.rigs.rig import TOPIC
 from tests.unit.upkeep.test_grants import OPTIONS
@@ -50,9 +53,9 @@ class Topics:
             raise self.owner
         return self.owner
 
-    async def topic_map(self, topic: object) -> TopicMap:
-        """Return the map."""
-        return self.offloader.map
+    def find(self, topic: object) -> TopicOffloader | None:
+        """Return the owner, if that is here."""
+        return self.owner if not isinstance(self.owner, OffloaderError) else None
 
     def known(self, topic: object) -> TopicMap | None:
         """Return the map, which is in memory."""
@@ -109,6 +112,35 @@ async def test_ledgers_are_listed_with_what_became_of_them(monkeypatch: pytest.M
         assert [one.ledger_id for one in found.ledgers] == [1, 2]
         assert (found.floor.ledger_id, found.floor.entry_id, found.deleted_segments) == (0, 9, 1)
         assert found.deleted_bytes > 0
+
+
+@pytest.mark.parametrize("here", [True, False])
+async def test_a_page_of_ledgers_reads_what_it_shows(*, here: bool) -> None:
+    """Contexts and grants of its ledgers; those of an owner are in memory. All pages are the list of one page."""
+    rig = await offloaded_topic(*[10] * 9)
+    store = CountedMetadata(rig.tree)
+    owned = await Owned.claim(rig, store)
+    async with _served(owned) as (client, topics):
+        if not here:
+            topics.owner = Conflict("owned by another daemon", hint="ask it at h:1")
+        for ledger_id in (1, 4, 8):
+            await client.revoke_grant(TOPIC, ledger_id, reason="legal hold")
+        whole = (await client.ledgers(TOPIC)).ledgers
+        assert [one.ledger_id for one in whole] == [*range(9)]
+        request = retention_pb2.ListLedgersRequest(topic=str(TOPIC), page_size=3)
+        found: list[retention_pb2.Ledger] = []
+        reads: list[list[str]] = []
+        while not found or request.page_token:
+            store.below("")
+            answer = await client._retention.ListLedgers(request)
+            found, request.page_token = [*found, *answer.ledgers], answer.next_page_token
+            reads.append(sorted(store.below(paths.topic(TOPIC))))
+        assert found == [*whole]
+        contexts = [paths.ledgers(TOPIC), paths.floor(TOPIC)]
+        for number, granted in enumerate((1, 4, 8)):
+            shown = range(3 * number, 3 * number + 3)
+            of_map = [] if here else [*contexts, *(paths.ledger(TOPIC, one) for one in shown)]
+            assert reads[number] == sorted([*of_map, paths.grants(TOPIC), paths.grant(TOPIC, granted)])
 
 
 async def test_a_source_that_is_away_is_told_and_the_rest_listed() -> None:
@@ -184,18 +216,23 @@ def test_every_state_of_a_ledger() -> None:
         _, current = current.with_commit(made(number, (ledger, 0, 9)), {3: LedgerEnd(10, 5)})
     grants = {3: Grant(ledger_id=3, verified_ms=1)}
 
+    def rows_of(topic_map: TopicMap, source: list[LedgerInfo] | None, known: dict[int, Grant]) -> list[LedgerRow]:
+        contexts = {one: pieces.joined(stored, paths.ledger(OTHER, one)) for one, stored in topic_map.contexts.items()}
+        every = sorted(contexts.keys() | {one.ledger_id for one in source or ()})
+        return ledger_rows([*every, 99], contexts, source, known, newest=max(contexts))
+
     def states(topic_map: TopicMap, source: list[LedgerInfo] | None, known: dict[int, Grant]) -> list[str]:
-        return [row.state for row in ledger_rows(topic_map, source, known)]
+        return [row.state for row in rows_of(topic_map, source, known)]
 
     assert states(current, None, {}) == ["offloaded", "closed", "open"]
     assert states(current, None, grants) == ["granted", "closed", "open"]
     assert states(current, None, {3: replace(grants[3], revoked_ms=1)}) == ["revoked", "closed", "open"]
-    assert states(replace(current, deleted={3: 4}), None, grants) == ["deleted", "closed", "open"]
+    assert states(removal.mark_deleted(current, [3], now_ms=4)[1], None, grants) == ["deleted", "closed", "open"]
     source = [
         LedgerInfo(ledger_id=8, closed=True, entries=12, size_bytes=1),
         LedgerInfo(ledger_id=9, closed=False, entries=0, size_bytes=0),
     ]
-    rows = ledger_rows(current, source, {})
+    rows = rows_of(current, source, {})
     assert [(row.state, row.entries, row.at_source) for row in rows[2:]] == [("closed", 12, True), ("open", 0, True)]
     assert [row.entries for row in rows[:2]] == [10, None]
 
