@@ -68,7 +68,8 @@ def errors() -> list[str]:
         "",
         "An error status has a `google.rpc.Status` in the trailing metadata `grpc-status-details-bin`: `ErrorInfo` "
         "with the domain `offloaderd` and a reason that never changes, `RetryInfo` where the same call may succeed "
-        "later, and `Help` with what to do. Reason and hint are in `offloaderd-error-bin` as well, as an "
+        "later, and `Help` with what to do, without a `url`: these pages have no address of their own. Reason and hint "
+        "are in `offloaderd-error-bin` as well, as an "
         "[`ErrorDetail`](#errordetail), for clients without the types of Google. Reasons that a client does not know "
         "go by their code.",
         "",

@@ -10,7 +10,6 @@ from offloaderd.protocol.v1.common_pb2 import ErrorDetail
 STATUS_KEY = "grpc-status-details-bin"
 DOMAIN = "offloaderd"
 """Of `reason`: reasons of one domain are unique."""
-PAGE = "docs/api.md#errors"
 RETRY = Duration(seconds=1)
 """The shortest pause before the call is worth another try; clients wait longer after each failure."""
 
@@ -24,6 +23,6 @@ def trailing_metadata(
     if retry:
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=RETRY))
     if detail.hint:
-        link = error_details_pb2.Help.Link(description=detail.hint, url=PAGE)
+        link = error_details_pb2.Help.Link(description=detail.hint)  # these pages have no address that all can follow
         status.details.add().Pack(error_details_pb2.Help(links=[link]))
     return (DETAIL_KEY, detail.SerializeToString()), (STATUS_KEY, status.SerializeToString())
