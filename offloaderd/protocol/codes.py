@@ -1,6 +1,7 @@
 """Enumerations beside texts in answers: the field `state_code` gets the value that the text `state` names.
 
-Services write texts alone. Values and texts are compared by name: `not-owner` is TOPIC_STATE_NOT_OWNER.
+Services write texts alone. Values and texts are compared by name: `not-owner` is TOPIC_STATE_NOT_OWNER, and `explicit
+LAC` SOURCE_EDGE_EXPLICIT_LAC.
 """
 
 from collections.abc import Mapping
@@ -38,14 +39,19 @@ def coded(message: Message) -> Message:
 
 
 def numbers(enum: EnumDescriptor) -> dict[str, int]:
-    """Return the numbers of an enumeration by the texts that they stand for."""
+    """Return the numbers of an enumeration by the names that `code_name` gives the texts that they stand for."""
     prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
-    return {one.name.removeprefix(prefix).lower().replace("_", "-"): one.number for one in enum.values if one.number}
+    return {one.name.removeprefix(prefix): one.number for one in enum.values if one.number}
+
+
+def code_name(text: str) -> str:
+    """Return the end of the name of the value that a text stands for."""
+    return text.upper().replace("-", "_").replace(" ", "_")
 
 
 def _fill(message: Any, plan: _Plan) -> None:  # noqa: ANN401 - a message of any type
     for name, values in plan.numbers.items():
-        if number := values.get(getattr(message, name), 0):
+        if number := values.get(code_name(getattr(message, name)), 0):
             setattr(message, name + CODE, number)
     for name, repeated in plan.within:
         if repeated:

@@ -505,6 +505,7 @@ class Segment(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     STATE_CODE_FIELD_NUMBER: _builtins.int
     METHOD_CODE_FIELD_NUMBER: _builtins.int
+    STATUS_CODE_FIELD_NUMBER: _builtins.int
     segment_id: _builtins.str
     status: _builtins.str
     """Assigned, Offloaded or Failed"""
@@ -523,6 +524,7 @@ class Segment(_message.Message):
     """How far it is: assigned, uploading, sealed, verified, committed; docs/how-it-works.md says what may follow what."""
     state_code: _states_pb2.SegmentState.ValueType
     method_code: _states_pb2.OffloadMethod.ValueType
+    status_code: _states_pb2.SegmentStatus.ValueType
     @_builtins.property
     def begin(self) -> _common_pb2.Position: ...
     @_builtins.property
@@ -548,10 +550,11 @@ class Segment(_message.Message):
         state: _builtins.str = ...,
         state_code: _states_pb2.SegmentState.ValueType = ...,
         method_code: _states_pb2.OffloadMethod.ValueType = ...,
+        status_code: _states_pb2.SegmentStatus.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "begin", b"begin", "bucket", b"bucket", "data_key", b"data_key", "end", b"end", "entries", b"entries", "method", b"method", "method_code", b"method_code", "object_bytes", b"object_bytes", "offloaded_ms", b"offloaded_ms", "payload_bytes", b"payload_bytes", "segment_id", b"segment_id", "state", b"state", "state_code", b"state_code", "status", b"status", "writer", b"writer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_ms", b"assigned_ms", "begin", b"begin", "bucket", b"bucket", "data_key", b"data_key", "end", b"end", "entries", b"entries", "method", b"method", "method_code", b"method_code", "object_bytes", b"object_bytes", "offloaded_ms", b"offloaded_ms", "payload_bytes", b"payload_bytes", "segment_id", b"segment_id", "state", b"state", "state_code", b"state_code", "status", b"status", "status_code", b"status_code", "writer", b"writer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -739,6 +742,7 @@ class PlannedOffload(_message.Message):
     PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     METHOD_FIELD_NUMBER: _builtins.int
     DUE_FIELD_NUMBER: _builtins.int
+    METHOD_CODE_FIELD_NUMBER: _builtins.int
     ledger_id: _builtins.int
     first_entry_id: _builtins.int
     last_entry_id: _builtins.int
@@ -747,6 +751,7 @@ class PlannedOffload(_message.Message):
     """streaming, or ledger-based: the whole ledger in an object of its own"""
     due: _builtins.bool
     """the policy offloads it without a request too"""
+    method_code: _states_pb2.OffloadMethod.ValueType
     def __init__(
         self,
         *,
@@ -756,10 +761,11 @@ class PlannedOffload(_message.Message):
         payload_bytes: _builtins.int = ...,
         method: _builtins.str = ...,
         due: _builtins.bool = ...,
+        method_code: _states_pb2.OffloadMethod.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due", b"due", "first_entry_id", b"first_entry_id", "last_entry_id", b"last_entry_id", "ledger_id", b"ledger_id", "method", b"method", "payload_bytes", b"payload_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due", b"due", "first_entry_id", b"first_entry_id", "last_entry_id", b"last_entry_id", "ledger_id", b"ledger_id", "method", b"method", "method_code", b"method_code", "payload_bytes", b"payload_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -957,6 +963,9 @@ class TopicStatus(_message.Message):
     STATE_CODE_FIELD_NUMBER: _builtins.int
     METHOD_CODE_FIELD_NUMBER: _builtins.int
     GAPS_FIELD_NUMBER: _builtins.int
+    EDGE_CODE_FIELD_NUMBER: _builtins.int
+    OUTAGE_CODE_FIELD_NUMBER: _builtins.int
+    STALLED_CLASS_CODE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     state: _builtins.str
     """claiming, offloading, paused, stalled, stopped, not-owner, read-only"""
@@ -1016,6 +1025,9 @@ class TopicStatus(_message.Message):
     """lag_seconds is unknown: as lag_unknown, or the oldest entry has no time"""
     state_code: _states_pb2.TopicState.ValueType
     method_code: _states_pb2.OffloadMethod.ValueType
+    edge_code: _states_pb2.SourceEdge.ValueType
+    outage_code: _states_pb2.OutagePolicy.ValueType
+    stalled_class_code: _states_pb2.StalledClass.ValueType
     @_builtins.property
     def confirmed(self) -> _common_pb2.Position: ...
     @_builtins.property
@@ -1090,10 +1102,13 @@ class TopicStatus(_message.Message):
         state_code: _states_pb2.TopicState.ValueType = ...,
         method_code: _states_pb2.OffloadMethod.ValueType = ...,
         gaps: _abc.Iterable[Global___EntryGap] | None = ...,
+        edge_code: _states_pb2.SourceEdge.ValueType = ...,
+        outage_code: _states_pb2.OutagePolicy.ValueType = ...,
+        stalled_class_code: _states_pb2.StalledClass.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "history", b"history", "mirror", b"mirror", "offloaded", b"offloaded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "damaged_ledgers", b"damaged_ledgers", "edge", b"edge", "epoch", b"epoch", "gaps", b"gaps", "hidden_entries", b"hidden_entries", "history", b"history", "lag_age_unknown", b"lag_age_unknown", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "lag_unknown", b"lag_unknown", "looked_age_s", b"looked_age_s", "losses", b"losses", "method", b"method", "method_code", b"method_code", "mirror", b"mirror", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_continued", b"open_segment_continued", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "outage", b"outage", "owner", b"owner", "paused_by", b"paused_by", "paused_ms", b"paused_ms", "placement", b"placement", "refusals", b"refusals", "segments_committed", b"segments_committed", "spilled_bytes", b"spilled_bytes", "spilled_entries", b"spilled_entries", "stalled_class", b"stalled_class", "stalled_reason", b"stalled_reason", "stalled_since_ms", b"stalled_since_ms", "state", b"state", "state_code", b"state_code", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "topic", b"topic", "unprotected_bytes", b"unprotected_bytes", "unprotected_entries", b"unprotected_entries", "unprotected_since_ms", b"unprotected_since_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "damaged_ledgers", b"damaged_ledgers", "edge", b"edge", "edge_code", b"edge_code", "epoch", b"epoch", "gaps", b"gaps", "hidden_entries", b"hidden_entries", "history", b"history", "lag_age_unknown", b"lag_age_unknown", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "lag_unknown", b"lag_unknown", "looked_age_s", b"looked_age_s", "losses", b"losses", "method", b"method", "method_code", b"method_code", "mirror", b"mirror", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_continued", b"open_segment_continued", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "outage", b"outage", "outage_code", b"outage_code", "owner", b"owner", "paused_by", b"paused_by", "paused_ms", b"paused_ms", "placement", b"placement", "refusals", b"refusals", "segments_committed", b"segments_committed", "spilled_bytes", b"spilled_bytes", "spilled_entries", b"spilled_entries", "stalled_class", b"stalled_class", "stalled_class_code", b"stalled_class_code", "stalled_reason", b"stalled_reason", "stalled_since_ms", b"stalled_since_ms", "state", b"state", "state_code", b"state_code", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "topic", b"topic", "unprotected_bytes", b"unprotected_bytes", "unprotected_entries", b"unprotected_entries", "unprotected_since_ms", b"unprotected_since_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

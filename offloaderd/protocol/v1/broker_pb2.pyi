@@ -49,6 +49,29 @@ ENSURE_STATE_COVERED: EnsureState.ValueType  # 4
 """all of it is in the bucket, committed and verified"""
 Global___EnsureState: _TypeAlias = EnsureState  # noqa: Y015
 
+class _DeleteOutcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DeleteOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DeleteOutcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DELETE_OUTCOME_UNSPECIFIED: _DeleteOutcome.ValueType  # 0
+    DELETE_OUTCOME_DELETED: _DeleteOutcome.ValueType  # 1
+    DELETE_OUTCOME_MARKED: _DeleteOutcome.ValueType  # 2
+    DELETE_OUTCOME_KEPT: _DeleteOutcome.ValueType  # 3
+    DELETE_OUTCOME_NOTHING: _DeleteOutcome.ValueType  # 4
+    DELETE_OUTCOME_ELSEWHERE: _DeleteOutcome.ValueType  # 5
+
+class DeleteOutcome(_DeleteOutcome, metaclass=_DeleteOutcomeEnumTypeWrapper): ...
+
+DELETE_OUTCOME_UNSPECIFIED: DeleteOutcome.ValueType  # 0
+DELETE_OUTCOME_DELETED: DeleteOutcome.ValueType  # 1
+DELETE_OUTCOME_MARKED: DeleteOutcome.ValueType  # 2
+DELETE_OUTCOME_KEPT: DeleteOutcome.ValueType  # 3
+DELETE_OUTCOME_NOTHING: DeleteOutcome.ValueType  # 4
+DELETE_OUTCOME_ELSEWHERE: DeleteOutcome.ValueType  # 5
+Global___DeleteOutcome: _TypeAlias = DeleteOutcome  # noqa: Y015
+
 @_typing.final
 class OffloadedLedger(_message.Message):
     """A ledger as Pulsar's list describes it."""
@@ -256,6 +279,7 @@ class DeleteLedgerResponse(_message.Message):
 
     OUTCOME_FIELD_NUMBER: _builtins.int
     OWNER_ADDRESS_FIELD_NUMBER: _builtins.int
+    OUTCOME_CODE_FIELD_NUMBER: _builtins.int
     outcome: _builtins.str
     """deleted (the objects of a broker were deleted), marked (its segments are deleted when all their ledgers are
     marked), kept (Pulsar's list still has the ledger: the call was for an attempt that failed), nothing (the ledger is
@@ -263,15 +287,17 @@ class DeleteLedgerResponse(_message.Message):
     """
     owner_address: _builtins.str
     """of the daemon to ask instead"""
+    outcome_code: Global___DeleteOutcome.ValueType
     def __init__(
         self,
         *,
         outcome: _builtins.str = ...,
         owner_address: _builtins.str = ...,
+        outcome_code: Global___DeleteOutcome.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "owner_address", b"owner_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "outcome_code", b"outcome_code", "owner_address", b"owner_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

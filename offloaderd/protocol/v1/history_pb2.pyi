@@ -58,6 +58,7 @@ class PlanHistoryResponse(_message.Message):
     DOUBTFUL_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
     PLANNED_FIELD_NUMBER: _builtins.int
+    WORKER_CODE_FIELD_NUMBER: _builtins.int
     entries: _builtins.int
     payload_bytes: _builtins.int
     """as far as the source reports it"""
@@ -72,6 +73,7 @@ class PlanHistoryResponse(_message.Message):
     """who would offload it: daemon or job"""
     planned: _builtins.bool
     """the boundary is on record already"""
+    worker_code: _states_pb2.HistoryWorker.ValueType
     @_builtins.property
     def boundary(self) -> _common_pb2.Position:
         """live segments begin there; not set: there is no history"""
@@ -94,10 +96,11 @@ class PlanHistoryResponse(_message.Message):
         doubtful: _abc.Iterable[Global___DoubtfulLedger] | None = ...,
         worker: _builtins.str = ...,
         planned: _builtins.bool = ...,
+        worker_code: _states_pb2.HistoryWorker.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["boundary", b"boundary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundaries", b"boundaries", "boundary", b"boundary", "doubtful", b"doubtful", "entries", b"entries", "payload_bytes", b"payload_bytes", "planned", b"planned", "probes", b"probes", "ranges", b"ranges", "seconds", b"seconds", "segment_bytes", b"segment_bytes", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundaries", b"boundaries", "boundary", b"boundary", "doubtful", b"doubtful", "entries", b"entries", "payload_bytes", b"payload_bytes", "planned", b"planned", "probes", b"probes", "ranges", b"ranges", "seconds", b"seconds", "segment_bytes", b"segment_bytes", "worker", b"worker", "worker_code", b"worker_code"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -290,6 +293,8 @@ class HistoryPlan(_message.Message):
     DONE_MS_FIELD_NUMBER: _builtins.int
     HOLDER_FIELD_NUMBER: _builtins.int
     HOLDER_UNTIL_MS_FIELD_NUMBER: _builtins.int
+    ORDER_CODE_FIELD_NUMBER: _builtins.int
+    WORKER_CODE_FIELD_NUMBER: _builtins.int
     order: _builtins.str
     """history-first or alongside, as it was planned"""
     worker: _builtins.str
@@ -308,6 +313,8 @@ class HistoryPlan(_message.Message):
     holder: _builtins.str
     """the driver of the job that may commit"""
     holder_until_ms: _builtins.int
+    order_code: _states_pb2.HistoryOrder.ValueType
+    worker_code: _states_pb2.HistoryWorker.ValueType
     @_builtins.property
     def begin(self) -> _common_pb2.Position: ...
     @_builtins.property
@@ -335,10 +342,12 @@ class HistoryPlan(_message.Message):
         done_ms: _builtins.int = ...,
         holder: _builtins.str = ...,
         holder_until_ms: _builtins.int = ...,
+        order_code: _states_pb2.HistoryOrder.ValueType = ...,
+        worker_code: _states_pb2.HistoryWorker.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "boundary", b"boundary", "last", b"last"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "boundary", b"boundary", "done_ms", b"done_ms", "doubtful_ledgers", b"doubtful_ledgers", "entries", b"entries", "holder", b"holder", "holder_until_ms", b"holder_until_ms", "last", b"last", "order", b"order", "payload_bytes", b"payload_bytes", "planned_ms", b"planned_ms", "probes", b"probes", "ranges", b"ranges", "segment_bytes", b"segment_bytes", "split_seconds", b"split_seconds", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "boundary", b"boundary", "done_ms", b"done_ms", "doubtful_ledgers", b"doubtful_ledgers", "entries", b"entries", "holder", b"holder", "holder_until_ms", b"holder_until_ms", "last", b"last", "order", b"order", "order_code", b"order_code", "payload_bytes", b"payload_bytes", "planned_ms", b"planned_ms", "probes", b"probes", "ranges", b"ranges", "segment_bytes", b"segment_bytes", "split_seconds", b"split_seconds", "worker", b"worker", "worker_code", b"worker_code"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -356,11 +365,13 @@ class HistorySummary(_message.Message):
     LEFT_BYTES_FIELD_NUMBER: _builtins.int
     LIVE_WAITS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    WORKER_CODE_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     left_entries: _builtins.int
     left_bytes: _builtins.int
     live_waits: _builtins.bool
     error: _builtins.str
+    worker_code: _states_pb2.HistoryWorker.ValueType
     @_builtins.property
     def boundary(self) -> _common_pb2.Position: ...
     def __init__(
@@ -372,10 +383,11 @@ class HistorySummary(_message.Message):
         left_bytes: _builtins.int = ...,
         live_waits: _builtins.bool = ...,
         error: _builtins.str = ...,
+        worker_code: _states_pb2.HistoryWorker.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["boundary", b"boundary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundary", b"boundary", "error", b"error", "left_bytes", b"left_bytes", "left_entries", b"left_entries", "live_waits", b"live_waits", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boundary", b"boundary", "error", b"error", "left_bytes", b"left_bytes", "left_entries", b"left_entries", "live_waits", b"live_waits", "worker", b"worker", "worker_code", b"worker_code"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

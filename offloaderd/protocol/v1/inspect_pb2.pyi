@@ -73,6 +73,7 @@ class ExplainResponse(_message.Message):
         VERIFIED_LEVEL_FIELD_NUMBER: _builtins.int
         VERIFIED_FLAWS_FIELD_NUMBER: _builtins.int
         VERIFIED_FLAW_FIELD_NUMBER: _builtins.int
+        VERIFIED_LEVEL_CODE_FIELD_NUMBER: _builtins.int
         segment_id: _builtins.str
         offloaded_ms: _builtins.int
         bucket: _builtins.str
@@ -94,6 +95,7 @@ class ExplainResponse(_message.Message):
         verified_flaws: _builtins.int
         """number of flaws that it found then"""
         verified_flaw: _builtins.str
+        verified_level_code: _states_pb2.VerifyLevel.ValueType
         @_builtins.property
         def begin(self) -> _common_pb2.Position: ...
         @_builtins.property
@@ -131,10 +133,11 @@ class ExplainResponse(_message.Message):
             verified_level: _builtins.str = ...,
             verified_flaws: _builtins.int = ...,
             verified_flaw: _builtins.str = ...,
+            verified_level_code: _states_pb2.VerifyLevel.ValueType = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["_entry_offset", b"_entry_offset", "_payload_bytes", b"_payload_bytes", "_payload_offset", b"_payload_offset", "begin", b"begin", "block_first", b"block_first", "block_last", b"block_last", "end", b"end", "entry_offset", b"entry_offset", "flaw", b"flaw", "payload_bytes", b"payload_bytes", "payload_offset", b"payload_offset"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["_entry_offset", b"_entry_offset", "_payload_bytes", b"_payload_bytes", "_payload_offset", b"_payload_offset", "begin", b"begin", "block_bytes", b"block_bytes", "block_count", b"block_count", "block_crc32c", b"block_crc32c", "block_first", b"block_first", "block_last", b"block_last", "block_number", b"block_number", "block_offset", b"block_offset", "bucket", b"bucket", "data_bytes", b"data_bytes", "data_key", b"data_key", "end", b"end", "entry_offset", b"entry_offset", "flaw", b"flaw", "offloaded_ms", b"offloaded_ms", "payload_bytes", b"payload_bytes", "payload_offset", b"payload_offset", "segment_id", b"segment_id", "verified_flaw", b"verified_flaw", "verified_flaws", b"verified_flaws", "verified_level", b"verified_level", "verified_ms", b"verified_ms"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_entry_offset", b"_entry_offset", "_payload_bytes", b"_payload_bytes", "_payload_offset", b"_payload_offset", "begin", b"begin", "block_bytes", b"block_bytes", "block_count", b"block_count", "block_crc32c", b"block_crc32c", "block_first", b"block_first", "block_last", b"block_last", "block_number", b"block_number", "block_offset", b"block_offset", "bucket", b"bucket", "data_bytes", b"data_bytes", "data_key", b"data_key", "end", b"end", "entry_offset", b"entry_offset", "flaw", b"flaw", "offloaded_ms", b"offloaded_ms", "payload_bytes", b"payload_bytes", "payload_offset", b"payload_offset", "segment_id", b"segment_id", "verified_flaw", b"verified_flaw", "verified_flaws", b"verified_flaws", "verified_level", b"verified_level", "verified_level_code", b"verified_level_code", "verified_ms", b"verified_ms"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         _WhichOneofReturnType__entry_offset: _TypeAlias = _typing.Literal["entry_offset"]  # noqa: Y015
         _WhichOneofArgType__entry_offset: _TypeAlias = _typing.Literal["_entry_offset", b"_entry_offset"]  # noqa: Y015
@@ -284,6 +287,7 @@ class Flaw(_message.Message):
     WHAT_TO_DO_FIELD_NUMBER: _builtins.int
     SEGMENT_ID_FIELD_NUMBER: _builtins.int
     IS_PROBLEM_FIELD_NUMBER: _builtins.int
+    KIND_CODE_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
     key: _builtins.str
     offset: _builtins.int
@@ -295,6 +299,7 @@ class Flaw(_message.Message):
     segment_id: _builtins.str
     is_problem: _builtins.bool
     """false: it is only a note, or could not be checked"""
+    kind_code: _states_pb2.FlawKind.ValueType
     def __init__(
         self,
         *,
@@ -307,10 +312,11 @@ class Flaw(_message.Message):
         what_to_do: _builtins.str = ...,
         segment_id: _builtins.str = ...,
         is_problem: _builtins.bool = ...,
+        kind_code: _states_pb2.FlawKind.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_offset", b"_offset", "offset", b"offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offset", b"_offset", "entries", b"entries", "expected", b"expected", "found", b"found", "is_problem", b"is_problem", "key", b"key", "kind", b"kind", "offset", b"offset", "segment_id", b"segment_id", "what_to_do", b"what_to_do"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_offset", b"_offset", "entries", b"entries", "expected", b"expected", "found", b"found", "is_problem", b"is_problem", "key", b"key", "kind", b"kind", "kind_code", b"kind_code", "offset", b"offset", "segment_id", b"segment_id", "what_to_do", b"what_to_do"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__offset: _TypeAlias = _typing.Literal["offset"]  # noqa: Y015
     _WhichOneofArgType__offset: _TypeAlias = _typing.Literal["_offset", b"_offset"]  # noqa: Y015

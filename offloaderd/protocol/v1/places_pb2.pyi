@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from offloaderd.protocol.v1 import states_pb2 as _states_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -67,6 +68,7 @@ class ListPlacesResponse(_message.Message):
         COPY_ENTRIES_FIELD_NUMBER: _builtins.int
         BOTH_FIELD_NUMBER: _builtins.int
         BROKER_SEGMENTS_FIELD_NUMBER: _builtins.int
+        ROLE_CODE_FIELD_NUMBER: _builtins.int
         service: _builtins.str
         """name of the table in objects.services; `objects` for the first; empty: unknown here"""
         kind: _builtins.str
@@ -88,6 +90,7 @@ class ListPlacesResponse(_message.Message):
         """segments here, first or copy, that are in another place as well"""
         broker_segments: _builtins.int
         """of `segments`, those that a broker wrote: they stay where they are"""
+        role_code: _states_pb2.PlaceRole.ValueType
         def __init__(
             self,
             *,
@@ -104,10 +107,11 @@ class ListPlacesResponse(_message.Message):
             copy_entries: _builtins.int = ...,
             both: _builtins.int = ...,
             broker_segments: _builtins.int = ...,
+            role_code: _states_pb2.PlaceRole.ValueType = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["both", b"both", "broker_segments", b"broker_segments", "bucket", b"bucket", "copies", b"copies", "copy_bytes", b"copy_bytes", "copy_entries", b"copy_entries", "kind", b"kind", "prefix", b"prefix", "role", b"role", "segment_bytes", b"segment_bytes", "segment_entries", b"segment_entries", "segments", b"segments", "service", b"service"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["both", b"both", "broker_segments", b"broker_segments", "bucket", b"bucket", "copies", b"copies", "copy_bytes", b"copy_bytes", "copy_entries", b"copy_entries", "kind", b"kind", "prefix", b"prefix", "role", b"role", "role_code", b"role_code", "segment_bytes", b"segment_bytes", "segment_entries", b"segment_entries", "segments", b"segments", "service", b"service"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

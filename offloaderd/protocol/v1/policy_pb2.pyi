@@ -293,22 +293,25 @@ class PolicyOrigin(_message.Message):
     FIELD_FIELD_NUMBER: _builtins.int
     ORIGIN_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    ORIGIN_CODE_FIELD_NUMBER: _builtins.int
     field: _builtins.str
     """as in OffloadPolicies"""
     origin: _builtins.str
     """topic, selection, namespace, broker, settings or default"""
     name: _builtins.str
     """which topic, pattern or namespace"""
+    origin_code: _states_pb2.OriginLevel.ValueType
     def __init__(
         self,
         *,
         field: _builtins.str = ...,
         origin: _builtins.str = ...,
         name: _builtins.str = ...,
+        origin_code: _states_pb2.OriginLevel.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["field", b"field", "name", b"name", "origin", b"origin"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["field", b"field", "name", b"name", "origin", b"origin", "origin_code", b"origin_code"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,37 +22,38 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from offloaderd.protocol.v1 import states_pb2 as offloaderd_dot_v1_dot_states__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coffloaderd/v1/rollback.proto\x12\roffloaderd.v1\"Q\n\x13PlanRollbackRequest\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\x19\n\x0cto_ledger_id\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_to_ledger_id\"\xfe\x01\n\x14PlanRollbackResponse\x12\r\n\x05topic\x18\x01 \x01(\t\x12.\n\x07ledgers\x18\x02 \x03(\x0b\x32\x1d.offloaderd.v1.RollbackLedger\x12\x0e\n\x06losses\x18\x03 \x03(\t\x12\x0e\n\x06method\x18\x04 \x01(\t\x12\x0f\n\x07\x65nabled\x18\x05 \x01(\x08\x12\x0e\n\x06prefix\x18\x06 \x01(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x07 \x01(\x01\x12\x10\n\x08measured\x18\x08 \x01(\x08\x12+\n\x05order\x18\t \x01(\x0b\x32\x1c.offloaderd.v1.RollbackOrder\x12\x12\n\nunfinished\x18\n \x01(\t\"\xc3\x01\n\x0eRollbackLedger\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\x10\n\x08standing\x18\x02 \x01(\t\x12\x0b\n\x03why\x18\x03 \x01(\t\x12\x0f\n\x07\x65ntries\x18\x04 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x05 \x01(\x04\x12\x10\n\x08segments\x18\x06 \x01(\r\x12\x10\n\x08requests\x18\x07 \x01(\x04\x12\x0f\n\x07seconds\x18\x08 \x01(\x01\x12\x12\n\nsegment_id\x18\t \x01(\t\x12\x0e\n\x06\x64river\x18\n \x01(\t\"\x8e\x01\n\rRollbackOrder\x12\x14\n\x0cto_ledger_id\x18\x01 \x01(\x03\x12\x12\n\nordered_ms\x18\x02 \x01(\x04\x12\x10\n\x08\x65nded_ms\x18\x03 \x01(\x04\x12\x0f\n\x07stopped\x18\x04 \x01(\x08\x12\x30\n\x08\x66\x61ilures\x18\x05 \x03(\x0b\x32\x1e.offloaderd.v1.RollbackFailure\"4\n\x0fRollbackFailure\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\"P\n\x13\x43onvertTopicRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x19\n\x0cto_ledger_id\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_to_ledger_id\"C\n\x14\x43onvertTopicResponse\x12+\n\x05order\x18\x01 \x01(\x0b\x32\x1c.offloaderd.v1.RollbackOrder\"&\n\x15\x46ollowRollbackRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"\xdd\x01\n\x10RollbackProgress\x12+\n\x05order\x18\x01 \x01(\x0b\x32\x1c.offloaderd.v1.RollbackOrder\x12\x0c\n\x04\x64one\x18\x02 \x01(\x04\x12\x12\n\ndone_bytes\x18\x03 \x01(\x04\x12\x0c\n\x04left\x18\x04 \x01(\x04\x12\x12\n\nleft_bytes\x18\x05 \x01(\x04\x12\x16\n\tledger_id\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\r\n\x05phase\x18\x07 \x01(\t\x12\x14\n\x0cledger_bytes\x18\x08 \x01(\x04\x12\r\n\x05\x65rror\x18\t \x01(\tB\x0c\n\n_ledger_id\"$\n\x13StopRollbackRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"C\n\x14StopRollbackResponse\x12+\n\x05order\x18\x01 \x01(\x0b\x32\x1c.offloaderd.v1.RollbackOrder2\xf9\x02\n\x0fRollbackService\x12Y\n\x0cPlanRollback\x12\".offloaderd.v1.PlanRollbackRequest\x1a#.offloaderd.v1.PlanRollbackResponse0\x01\x12W\n\x0c\x43onvertTopic\x12\".offloaderd.v1.ConvertTopicRequest\x1a#.offloaderd.v1.ConvertTopicResponse\x12Y\n\x0e\x46ollowRollback\x12$.offloaderd.v1.FollowRollbackRequest\x1a\x1f.offloaderd.v1.RollbackProgress0\x01\x12W\n\x0cStopRollback\x12\".offloaderd.v1.StopRollbackRequest\x1a#.offloaderd.v1.StopRollbackResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coffloaderd/v1/rollback.proto\x12\roffloaderd.v1\x1a\x1aoffloaderd/v1/states.proto\"Q\n\x13PlanRollbackRequest\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\x19\n\x0cto_ledger_id\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_to_ledger_id\"\xb1\x02\n\x14PlanRollbackResponse\x12\r\n\x05topic\x18\x01 \x01(\t\x12.\n\x07ledgers\x18\x02 \x03(\x0b\x32\x1d.offloaderd.v1.RollbackLedger\x12\x0e\n\x06losses\x18\x03 \x03(\t\x12\x0e\n\x06method\x18\x04 \x01(\t\x12\x0f\n\x07\x65nabled\x18\x05 \x01(\x08\x12\x0e\n\x06prefix\x18\x06 \x01(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x07 \x01(\x01\x12\x10\n\x08measured\x18\x08 \x01(\x08\x12+\n\x05order\x18\t \x01(\x0b\x32\x1c.offloaderd.v1.RollbackOrder\x12\x12\n\nunfinished\x18\n \x01(\t\x12\x31\n\x0bmethod_code\x18\x0b \x01(\x0e\x32\x1c.offloaderd.v1.OffloadMethod\"\xf9\x01\n\x0eRollbackLedger\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\x10\n\x08standing\x18\x02 \x01(\t\x12\x0b\n\x03why\x18\x03 \x01(\t\x12\x0f\n\x07\x65ntries\x18\x04 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x05 \x01(\x04\x12\x10\n\x08segments\x18\x06 \x01(\r\x12\x10\n\x08requests\x18\x07 \x01(\x04\x12\x0f\n\x07seconds\x18\x08 \x01(\x01\x12\x12\n\nsegment_id\x18\t \x01(\t\x12\x0e\n\x06\x64river\x18\n \x01(\t\x12\x34\n\rstanding_code\x18\x0b \x01(\x0e\x32\x1d.offloaderd.v1.LedgerStanding\"\x8e\x01\n\rRollbackOrder\x12\x14\n\x0cto_ledger_id\x18\x01 \x01(\x03\x12\x12\n\nordered_ms\x18\x02 \x01(\x04\x12\x10\n\x08\x65nded_ms\x18\x03 \x01(\x04\x12\x0f\n\x07stopped\x18\x04 \x01(\x08\x12\x30\n\x08\x66\x61ilures\x18\x05 \x03(\x0b\x32\x1e.offloaderd.v1.RollbackFailure\"4\n\x0fRollbackFailure\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\"P\n\x13\x43onvertTopicRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x19\n\x0cto_ledger_id\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x0f\n\r_to_ledger_id\"C\n\x14\x43onvertTopicResponse\x12+\n\x05order\x18\x01 \x01(\x0b\x32\x1c.offloaderd.v1.RollbackOrder\"&\n\x15\x46ollowRollbackRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"\x8f\x02\n\x10RollbackProgress\x12+\n\x05order\x18\x01 \x01(\x0b\x32\x1c.offloaderd.v1.RollbackOrder\x12\x0c\n\x04\x64one\x18\x02 \x01(\x04\x12\x12\n\ndone_bytes\x18\x03 \x01(\x04\x12\x0c\n\x04left\x18\x04 \x01(\x04\x12\x12\n\nleft_bytes\x18\x05 \x01(\x04\x12\x16\n\tledger_id\x18\x06 \x01(\x03H\x00\x88\x01\x01\x12\r\n\x05phase\x18\x07 \x01(\t\x12\x14\n\x0cledger_bytes\x18\x08 \x01(\x04\x12\r\n\x05\x65rror\x18\t \x01(\t\x12\x30\n\nphase_code\x18\n \x01(\x0e\x32\x1c.offloaderd.v1.RollbackPhaseB\x0c\n\n_ledger_id\"$\n\x13StopRollbackRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"C\n\x14StopRollbackResponse\x12+\n\x05order\x18\x01 \x01(\x0b\x32\x1c.offloaderd.v1.RollbackOrder2\xf9\x02\n\x0fRollbackService\x12Y\n\x0cPlanRollback\x12\".offloaderd.v1.PlanRollbackRequest\x1a#.offloaderd.v1.PlanRollbackResponse0\x01\x12W\n\x0c\x43onvertTopic\x12\".offloaderd.v1.ConvertTopicRequest\x1a#.offloaderd.v1.ConvertTopicResponse\x12Y\n\x0e\x46ollowRollback\x12$.offloaderd.v1.FollowRollbackRequest\x1a\x1f.offloaderd.v1.RollbackProgress0\x01\x12W\n\x0cStopRollback\x12\".offloaderd.v1.StopRollbackRequest\x1a#.offloaderd.v1.StopRollbackResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'offloaderd.protocol.v1.rollback_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PLANROLLBACKREQUEST']._serialized_start=47
-  _globals['_PLANROLLBACKREQUEST']._serialized_end=128
-  _globals['_PLANROLLBACKRESPONSE']._serialized_start=131
-  _globals['_PLANROLLBACKRESPONSE']._serialized_end=385
-  _globals['_ROLLBACKLEDGER']._serialized_start=388
-  _globals['_ROLLBACKLEDGER']._serialized_end=583
-  _globals['_ROLLBACKORDER']._serialized_start=586
-  _globals['_ROLLBACKORDER']._serialized_end=728
-  _globals['_ROLLBACKFAILURE']._serialized_start=730
-  _globals['_ROLLBACKFAILURE']._serialized_end=782
-  _globals['_CONVERTTOPICREQUEST']._serialized_start=784
-  _globals['_CONVERTTOPICREQUEST']._serialized_end=864
-  _globals['_CONVERTTOPICRESPONSE']._serialized_start=866
-  _globals['_CONVERTTOPICRESPONSE']._serialized_end=933
-  _globals['_FOLLOWROLLBACKREQUEST']._serialized_start=935
-  _globals['_FOLLOWROLLBACKREQUEST']._serialized_end=973
-  _globals['_ROLLBACKPROGRESS']._serialized_start=976
-  _globals['_ROLLBACKPROGRESS']._serialized_end=1197
-  _globals['_STOPROLLBACKREQUEST']._serialized_start=1199
-  _globals['_STOPROLLBACKREQUEST']._serialized_end=1235
-  _globals['_STOPROLLBACKRESPONSE']._serialized_start=1237
-  _globals['_STOPROLLBACKRESPONSE']._serialized_end=1304
-  _globals['_ROLLBACKSERVICE']._serialized_start=1307
-  _globals['_ROLLBACKSERVICE']._serialized_end=1684
+  _globals['_PLANROLLBACKREQUEST']._serialized_start=75
+  _globals['_PLANROLLBACKREQUEST']._serialized_end=156
+  _globals['_PLANROLLBACKRESPONSE']._serialized_start=159
+  _globals['_PLANROLLBACKRESPONSE']._serialized_end=464
+  _globals['_ROLLBACKLEDGER']._serialized_start=467
+  _globals['_ROLLBACKLEDGER']._serialized_end=716
+  _globals['_ROLLBACKORDER']._serialized_start=719
+  _globals['_ROLLBACKORDER']._serialized_end=861
+  _globals['_ROLLBACKFAILURE']._serialized_start=863
+  _globals['_ROLLBACKFAILURE']._serialized_end=915
+  _globals['_CONVERTTOPICREQUEST']._serialized_start=917
+  _globals['_CONVERTTOPICREQUEST']._serialized_end=997
+  _globals['_CONVERTTOPICRESPONSE']._serialized_start=999
+  _globals['_CONVERTTOPICRESPONSE']._serialized_end=1066
+  _globals['_FOLLOWROLLBACKREQUEST']._serialized_start=1068
+  _globals['_FOLLOWROLLBACKREQUEST']._serialized_end=1106
+  _globals['_ROLLBACKPROGRESS']._serialized_start=1109
+  _globals['_ROLLBACKPROGRESS']._serialized_end=1380
+  _globals['_STOPROLLBACKREQUEST']._serialized_start=1382
+  _globals['_STOPROLLBACKREQUEST']._serialized_end=1418
+  _globals['_STOPROLLBACKRESPONSE']._serialized_start=1420
+  _globals['_STOPROLLBACKRESPONSE']._serialized_end=1487
+  _globals['_ROLLBACKSERVICE']._serialized_start=1490
+  _globals['_ROLLBACKSERVICE']._serialized_end=1867
 # @@protoc_insertion_point(module_scope)

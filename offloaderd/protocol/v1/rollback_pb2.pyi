@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from offloaderd.protocol.v1 import states_pb2 as _states_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -58,6 +59,7 @@ class PlanRollbackResponse(_message.Message):
     MEASURED_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
     UNFINISHED_FIELD_NUMBER: _builtins.int
+    METHOD_CODE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     method: _builtins.str
     """method of the topic's policy, by which later entries are offloaded"""
@@ -70,6 +72,7 @@ class PlanRollbackResponse(_message.Message):
     """the rate was measured; false: it is an assumption"""
     unfinished: _builtins.str
     """history that is still to be offloaded; empty: none"""
+    method_code: _states_pb2.OffloadMethod.ValueType
     @_builtins.property
     def ledgers(self) -> _containers.RepeatedCompositeFieldContainer[Global___RollbackLedger]:
         """all that the tier has, by id"""
@@ -95,10 +98,11 @@ class PlanRollbackResponse(_message.Message):
         measured: _builtins.bool = ...,
         order: Global___RollbackOrder | None = ...,
         unfinished: _builtins.str = ...,
+        method_code: _states_pb2.OffloadMethod.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "enabled", b"enabled", "ledgers", b"ledgers", "losses", b"losses", "measured", b"measured", "method", b"method", "order", b"order", "prefix", b"prefix", "topic", b"topic", "unfinished", b"unfinished"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "enabled", b"enabled", "ledgers", b"ledgers", "losses", b"losses", "measured", b"measured", "method", b"method", "method_code", b"method_code", "order", b"order", "prefix", b"prefix", "topic", b"topic", "unfinished", b"unfinished"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -118,6 +122,7 @@ class RollbackLedger(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     SEGMENT_ID_FIELD_NUMBER: _builtins.int
     DRIVER_FIELD_NUMBER: _builtins.int
+    STANDING_CODE_FIELD_NUMBER: _builtins.int
     ledger_id: _builtins.int
     standing: _builtins.str
     """whole, convertible, open, trimmed, lost, unsure, deleted, elsewhere or pinned"""
@@ -135,6 +140,7 @@ class RollbackLedger(_message.Message):
     """id of the object that holds the whole ledger"""
     driver: _builtins.str
     """driver that wrote that object"""
+    standing_code: _states_pb2.LedgerStanding.ValueType
     def __init__(
         self,
         *,
@@ -148,10 +154,11 @@ class RollbackLedger(_message.Message):
         seconds: _builtins.float = ...,
         segment_id: _builtins.str = ...,
         driver: _builtins.str = ...,
+        standing_code: _states_pb2.LedgerStanding.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["driver", b"driver", "entries", b"entries", "ledger_id", b"ledger_id", "payload_bytes", b"payload_bytes", "requests", b"requests", "seconds", b"seconds", "segment_id", b"segment_id", "segments", b"segments", "standing", b"standing", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["driver", b"driver", "entries", b"entries", "ledger_id", b"ledger_id", "payload_bytes", b"payload_bytes", "requests", b"requests", "seconds", b"seconds", "segment_id", b"segment_id", "segments", b"segments", "standing", b"standing", "standing_code", b"standing_code", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -291,6 +298,7 @@ class RollbackProgress(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     LEDGER_BYTES_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    PHASE_CODE_FIELD_NUMBER: _builtins.int
     done: _builtins.int
     """ledgers"""
     done_bytes: _builtins.int
@@ -305,6 +313,7 @@ class RollbackProgress(_message.Message):
     """payload bytes of that ledger that were written"""
     error: _builtins.str
     """present error"""
+    phase_code: _states_pb2.RollbackPhase.ValueType
     @_builtins.property
     def order(self) -> Global___RollbackOrder:
         """not set: there is none"""
@@ -321,10 +330,11 @@ class RollbackProgress(_message.Message):
         phase: _builtins.str = ...,
         ledger_bytes: _builtins.int = ...,
         error: _builtins.str = ...,
+        phase_code: _states_pb2.RollbackPhase.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_ledger_id", b"_ledger_id", "ledger_id", b"ledger_id", "order", b"order"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ledger_id", b"_ledger_id", "done", b"done", "done_bytes", b"done_bytes", "error", b"error", "ledger_bytes", b"ledger_bytes", "ledger_id", b"ledger_id", "left", b"left", "left_bytes", b"left_bytes", "order", b"order", "phase", b"phase"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ledger_id", b"_ledger_id", "done", b"done", "done_bytes", b"done_bytes", "error", b"error", "ledger_bytes", b"ledger_bytes", "ledger_id", b"ledger_id", "left", b"left", "left_bytes", b"left_bytes", "order", b"order", "phase", b"phase", "phase_code", b"phase_code"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ledger_id: _TypeAlias = _typing.Literal["ledger_id"]  # noqa: Y015
     _WhichOneofArgType__ledger_id: _TypeAlias = _typing.Literal["_ledger_id", b"_ledger_id"]  # noqa: Y015

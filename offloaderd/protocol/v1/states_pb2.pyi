@@ -326,3 +326,345 @@ CHECK_VERDICT_WARN: CheckVerdict.ValueType  # 2
 CHECK_VERDICT_FAIL: CheckVerdict.ValueType  # 3
 CHECK_VERDICT_SKIPPED: CheckVerdict.ValueType  # 4
 Global___CheckVerdict: _TypeAlias = CheckVerdict  # noqa: Y015
+
+class _SegmentStatus:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SegmentStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SegmentStatus.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SEGMENT_STATUS_UNSPECIFIED: _SegmentStatus.ValueType  # 0
+    SEGMENT_STATUS_ASSIGNED: _SegmentStatus.ValueType  # 1
+    SEGMENT_STATUS_OFFLOADED: _SegmentStatus.ValueType  # 2
+    SEGMENT_STATUS_FAILED: _SegmentStatus.ValueType  # 3
+
+class SegmentStatus(_SegmentStatus, metaclass=_SegmentStatusEnumTypeWrapper):
+    """The words of PIP-76; SegmentState says more."""
+
+SEGMENT_STATUS_UNSPECIFIED: SegmentStatus.ValueType  # 0
+SEGMENT_STATUS_ASSIGNED: SegmentStatus.ValueType  # 1
+SEGMENT_STATUS_OFFLOADED: SegmentStatus.ValueType  # 2
+SEGMENT_STATUS_FAILED: SegmentStatus.ValueType  # 3
+Global___SegmentStatus: _TypeAlias = SegmentStatus  # noqa: Y015
+
+class _SourceEdge:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SourceEdgeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SourceEdge.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SOURCE_EDGE_UNSPECIFIED: _SourceEdge.ValueType  # 0
+    SOURCE_EDGE_EXACT: _SourceEdge.ValueType  # 1
+    SOURCE_EDGE_NEXT_WRITE: _SourceEdge.ValueType  # 2
+    SOURCE_EDGE_EXPLICIT_LAC: _SourceEdge.ValueType  # 3
+    SOURCE_EDGE_ADMIN_API: _SourceEdge.ValueType  # 4
+
+class SourceEdge(_SourceEdge, metaclass=_SourceEdgeEnumTypeWrapper): ...
+
+SOURCE_EDGE_UNSPECIFIED: SourceEdge.ValueType  # 0
+SOURCE_EDGE_EXACT: SourceEdge.ValueType  # 1
+SOURCE_EDGE_NEXT_WRITE: SourceEdge.ValueType  # 2
+SOURCE_EDGE_EXPLICIT_LAC: SourceEdge.ValueType  # 3
+SOURCE_EDGE_ADMIN_API: SourceEdge.ValueType  # 4
+Global___SourceEdge: _TypeAlias = SourceEdge  # noqa: Y015
+
+class _OutagePolicy:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OutagePolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OutagePolicy.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OUTAGE_POLICY_UNSPECIFIED: _OutagePolicy.ValueType  # 0
+    OUTAGE_POLICY_BLOCK: _OutagePolicy.ValueType  # 1
+    OUTAGE_POLICY_SOURCE: _OutagePolicy.ValueType  # 2
+    OUTAGE_POLICY_SPILL: _OutagePolicy.ValueType  # 3
+
+class OutagePolicy(_OutagePolicy, metaclass=_OutagePolicyEnumTypeWrapper): ...
+
+OUTAGE_POLICY_UNSPECIFIED: OutagePolicy.ValueType  # 0
+OUTAGE_POLICY_BLOCK: OutagePolicy.ValueType  # 1
+OUTAGE_POLICY_SOURCE: OutagePolicy.ValueType  # 2
+OUTAGE_POLICY_SPILL: OutagePolicy.ValueType  # 3
+Global___OutagePolicy: _TypeAlias = OutagePolicy  # noqa: Y015
+
+class _StalledClass:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _StalledClassEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StalledClass.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    STALLED_CLASS_UNSPECIFIED: _StalledClass.ValueType  # 0
+    STALLED_CLASS_THROTTLED: _StalledClass.ValueType  # 1
+    STALLED_CLASS_TRANSIENT: _StalledClass.ValueType  # 2
+    STALLED_CLASS_EXPIRED: _StalledClass.ValueType  # 3
+    STALLED_CLASS_DENIED: _StalledClass.ValueType  # 4
+    STALLED_CLASS_NO_SPACE: _StalledClass.ValueType  # 5
+    STALLED_CLASS_BUCKET_MISSING: _StalledClass.ValueType  # 6
+    STALLED_CLASS_NOT_FOUND: _StalledClass.ValueType  # 7
+    STALLED_CLASS_IDENTITY: _StalledClass.ValueType  # 8
+    STALLED_CLASS_OTHER: _StalledClass.ValueType  # 9
+
+class StalledClass(_StalledClass, metaclass=_StalledClassEnumTypeWrapper): ...
+
+STALLED_CLASS_UNSPECIFIED: StalledClass.ValueType  # 0
+STALLED_CLASS_THROTTLED: StalledClass.ValueType  # 1
+STALLED_CLASS_TRANSIENT: StalledClass.ValueType  # 2
+STALLED_CLASS_EXPIRED: StalledClass.ValueType  # 3
+STALLED_CLASS_DENIED: StalledClass.ValueType  # 4
+STALLED_CLASS_NO_SPACE: StalledClass.ValueType  # 5
+STALLED_CLASS_BUCKET_MISSING: StalledClass.ValueType  # 6
+STALLED_CLASS_NOT_FOUND: StalledClass.ValueType  # 7
+STALLED_CLASS_IDENTITY: StalledClass.ValueType  # 8
+STALLED_CLASS_OTHER: StalledClass.ValueType  # 9
+Global___StalledClass: _TypeAlias = StalledClass  # noqa: Y015
+
+class _HistoryOrder:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _HistoryOrderEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HistoryOrder.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    HISTORY_ORDER_UNSPECIFIED: _HistoryOrder.ValueType  # 0
+    HISTORY_ORDER_HISTORY_FIRST: _HistoryOrder.ValueType  # 1
+    HISTORY_ORDER_ALONGSIDE: _HistoryOrder.ValueType  # 2
+
+class HistoryOrder(_HistoryOrder, metaclass=_HistoryOrderEnumTypeWrapper): ...
+
+HISTORY_ORDER_UNSPECIFIED: HistoryOrder.ValueType  # 0
+HISTORY_ORDER_HISTORY_FIRST: HistoryOrder.ValueType  # 1
+HISTORY_ORDER_ALONGSIDE: HistoryOrder.ValueType  # 2
+Global___HistoryOrder: _TypeAlias = HistoryOrder  # noqa: Y015
+
+class _HistoryWorker:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _HistoryWorkerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HistoryWorker.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    HISTORY_WORKER_UNSPECIFIED: _HistoryWorker.ValueType  # 0
+    HISTORY_WORKER_DAEMON: _HistoryWorker.ValueType  # 1
+    HISTORY_WORKER_JOB: _HistoryWorker.ValueType  # 2
+
+class HistoryWorker(_HistoryWorker, metaclass=_HistoryWorkerEnumTypeWrapper): ...
+
+HISTORY_WORKER_UNSPECIFIED: HistoryWorker.ValueType  # 0
+HISTORY_WORKER_DAEMON: HistoryWorker.ValueType  # 1
+HISTORY_WORKER_JOB: HistoryWorker.ValueType  # 2
+Global___HistoryWorker: _TypeAlias = HistoryWorker  # noqa: Y015
+
+class _PlaceRole:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PlaceRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PlaceRole.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PLACE_ROLE_UNSPECIFIED: _PlaceRole.ValueType  # 0
+    PLACE_ROLE_FIRST: _PlaceRole.ValueType  # 1
+    PLACE_ROLE_MIRROR: _PlaceRole.ValueType  # 2
+
+class PlaceRole(_PlaceRole, metaclass=_PlaceRoleEnumTypeWrapper): ...
+
+PLACE_ROLE_UNSPECIFIED: PlaceRole.ValueType  # 0
+PLACE_ROLE_FIRST: PlaceRole.ValueType  # 1
+PLACE_ROLE_MIRROR: PlaceRole.ValueType  # 2
+Global___PlaceRole: _TypeAlias = PlaceRole  # noqa: Y015
+
+class _OriginLevel:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OriginLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OriginLevel.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ORIGIN_LEVEL_UNSPECIFIED: _OriginLevel.ValueType  # 0
+    ORIGIN_LEVEL_TOPIC: _OriginLevel.ValueType  # 1
+    ORIGIN_LEVEL_SELECTION: _OriginLevel.ValueType  # 2
+    ORIGIN_LEVEL_NAMESPACE: _OriginLevel.ValueType  # 3
+    ORIGIN_LEVEL_BROKER: _OriginLevel.ValueType  # 4
+    ORIGIN_LEVEL_SETTINGS: _OriginLevel.ValueType  # 5
+    ORIGIN_LEVEL_DEFAULT: _OriginLevel.ValueType  # 6
+
+class OriginLevel(_OriginLevel, metaclass=_OriginLevelEnumTypeWrapper): ...
+
+ORIGIN_LEVEL_UNSPECIFIED: OriginLevel.ValueType  # 0
+ORIGIN_LEVEL_TOPIC: OriginLevel.ValueType  # 1
+ORIGIN_LEVEL_SELECTION: OriginLevel.ValueType  # 2
+ORIGIN_LEVEL_NAMESPACE: OriginLevel.ValueType  # 3
+ORIGIN_LEVEL_BROKER: OriginLevel.ValueType  # 4
+ORIGIN_LEVEL_SETTINGS: OriginLevel.ValueType  # 5
+ORIGIN_LEVEL_DEFAULT: OriginLevel.ValueType  # 6
+Global___OriginLevel: _TypeAlias = OriginLevel  # noqa: Y015
+
+class _LedgerStanding:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LedgerStandingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LedgerStanding.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LEDGER_STANDING_UNSPECIFIED: _LedgerStanding.ValueType  # 0
+    LEDGER_STANDING_WHOLE: _LedgerStanding.ValueType  # 1
+    LEDGER_STANDING_CONVERTIBLE: _LedgerStanding.ValueType  # 2
+    LEDGER_STANDING_OPEN: _LedgerStanding.ValueType  # 3
+    LEDGER_STANDING_TRIMMED: _LedgerStanding.ValueType  # 4
+    LEDGER_STANDING_LOST: _LedgerStanding.ValueType  # 5
+    LEDGER_STANDING_UNSURE: _LedgerStanding.ValueType  # 6
+    LEDGER_STANDING_DELETED: _LedgerStanding.ValueType  # 7
+    LEDGER_STANDING_ELSEWHERE: _LedgerStanding.ValueType  # 8
+    LEDGER_STANDING_PINNED: _LedgerStanding.ValueType  # 9
+
+class LedgerStanding(_LedgerStanding, metaclass=_LedgerStandingEnumTypeWrapper): ...
+
+LEDGER_STANDING_UNSPECIFIED: LedgerStanding.ValueType  # 0
+LEDGER_STANDING_WHOLE: LedgerStanding.ValueType  # 1
+LEDGER_STANDING_CONVERTIBLE: LedgerStanding.ValueType  # 2
+LEDGER_STANDING_OPEN: LedgerStanding.ValueType  # 3
+LEDGER_STANDING_TRIMMED: LedgerStanding.ValueType  # 4
+LEDGER_STANDING_LOST: LedgerStanding.ValueType  # 5
+LEDGER_STANDING_UNSURE: LedgerStanding.ValueType  # 6
+LEDGER_STANDING_DELETED: LedgerStanding.ValueType  # 7
+LEDGER_STANDING_ELSEWHERE: LedgerStanding.ValueType  # 8
+LEDGER_STANDING_PINNED: LedgerStanding.ValueType  # 9
+Global___LedgerStanding: _TypeAlias = LedgerStanding  # noqa: Y015
+
+class _RollbackPhase:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RollbackPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RollbackPhase.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ROLLBACK_PHASE_UNSPECIFIED: _RollbackPhase.ValueType  # 0
+    ROLLBACK_PHASE_WRITING: _RollbackPhase.ValueType  # 1
+    ROLLBACK_PHASE_VERIFYING: _RollbackPhase.ValueType  # 2
+    ROLLBACK_PHASE_COMMITTING: _RollbackPhase.ValueType  # 3
+
+class RollbackPhase(_RollbackPhase, metaclass=_RollbackPhaseEnumTypeWrapper): ...
+
+ROLLBACK_PHASE_UNSPECIFIED: RollbackPhase.ValueType  # 0
+ROLLBACK_PHASE_WRITING: RollbackPhase.ValueType  # 1
+ROLLBACK_PHASE_VERIFYING: RollbackPhase.ValueType  # 2
+ROLLBACK_PHASE_COMMITTING: RollbackPhase.ValueType  # 3
+Global___RollbackPhase: _TypeAlias = RollbackPhase  # noqa: Y015
+
+class _GcKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GcKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GcKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GC_KIND_UNSPECIFIED: _GcKind.ValueType  # 0
+    GC_KIND_LEFTOVER: _GcKind.ValueType  # 1
+    GC_KIND_SUPERSEDED: _GcKind.ValueType  # 2
+    GC_KIND_NAMED: _GcKind.ValueType  # 3
+    GC_KIND_UPLOAD: _GcKind.ValueType  # 4
+    GC_KIND_TRASH: _GcKind.ValueType  # 5
+    GC_KIND_YOUNG: _GcKind.ValueType  # 6
+    GC_KIND_FOREIGN: _GcKind.ValueType  # 7
+    GC_KIND_REFUSED: _GcKind.ValueType  # 8
+    GC_KIND_CHANGED: _GcKind.ValueType  # 9
+    GC_KIND_UNCOVERED: _GcKind.ValueType  # 10
+    GC_KIND_UNKNOWN_TOPIC: _GcKind.ValueType  # 11
+    GC_KIND_UNREADABLE: _GcKind.ValueType  # 12
+    GC_KIND_MISSING: _GcKind.ValueType  # 13
+    GC_KIND_WRONG_SIZE: _GcKind.ValueType  # 14
+
+class GcKind(_GcKind, metaclass=_GcKindEnumTypeWrapper): ...
+
+GC_KIND_UNSPECIFIED: GcKind.ValueType  # 0
+GC_KIND_LEFTOVER: GcKind.ValueType  # 1
+GC_KIND_SUPERSEDED: GcKind.ValueType  # 2
+GC_KIND_NAMED: GcKind.ValueType  # 3
+GC_KIND_UPLOAD: GcKind.ValueType  # 4
+GC_KIND_TRASH: GcKind.ValueType  # 5
+GC_KIND_YOUNG: GcKind.ValueType  # 6
+GC_KIND_FOREIGN: GcKind.ValueType  # 7
+GC_KIND_REFUSED: GcKind.ValueType  # 8
+GC_KIND_CHANGED: GcKind.ValueType  # 9
+GC_KIND_UNCOVERED: GcKind.ValueType  # 10
+GC_KIND_UNKNOWN_TOPIC: GcKind.ValueType  # 11
+GC_KIND_UNREADABLE: GcKind.ValueType  # 12
+GC_KIND_MISSING: GcKind.ValueType  # 13
+GC_KIND_WRONG_SIZE: GcKind.ValueType  # 14
+Global___GcKind: _TypeAlias = GcKind  # noqa: Y015
+
+class _VerifyLevel:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _VerifyLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_VerifyLevel.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    VERIFY_LEVEL_UNSPECIFIED: _VerifyLevel.ValueType  # 0
+    VERIFY_LEVEL_METADATA: _VerifyLevel.ValueType  # 1
+    VERIFY_LEVEL_HEADERS: _VerifyLevel.ValueType  # 2
+    VERIFY_LEVEL_FULL: _VerifyLevel.ValueType  # 3
+
+class VerifyLevel(_VerifyLevel, metaclass=_VerifyLevelEnumTypeWrapper): ...
+
+VERIFY_LEVEL_UNSPECIFIED: VerifyLevel.ValueType  # 0
+VERIFY_LEVEL_METADATA: VerifyLevel.ValueType  # 1
+VERIFY_LEVEL_HEADERS: VerifyLevel.ValueType  # 2
+VERIFY_LEVEL_FULL: VerifyLevel.ValueType  # 3
+Global___VerifyLevel: _TypeAlias = VerifyLevel  # noqa: Y015
+
+class _FlawKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FlawKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FlawKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FLAW_KIND_UNSPECIFIED: _FlawKind.ValueType  # 0
+    FLAW_KIND_MISSING: _FlawKind.ValueType  # 1
+    FLAW_KIND_SIZE: _FlawKind.ValueType  # 2
+    FLAW_KIND_LABELS: _FlawKind.ValueType  # 3
+    FLAW_KIND_MANIFEST: _FlawKind.ValueType  # 4
+    FLAW_KIND_INDEX: _FlawKind.ValueType  # 5
+    FLAW_KIND_HEADER: _FlawKind.ValueType  # 6
+    FLAW_KIND_BLOCK: _FlawKind.ValueType  # 7
+    FLAW_KIND_TIMES: _FlawKind.ValueType  # 8
+    FLAW_KIND_CHUNKS: _FlawKind.ValueType  # 9
+    FLAW_KIND_IDENTITY: _FlawKind.ValueType  # 10
+    FLAW_KIND_MAP: _FlawKind.ValueType  # 11
+    FLAW_KIND_LOSSES: _FlawKind.ValueType  # 12
+    FLAW_KIND_UNREADABLE: _FlawKind.ValueType  # 13
+    FLAW_KIND_INCOMPLETE: _FlawKind.ValueType  # 14
+    FLAW_KIND_OVERLAP: _FlawKind.ValueType  # 15
+    FLAW_KIND_GAP: _FlawKind.ValueType  # 16
+    FLAW_KIND_CONTRADICTION: _FlawKind.ValueType  # 17
+    FLAW_KIND_DOUBT: _FlawKind.ValueType  # 18
+    FLAW_KIND_FRONT: _FlawKind.ValueType  # 19
+    FLAW_KIND_ORPHAN: _FlawKind.ValueType  # 20
+    FLAW_KIND_UNREFERENCED: _FlawKind.ValueType  # 21
+    FLAW_KIND_SUPERSEDED: _FlawKind.ValueType  # 22
+    FLAW_KIND_DAMAGED_COPY: _FlawKind.ValueType  # 23
+    FLAW_KIND_FOREIGN: _FlawKind.ValueType  # 24
+    FLAW_KIND_ELSEWHERE: _FlawKind.ValueType  # 25
+    FLAW_KIND_UNREACHABLE: _FlawKind.ValueType  # 26
+
+class FlawKind(_FlawKind, metaclass=_FlawKindEnumTypeWrapper): ...
+
+FLAW_KIND_UNSPECIFIED: FlawKind.ValueType  # 0
+FLAW_KIND_MISSING: FlawKind.ValueType  # 1
+FLAW_KIND_SIZE: FlawKind.ValueType  # 2
+FLAW_KIND_LABELS: FlawKind.ValueType  # 3
+FLAW_KIND_MANIFEST: FlawKind.ValueType  # 4
+FLAW_KIND_INDEX: FlawKind.ValueType  # 5
+FLAW_KIND_HEADER: FlawKind.ValueType  # 6
+FLAW_KIND_BLOCK: FlawKind.ValueType  # 7
+FLAW_KIND_TIMES: FlawKind.ValueType  # 8
+FLAW_KIND_CHUNKS: FlawKind.ValueType  # 9
+FLAW_KIND_IDENTITY: FlawKind.ValueType  # 10
+FLAW_KIND_MAP: FlawKind.ValueType  # 11
+FLAW_KIND_LOSSES: FlawKind.ValueType  # 12
+FLAW_KIND_UNREADABLE: FlawKind.ValueType  # 13
+FLAW_KIND_INCOMPLETE: FlawKind.ValueType  # 14
+FLAW_KIND_OVERLAP: FlawKind.ValueType  # 15
+FLAW_KIND_GAP: FlawKind.ValueType  # 16
+FLAW_KIND_CONTRADICTION: FlawKind.ValueType  # 17
+FLAW_KIND_DOUBT: FlawKind.ValueType  # 18
+FLAW_KIND_FRONT: FlawKind.ValueType  # 19
+FLAW_KIND_ORPHAN: FlawKind.ValueType  # 20
+FLAW_KIND_UNREFERENCED: FlawKind.ValueType  # 21
+FLAW_KIND_SUPERSEDED: FlawKind.ValueType  # 22
+FLAW_KIND_DAMAGED_COPY: FlawKind.ValueType  # 23
+FLAW_KIND_FOREIGN: FlawKind.ValueType  # 24
+FLAW_KIND_ELSEWHERE: FlawKind.ValueType  # 25
+FLAW_KIND_UNREACHABLE: FlawKind.ValueType  # 26
+Global___FlawKind: _TypeAlias = FlawKind  # noqa: Y015

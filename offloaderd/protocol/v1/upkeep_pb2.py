@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from offloaderd.protocol.v1 import states_pb2 as offloaderd_dot_v1_dot_states__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoffloaderd/v1/upkeep.proto\x12\roffloaderd.v1\x1a\x1aoffloaderd/v1/states.proto\"J\n\tGcRequest\x12\r\n\x05\x61pply\x18\x01 \x01(\x08\x12\x14\n\x07grace_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x0c\n\x04\x61lso\x18\x03 \x03(\tB\n\n\x08_grace_s\"f\n\x07GcEvent\x12%\n\x04\x66ind\x18\x01 \x01(\x0b\x32\x15.offloaderd.v1.GcFindH\x00\x12+\n\x07summary\x18\x02 \x01(\x0b\x32\x18.offloaderd.v1.GcSummaryH\x00\x42\x07\n\x05\x65vent\"\xb9\x01\n\x06GcFind\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07verdict\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\r\n\x05\x61ge_s\x18\x06 \x01(\x01\x12\x11\n\tupload_id\x18\x07 \x01(\t\x12\r\n\x05topic\x18\x08 \x01(\t\x12.\n\x0cverdict_code\x18\t \x01(\x0e\x32\x18.offloaderd.v1.GcVerdict\"\xa5\x03\n\tGcSummary\x12\x0f\n\x07\x61pplied\x18\x01 \x01(\x08\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\x12\x0e\n\x06topics\x18\x03 \x01(\x04\x12\x10\n\x08segments\x18\x04 \x01(\x04\x12\x0f\n\x07objects\x18\x05 \x01(\x04\x12\x14\n\x0cobject_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06others\x18\x07 \x01(\x04\x12\x11\n\telsewhere\x18\x08 \x01(\x04\x12\x0f\n\x07seconds\x18\t \x01(\x01\x12\x15\n\rrubbish_bytes\x18\n \x01(\x04\x12\x15\n\rdeleted_bytes\x18\x0b \x01(\x04\x12\x32\n\x05\x66inds\x18\x0c \x03(\x0b\x32#.offloaderd.v1.GcSummary.FindsEntry\x12\x38\n\x08verdicts\x18\r \x03(\x0b\x32&.offloaderd.v1.GcSummary.VerdictsEntry\x1a,\n\nFindsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a/\n\rVerdictsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x32I\n\rUpkeepService\x12\x38\n\x02Gc\x12\x18.offloaderd.v1.GcRequest\x1a\x16.offloaderd.v1.GcEvent0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoffloaderd/v1/upkeep.proto\x12\roffloaderd.v1\x1a\x1aoffloaderd/v1/states.proto\"J\n\tGcRequest\x12\r\n\x05\x61pply\x18\x01 \x01(\x08\x12\x14\n\x07grace_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x0c\n\x04\x61lso\x18\x03 \x03(\tB\n\n\x08_grace_s\"f\n\x07GcEvent\x12%\n\x04\x66ind\x18\x01 \x01(\x0b\x32\x15.offloaderd.v1.GcFindH\x00\x12+\n\x07summary\x18\x02 \x01(\x0b\x32\x18.offloaderd.v1.GcSummaryH\x00\x42\x07\n\x05\x65vent\"\xe3\x01\n\x06GcFind\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07verdict\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\r\n\x05\x61ge_s\x18\x06 \x01(\x01\x12\x11\n\tupload_id\x18\x07 \x01(\t\x12\r\n\x05topic\x18\x08 \x01(\t\x12.\n\x0cverdict_code\x18\t \x01(\x0e\x32\x18.offloaderd.v1.GcVerdict\x12(\n\tkind_code\x18\n \x01(\x0e\x32\x15.offloaderd.v1.GcKind\"\xa5\x03\n\tGcSummary\x12\x0f\n\x07\x61pplied\x18\x01 \x01(\x08\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\x12\x0e\n\x06topics\x18\x03 \x01(\x04\x12\x10\n\x08segments\x18\x04 \x01(\x04\x12\x0f\n\x07objects\x18\x05 \x01(\x04\x12\x14\n\x0cobject_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06others\x18\x07 \x01(\x04\x12\x11\n\telsewhere\x18\x08 \x01(\x04\x12\x0f\n\x07seconds\x18\t \x01(\x01\x12\x15\n\rrubbish_bytes\x18\n \x01(\x04\x12\x15\n\rdeleted_bytes\x18\x0b \x01(\x04\x12\x32\n\x05\x66inds\x18\x0c \x03(\x0b\x32#.offloaderd.v1.GcSummary.FindsEntry\x12\x38\n\x08verdicts\x18\r \x03(\x0b\x32&.offloaderd.v1.GcSummary.VerdictsEntry\x1a,\n\nFindsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a/\n\rVerdictsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x32I\n\rUpkeepService\x12\x38\n\x02Gc\x12\x18.offloaderd.v1.GcRequest\x1a\x16.offloaderd.v1.GcEvent0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,13 +41,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GCEVENT']._serialized_start=149
   _globals['_GCEVENT']._serialized_end=251
   _globals['_GCFIND']._serialized_start=254
-  _globals['_GCFIND']._serialized_end=439
-  _globals['_GCSUMMARY']._serialized_start=442
-  _globals['_GCSUMMARY']._serialized_end=863
-  _globals['_GCSUMMARY_FINDSENTRY']._serialized_start=770
-  _globals['_GCSUMMARY_FINDSENTRY']._serialized_end=814
-  _globals['_GCSUMMARY_VERDICTSENTRY']._serialized_start=816
-  _globals['_GCSUMMARY_VERDICTSENTRY']._serialized_end=863
-  _globals['_UPKEEPSERVICE']._serialized_start=865
-  _globals['_UPKEEPSERVICE']._serialized_end=938
+  _globals['_GCFIND']._serialized_end=481
+  _globals['_GCSUMMARY']._serialized_start=484
+  _globals['_GCSUMMARY']._serialized_end=905
+  _globals['_GCSUMMARY_FINDSENTRY']._serialized_start=812
+  _globals['_GCSUMMARY_FINDSENTRY']._serialized_end=856
+  _globals['_GCSUMMARY_VERDICTSENTRY']._serialized_start=858
+  _globals['_GCSUMMARY_VERDICTSENTRY']._serialized_end=905
+  _globals['_UPKEEPSERVICE']._serialized_start=907
+  _globals['_UPKEEPSERVICE']._serialized_end=980
 # @@protoc_insertion_point(module_scope)

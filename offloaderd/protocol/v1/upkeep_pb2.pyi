@@ -92,9 +92,10 @@ class GcFind(_message.Message):
     UPLOAD_ID_FIELD_NUMBER: _builtins.int
     TOPIC_FIELD_NUMBER: _builtins.int
     VERDICT_CODE_FIELD_NUMBER: _builtins.int
+    KIND_CODE_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     kind: _builtins.str
-    """leftover, superseded, named, upload, trash, young, foreign, changed, or an alarm"""
+    """leftover, superseded, named, upload, trash, young, foreign, refused, changed, or an alarm"""
     verdict: _builtins.str
     """delete (dry run), deleted, failed, keep or alarm"""
     reason: _builtins.str
@@ -107,6 +108,7 @@ class GcFind(_message.Message):
     topic: _builtins.str
     """empty when it is not known"""
     verdict_code: _states_pb2.GcVerdict.ValueType
+    kind_code: _states_pb2.GcKind.ValueType
     def __init__(
         self,
         *,
@@ -119,10 +121,11 @@ class GcFind(_message.Message):
         upload_id: _builtins.str = ...,
         topic: _builtins.str = ...,
         verdict_code: _states_pb2.GcVerdict.ValueType = ...,
+        kind_code: _states_pb2.GcKind.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "key", b"key", "kind", b"kind", "reason", b"reason", "size_bytes", b"size_bytes", "topic", b"topic", "upload_id", b"upload_id", "verdict", b"verdict", "verdict_code", b"verdict_code"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "key", b"key", "kind", b"kind", "kind_code", b"kind_code", "reason", b"reason", "size_bytes", b"size_bytes", "topic", b"topic", "upload_id", b"upload_id", "verdict", b"verdict", "verdict_code", b"verdict_code"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

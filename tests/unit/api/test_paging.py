@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import pkgutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,14 +14,20 @@ from offloaderd.api.paging import page
 from offloaderd.client import calls
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.health import HealthState
-from offloaderd.core.model import OffloadMethod, RefusalKind
+from offloaderd.core.metrics.families import ERROR_CLASSES
+from offloaderd.core.model import Edge, HistoryOrder, OffloadMethod, OutagePolicy, RefusalKind
 from offloaderd.daemon.doctor.finding import Verdict as CheckVerdict
-from offloaderd.metadata.records.history import RangeState
+from offloaderd.metadata.records.attempt import AttemptStatus
+from offloaderd.metadata.records.history import RangeState, Worker
+from offloaderd.metadata.topic_map.conversion import Standing
+from offloaderd.policy.policies import Origin
 from offloaderd.policy.selection import Outcome as ChangeOutcome
-from offloaderd.protocol.codes import coded, is_code, numbers
+from offloaderd.protocol import v1
+from offloaderd.protocol.codes import CODE, code_name, coded, is_code, numbers
 from offloaderd.protocol.conversion import as_json
 from offloaderd.protocol.v1 import (
     admin_pb2,
+    broker_pb2,
     common_pb2,
     control_pb2,
     placement_pb2,
@@ -32,13 +39,15 @@ from offloaderd.protocol.v1 import (
 from offloaderd.segment.states import SegmentState
 from offloaderd.topic.requests import Outcome as OffloadOutcome
 from offloaderd.upkeep.explain import State as EntryState
+from offloaderd.upkeep.flaws import Kind as FlawKind
+from offloaderd.upkeep.flaws import Level
+from offloaderd.upkeep.gc.findings import Kind as GcKind
 from offloaderd.upkeep.gc.findings import Verdict as GcVerdict
 from tests.unit.api.test_quota_service import Said, served
 from tests.unit.rigs.rig import enabled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from enum import StrEnum
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from google.protobuf.internal.enum_type_wrapper import _EnumTypeWrapper as Enum
 
@@ -166,33 +175,74 @@ def test_every_list_has_pages() -> None:
         (RefusalKind, states_pb2.RefusalKind),
         (GcVerdict, states_pb2.GcVerdict),
         (CheckVerdict, states_pb2.CheckVerdict),
+        (AttemptStatus, states_pb2.SegmentStatus),
+        (Edge, states_pb2.SourceEdge),
+        (OutagePolicy, states_pb2.OutagePolicy),
+        (ERROR_CLASSES, states_pb2.StalledClass),
+        (HistoryOrder, states_pb2.HistoryOrder),
+        (Worker, states_pb2.HistoryWorker),
+        (Origin, states_pb2.OriginLevel),
+        (Standing, states_pb2.LedgerStanding),
+        (GcKind, states_pb2.GcKind),
+        (Level, states_pb2.VerifyLevel),
+        (FlawKind, states_pb2.FlawKind),
+        (STANDINGS, states_pb2.DaemonStanding),
+        ((*OffloadOutcome, "planned", "unknown"), states_pb2.OffloadOutcome),  # of a dry run, of another daemon's topic
+        (("first", "mirror"), states_pb2.PlaceRole),
+        (("writing", "verifying", "committing"), states_pb2.RollbackPhase),
+        (("deleted", "marked", "kept", "nothing", "elsewhere"), broker_pb2.DeleteOutcome),
     ],
 )
-def test_each_text_has_a_code(texts: type[StrEnum], enum: Enum[Any]) -> None:
+def test_each_text_has_a_code(texts: Iterable[str], enum: Enum[Any]) -> None:
     """And each code a text."""
-    assert numbers(enum.DESCRIPTOR).keys() == {one.value for one in texts}
+    assert numbers(enum.DESCRIPTOR).keys() == {code_name(one) for one in texts}
 
 
-def test_standings_of_daemons_have_codes() -> None:
-    """As they are written in lists of daemons."""
-    assert numbers(states_pb2.DaemonStanding.DESCRIPTOR).keys() == {*STANDINGS}
+NO_CODES = {
+    *(f"OffloadPolicies.{name}" for name in ("method", "read_priority", "history_order", "outage", "retention")),
+    *(f"Selection.{name}" for name in ("read_priority", "outage", "retention")),  # what is set has one spelling
+    "CacheState.state",  # a sentence if the cache is not used
+    "ModuleLevel.level",
+    "Place.kind",  # as in the settings
+    "ShowIdentityResponse.source_kind",
+}
+"""Fields of answers that look like states and have no codes."""
 
 
-def test_outcomes_of_requests_have_codes() -> None:
-    """Also those without a request: of a dry run, and of another daemon's topic."""
-    known = {one.value for one in OffloadOutcome} | {"planned", "unknown"}
-    assert numbers(states_pb2.OffloadOutcome.DESCRIPTOR).keys() == known
+def test_each_state_has_a_code() -> None:
+    """Programs compare no texts: whatever one switches on in an answer stands beside an enumeration."""
+    words = "state status kind verdict outcome standing phase role method worker order level origin edge outage"
+    looks = (*words.split(), "retention", "priority", "stalled_class")
+
+    def within(message: Any) -> Iterator[str]:  # noqa: ANN401 - a message descriptor, of which protobuf has two types
+        codes = {one.name for one in message.fields if is_code(one)}
+        for field in message.fields:
+            if field.type == field.TYPE_STRING and field.name.endswith(looks) and f"{field.name}{CODE}" not in codes:
+                yield f"{message.name}.{field.name}"
+        for inner in message.nested_types:
+            yield from within(inner)
+
+    found = set()
+    for module in pkgutil.iter_modules(v1.__path__):
+        if module.name.endswith("_pb2"):
+            file = importlib.import_module(f"{v1.__name__}.{module.name}").DESCRIPTOR
+            answers = [one for one in file.message_types_by_name.values() if not one.name.endswith("Request")]
+            found |= {text for message in answers for text in within(message)}
+    assert found == NO_CODES
 
 
 def test_codes_are_set_wherever_they_are() -> None:
     """In inner messages and lists as well; a text that a later release has added has none, and JSON shows texts."""
     topics = [admin_pb2.TopicStatus(topic="t", state="not-owner", method="ledger-based"), admin_pb2.TopicStatus()]
+    topics[0].edge, topics[0].stalled_class = "explicit LAC", "no_space"
     topics[1].refusals.add(kind="list-behind")
     status = admin_pb2.StatusResponse(state="serving", topics=topics)
     assert coded(status) is status
     assert status.state_code == states_pb2.DAEMON_STATE_SERVING
     assert status.topics[0].state_code == states_pb2.TOPIC_STATE_NOT_OWNER
     assert status.topics[0].method_code == states_pb2.OFFLOAD_METHOD_LEDGER_BASED
+    assert status.topics[0].edge_code == states_pb2.SOURCE_EDGE_EXPLICIT_LAC
+    assert status.topics[0].stalled_class_code == states_pb2.STALLED_CLASS_NO_SPACE
     assert (status.topics[1].state_code, status.topics[1].refusals[0].kind_code) == (0, 6)
     assert admin_pb2.StatusResponse(state="from the future") == coded(admin_pb2.StatusResponse(state="from the future"))
     assert "_code" not in str([as_json(one) for one in status.topics])
@@ -205,6 +255,6 @@ def test_a_code_stands_beside_a_text() -> None:
         for message in file.DESCRIPTOR.message_types_by_name.values():
             fields[message.name] = {one.name for one in message.fields if is_code(one)}
     assert fields["Ledger"] == {"state_code"}
-    assert fields["Segment"] == {"state_code", "method_code"}
+    assert fields["Segment"] == {"status_code", "state_code", "method_code"}
     assert not fields["Grant"]
     assert isinstance(coded(retention_pb2.Grant()), Message)

@@ -73,6 +73,7 @@ async def test_finds_and_sum_are_streamed() -> None:
             kind="uncovered",
             verdict="alarm",
             verdict_code=states_pb2.GC_VERDICT_ALARM,
+            kind_code=states_pb2.GC_KIND_UNCOVERED,
             reason="why",
             size_bytes=7,
             age_s=1.5,
