@@ -85,11 +85,12 @@ def filled_values(quotas: Quotas) -> dict[str, int]:
 
 def _notes(scope: Scope, quotas: Quotas, engine: Engine) -> list[str]:
     """Return notes about effects that an operator may not expect."""
-    account = engine.context.accounts.known(scope)
+    account = engine.context.accounts.find(scope)
+    uses = {name: used_of(account, name) or 0 for name in ("stored_bytes", "topics")} if account is not None else {}
     notes = [
         f"{name} of {named(scope)} is {used} already, beyond the quota"
-        for name in ("stored_bytes", "topics")
-        if (limit := quotas.limit(name)) is not None and (used := used_of(account, name)) is not None and used > limit
+        for name, used in uses.items()
+        if (limit := quotas.limit(name)) is not None and used > limit
     ]
     if scope.tenant is not None and scope.namespace is None and quotas != NONE:
         notes.append(f"these hold for all namespaces of {scope.tenant} together")

@@ -60,6 +60,9 @@ async def test_quotas_are_set_shown_and_removed() -> None:
         await client.set_quotas("*", Said(readers=5))
         done = await client.set_quotas("public/default", Said(topics=0, calls=-1))
         assert done.notes == ["topics of public/default is 1 already, beyond the quota"]
+        assert not (await client.set_quotas("public/new", Said(topics=0), dry_run=True)).notes, (
+            "it has none of the tenant's"
+        )
         found = {one.name: one for one in (await client.quotas()).namespaces}
         assert found.keys() == {"*", "public", "public/default"}
         assert found["*"].own == Said(readers=5)
