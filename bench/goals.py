@@ -13,8 +13,8 @@ CLOUD_RATE = 0.8
 """Push to an emulator of another kind of store, and reading back, over the bare client of that service."""
 READ_RATE = {"10 KiB": 0.8, "1 KiB": 0.6}
 """Catch-up read over gRPC, over bare ranged GETs of the same ranges with as many at once."""
-LIBRARY_RATE = 0.9
-"""The same inside a process."""
+DIRECT_RATE, DIRECT_CPU = 0.9, 0.1
+"""A direct read: over the same bare GETs; CPU seconds of the daemon for a GiB, at most."""
 STOCK_OFFLOAD = {"1 KiB": 2.0, "10 KiB": 1.4}
 STOCK_READ, STOCK_RANDOM = 2.0, 15.0
 """How many times as fast as Pulsar's own offloader: offload, sequential read, random read."""

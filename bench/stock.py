@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
-from bench import goals, library
+from bench import direct, goals
 from bench.appending import everything_offloaded
 from bench.durable import quantile
 from bench.machine import cpu_s, forget_peak, memory_bytes
@@ -143,7 +143,7 @@ async def _our_round(site: Site, cluster: BookKeeperCluster, ledger: Ledger) -> 
             await daemon.claimed(ledger.topic.name)
             await _read_one(daemon, ledger, ledger.entries - 1)  # index and manifest; Pulsar's handle has read its own
             random_s = sorted([await _read_one(daemon, ledger, entry_id) for entry_id in ledger.random])
-        read = await library.measure(place, name, ledger.topic.name, ledger.entries)
+            read = await direct.measure(place, daemon, ledger.topic.name, ledger.entries)
     return Ours(offload, read, random_s)
 
 

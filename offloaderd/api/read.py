@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, InitVar, dataclass, field
+from typing import TypedDict
 
 from offloaderd.api.calls import Context
 from offloaderd.api.gate import account_of_caller, share_of_caller
@@ -19,7 +20,7 @@ from offloaderd.core.entries import Entries
 from offloaderd.core.errors import InvalidInput, Throttled
 from offloaderd.core.limits import ByteBudget
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.model import EntryBatch, Position, TopicName
+from offloaderd.core.model import Position, TopicName
 from offloaderd.core.quotas import Account
 from offloaderd.core.read_options import Goal, ReadPriority, SeekKind, Tier
 from offloaderd.format.parsing import filled
@@ -29,6 +30,7 @@ from offloaderd.format.pulsar.transactions import TransactionId, TransactionStat
 from offloaderd.protocol.conversion import TIERS, encoded_read_response, from_position, to_position
 from offloaderd.protocol.v1 import common_pb2, read_pb2_grpc
 from offloaderd.protocol.v1 import read_pb2 as pb
+from offloaderd.read.planned import plan_message
 from offloaderd.read.reader import TopicReader
 from offloaderd.read.search import Answered
 from offloaderd.read.seek import Sought, seek
@@ -45,6 +47,17 @@ _ANSWERS = {
     Answered.BLOCK: pb.SEEK_ANSWER_BLOCK,
     Answered.SCAN: pb.SEEK_ANSWER_SCAN,
 }
+
+
+class _Range(TypedDict):
+    """A range of a topic, as TopicReader takes it."""
+
+    topic: TopicName
+    first: Position | None
+    last: Position | None
+    follow: bool
+    priority: ReadPriority | None
+    entries_max: int
 
 
 @dataclass(eq=False)
@@ -72,7 +85,9 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
             framed = request.framed and not request.client_bytes
             async with aclosing(self._entries(request, framed=framed)) as batches:
                 async for batch, tier in batches:
-                    yield encoded_read_response(_client_bytes(batch) if request.client_bytes else batch, tier)
+                    yield encoded_read_response(
+                        broker_entry.without_heads(batch) if request.client_bytes else batch, tier
+                    )
 
     async def ReadMessages(self, request: pb.ReadRequest, context: Context) -> AsyncIterator[pb.ReadMessagesResponse]:
         """Stream a range as messages. Raises as Read; an entry that cannot be unpacked is no error."""
@@ -102,12 +117,31 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
                 for answer in messages.rest(last_tier):
                     yield answer
 
+    async def PlanRead(self, request: pb.ReadRequest, context: Context) -> pb.PlanReadResponse:
+        """Return where the entries of a range are stored. Raises as Read."""
+        with self.counted():
+            wanted = await self._range(request)
+            if wanted is None:
+                return pb.PlanReadResponse(complete=True)
+            runs, complete = await self.reader.plan(**wanted)
+            return plan_message(runs, complete=complete)
+
     async def _entries(self, request: pb.ReadRequest, *, framed: bool) -> AsyncGenerator[tuple[Entries, Tier], None]:
         """Read the requested entries. Raises InvalidInput, and as TopicReader.read and a seek."""
-        topic = TopicName.parse(request.topic)
         if request.batch_bytes > self.batch_bytes_max:
             hint = f"at most {self.batch_bytes_max}, or 0"
             raise InvalidInput(f"batch_bytes of {request.batch_bytes} is too large", hint=hint)
+        wanted = await self._range(request)
+        if wanted is None:
+            return
+        reading = self.reader.read(**wanted, batch_bytes=request.batch_bytes, framed=framed)
+        async with aclosing(reading) as batches:
+            async for batch, tier in batches:
+                yield batch, tier
+
+    async def _range(self, request: pb.ReadRequest) -> _Range | None:
+        """Return the requested range, None for an empty one. Raises InvalidInput, and as a seek."""
+        topic = TopicName.parse(request.topic)
         first = from_position(request.first) if request.HasField("first") else None
         last = from_position(request.last) if request.HasField("last") else None
         if request.HasField("seek"):
@@ -117,20 +151,16 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
             first = found.begin
             beyond = first is not None and last is not None and first > last
             if beyond or (found.hit is None and not request.follow):
-                return
-        reading = self.reader.read(
-            topic,
+                return None
+        priority = ReadPriority.parse(request.read_priority) if request.read_priority else None
+        return _Range(
+            topic=topic,
             first=first,
             last=last,
             follow=request.follow,
-            priority=ReadPriority.parse(request.read_priority) if request.read_priority else None,
-            batch_bytes=request.batch_bytes,
+            priority=priority,
             entries_max=request.entries_max,
-            framed=framed,
         )
-        async with aclosing(reading) as batches:
-            async for batch, tier in batches:
-                yield batch, tier
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -155,12 +185,6 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
         """Return the position of a time, a message or an entry. Raises TopicNotFound, InvalidInput, Throttled."""
         with self.counted():
             return _to_response(await seek(self.reader, TopicName.parse(request.topic), _goal_of(request.target)))
-
-
-def _client_bytes(batch: Entries) -> EntryBatch:
-    """Return the entries without the broker's metadata before them (PIP-70)."""
-    payloads = [broker_entry.without_head(payload) for payload in batch.payloads]
-    return EntryBatch(batch.ledger_id, batch.first_entry_id, payloads)
 
 
 def _goal_of(target: pb.SeekTarget) -> Goal:

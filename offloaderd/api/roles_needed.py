@@ -103,6 +103,7 @@ _SERVICES: dict[str, dict[str, Need]] = {
     "offloaderd.v1.ReadService": {
         "Read": Need(Role.READ, _topic),
         "ReadMessages": Need(Role.READ, _topic),
+        "PlanRead": Need(Role.READ, _topic),
         "LastPositions": Need(Role.READ, _topic),
         "Seek": Need(Role.READ, _topic),
     },
@@ -182,8 +183,8 @@ _SERVICES: dict[str, dict[str, Need]] = {
 }
 
 READS = frozenset({
-    "/offloaderd.v1.ReadService/Read", "/offloaderd.v1.ReadService/ReadMessages", "/offloaderd.v1.ReadService/Seek",
-    "/offloaderd.v1.BrokerService/ReadLedger",
+    "/offloaderd.v1.ReadService/Read", "/offloaderd.v1.ReadService/ReadMessages", "/offloaderd.v1.ReadService/PlanRead",
+    "/offloaderd.v1.ReadService/Seek", "/offloaderd.v1.BrokerService/ReadLedger",
 })  # fmt: skip
 """Calls that count as readers."""
 

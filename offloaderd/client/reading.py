@@ -1,5 +1,7 @@
 """The calls that read, and continue after a stream broke: each entry of the range once, in order, or an error.
 
+A direct read fetches what is in the bucket from there. The daemon plans it, run by run, and serves the rest.
+
 The range is fixed before it begins: without `last` and without `follow` it ends at the newest entry of that moment,
 also when another daemon continues it that does not know of that entry yet. After a break the entries after the last one
 that was handed out are requested, and the answers are compared with that position.
@@ -9,21 +11,33 @@ the daemon bounds the size of each (read.batch_bytes).
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import NamedTuple, TypedDict, Unpack
+from typing import NamedTuple, Protocol, TypedDict, Unpack
 
 from grpc import aio
 
 from offloaderd.client.calls import Calls, seek_target
 from offloaderd.client.channel import LATE, RESUME_S, Resume, TimedOut
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import Closed, OffloaderError, OutOfRange, Transient
+from offloaderd.core.errors import (
+    Archived,
+    BucketMissing,
+    Closed,
+    CorruptData,
+    NotFound,
+    OffloaderError,
+    OutOfRange,
+    Transient,
+)
 from offloaderd.core.model import EntryBatch, Position, TopicName
 from offloaderd.core.read_options import Goal, ReadPriority, Transactions
 from offloaderd.protocol.conversion import decoded_read_response, from_position, to_position
 from offloaderd.protocol.v1 import common_pb2, read_pb2
+
+log = logging.getLogger(__name__)
 
 
 class ReadAnswer(NamedTuple):
@@ -76,6 +90,22 @@ class Ahead:
         answer = self._answers.popleft()
         self._changed.set()
         return answer
+
+
+class SegmentsInTurn(Protocol):
+    """Reads the segments of one read out of their buckets, one after the other."""
+
+    def read(self, request: read_pb2.ReadRequest, stored: read_pb2.StoredSegment) -> AsyncGenerator[EntryBatch, None]:
+        """Yield the entries from `first` to `last` of a request, as Read would. Raises as the bucket does."""
+        ...
+
+
+class Bucket(Protocol):
+    """The bucket for direct reads: `offloaderd.direct.bucket_reads` opens one."""
+
+    def sequence(self) -> SegmentsInTurn:
+        """Return the reader of one read."""
+        ...
 
 
 class Wanted(TypedDict, total=False):
@@ -223,6 +253,7 @@ class EntryCalls(Calls):
         timeout_s: float | None = None,
         resume_s: float | None = RESUME_S,
         ahead: int = AHEAD,
+        direct: Bucket | None = None,
         **wanted: Unpack[Wanted],
     ) -> AsyncGenerator[ReadAnswer, None]:
         """Yield the entries of a range in batches, each with the tier that served it; each entry once, in order.
@@ -230,13 +261,17 @@ class EntryCalls(Calls):
         A stream that breaks is opened again behind the last entry, here or at another daemon, until `resume_s` have
         passed without an entry (0: never; None: no limit). Up to `ahead` answers are fetched before they are asked
         for. Leaving the loop early ends the stream.
+
+        `direct`: entries in the bucket are fetched from there, where the daemon says they are; the daemon sends only
+        the others, and those that the bucket does not give. Denied and BucketMissing, which say that this program has
+        no access to the bucket, are raised.
         """
         if resume_s != 0:
             await self.learn_peers(str(topic))
         reading = Reading(
             read_request(topic, wanted, framed=True),
-            attempt=self._read_once,
-            newest=(lambda: self._newest(topic)) if resume_s != 0 else None,
+            attempt=self.read_once if direct is None else DirectRead(self, direct.sequence(), self._clock).attempt,
+            newest=(lambda: self._newest(topic)) if resume_s != 0 or direct is not None else None,
             resume=Resume(self, self._clock, resume_s),
             clock=self._clock,
             timeout_s=timeout_s,
@@ -263,7 +298,13 @@ class EntryCalls(Calls):
         request.transactions = _TRANSACTIONS[transactions]
         return self._stream(lambda: self._reads.ReadMessages(request, timeout=timeout_s))
 
-    async def _read_once(
+    async def plan_read(
+        self, request: read_pb2.ReadRequest, timeout_s: float | None = None
+    ) -> read_pb2.PlanReadResponse:
+        """Return where the first entries of a range are stored."""
+        return await self._ask(self._reads.PlanRead, request, timeout_s)
+
+    async def read_once(
         self, request: read_pb2.ReadRequest, timeout_s: float | None
     ) -> AsyncGenerator[ReadAnswer, None]:
         """Yield what one stream gives. Answers come as bytes: of frames they are copied once only, entry by entry."""
@@ -279,3 +320,79 @@ class EntryCalls(Calls):
         """Return the newest entry that can be read now."""
         found = await self.last_positions(topic)
         return found.confirmed if found.HasField("confirmed") else None
+
+
+class DirectRead:
+    """A read by plans of the daemon: segments out of the bucket, all other entries out of the daemon's streams."""
+
+    def __init__(self, daemon: EntryCalls, bucket: SegmentsInTurn, clock: Clock) -> None:
+        self._daemon = daemon
+        self._bucket = bucket
+        self._clock = clock
+        self._away = False
+        """Whether the bucket did not answer, so that the daemon reads the rest."""
+
+    async def attempt(self, request: read_pb2.ReadRequest, timeout_s: float | None) -> AsyncGenerator[ReadAnswer, None]:
+        """Yield the entries of a request, which the caller moves behind each answer. Raises as `EntryCalls.read`."""
+        until_s = None if timeout_s is None else self._clock.monotonic() + timeout_s
+        while not self._away:
+            plan = await self._daemon.plan_read(request, self._left_s(until_s))
+            for run in plan.runs:
+                async with aclosing(self._run(request, plan, run, until_s)) as answers:
+                    async for answer in answers:
+                        yield answer
+                if self._away:
+                    break
+            if plan.complete and not self._away:
+                return
+            if not plan.runs:
+                break
+        async with aclosing(self._daemon.read_once(request, self._left_s(until_s))) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def _run(
+        self,
+        request: read_pb2.ReadRequest,
+        plan: read_pb2.PlanReadResponse,
+        run: read_pb2.PlannedRun,
+        until_s: float | None,
+    ) -> AsyncGenerator[ReadAnswer, None]:
+        part = read_pb2.ReadRequest()
+        part.CopyFrom(request)
+        part.ClearField("seek")
+        part.follow = False
+        part.first.CopyFrom(run.first)
+        part.last.CopyFrom(run.last)
+        if run.HasField("segment"):
+            try:
+                async with aclosing(self._bucket.read(part, plan.segments[run.segment])) as batches:
+                    while (batch := await self._next(batches, until_s)) is not None:
+                        yield ReadAnswer(batch, common_pb2.TIER_OBJECTS)
+                        part.first.entry_id = batch.last_entry_id + 1
+                        part.first.ledger_id = batch.ledger_id
+            except (NotFound, CorruptData, Transient, Archived) as error:
+                if isinstance(error, BucketMissing | TimedOut):
+                    raise
+                segment = plan.segments[run.segment].segment_id
+                log.warning("the daemon reads segment %s of %s: %s", segment, request.topic, error)
+                self._away = isinstance(error, Transient)
+            else:
+                return
+            if self._away:
+                return
+        async with aclosing(self._daemon.read_once(part, self._left_s(until_s))) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def _next(self, batches: AsyncGenerator[EntryBatch, None], until_s: float | None) -> EntryBatch | None:
+        """Return the next batch, None at the end. Raises TimedOut, and as the bucket does."""
+        try:
+            async with asyncio.timeout(self._left_s(until_s)):
+                return await anext(batches, None)
+        except TimeoutError:
+            raise TimedOut("no result before the deadline", hint=LATE) from None
+
+    def _left_s(self, until_s: float | None) -> float | None:
+        """Return the seconds until the deadline, at least 0; None without one."""
+        return None if until_s is None else max(0.0, until_s - self._clock.monotonic())

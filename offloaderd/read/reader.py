@@ -23,9 +23,9 @@ from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects.port import ObjectReader
 from offloaderd.policy.policies import Effective
-from offloaderd.read.plan import SourceLedger, TopicView, Why
+from offloaderd.read.plan import Run, SourceLedger, TopicView, Why
 from offloaderd.read.segments import SegmentOptions, SegmentReader
-from offloaderd.read.stream import ChangeSignals, HotTier, ReadContext, Stream
+from offloaderd.read.stream import ChangeSignal, ChangeSignals, HotTier, ReadContext, Stream
 
 
 class Maps(Protocol):
@@ -45,6 +45,8 @@ class Policies(Protocol):
 
 
 BATCH_BYTES = 1024 * 1024
+PLANNED_MAX = 1000
+"""Runs of one plan."""
 
 T = TypeVar("T")
 
@@ -172,6 +174,26 @@ class TopicReader:
                             break
         if not follow:
             self.metrics.read_duration_seconds.observe(self.clock.monotonic() - started)
+
+    async def plan(
+        self,
+        topic: TopicName,
+        *,
+        first: Position | None = None,
+        last: Position | None = None,
+        follow: bool = False,
+        priority: ReadPriority | None = None,
+        entries_max: int = 0,
+    ) -> tuple[list[Run], bool]:
+        """Return where the first entries of a range are, and whether that is all of it, for a reader of the bucket.
+
+        The runs follow each other without a gap, and end with one of the bucket; there are none if the first entries
+        are not in the bucket, nor before entries that are. At most PLANNED_MAX. Raises as `read`.
+        """
+        signal = ChangeSignal() if follow else None
+        stream = Stream(self._context, topic, signal, self.options.batch_bytes, entries_max=entries_max, framed=True)
+        await stream.begin(first, last, priority)
+        return await stream.planned(PLANNED_MAX)
 
     def _count(self, batch: Entries, tier: Tier, why: Why) -> None:
         entries, size = batch.count, batch.payload_bytes()

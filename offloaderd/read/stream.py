@@ -259,6 +259,39 @@ class Stream:
                     f"entry {self._cursor} of {self.topic} is not readable yet", hint="try again, or follow the topic"
                 )
 
+    async def planned(self, runs_max: int) -> tuple[list[Run], bool]:
+        """Return the next runs, unread, at most `runs_max`, and whether the range ends with them.
+
+        They end before entries of the buffer, and with a run of the bucket. Raises what `batches` would raise at the
+        first entry.
+        """
+        runs: list[Run] = []
+        complete = False
+        while not complete and len(runs) < runs_max and self._cursor is not None and self._hot_batch() is None:
+            try:
+                step = await self._step()
+            except OffloaderError:
+                if runs:
+                    break  # the next plan begins there, and raises it
+                raise
+            if isinstance(step, Run):
+                runs.append(step)
+                self._cursor = Position(step.ledger_id, step.last_entry_id + 1)
+                self._left -= step.last_entry_id - step.first_entry_id + 1
+                complete = not self._left
+            elif isinstance(step, Hop):
+                self._cursor = step.to
+            elif isinstance(step, ReadEnd):
+                await self._ask_end(step)
+            elif step is Stop.DONE:
+                complete = True
+            else:
+                break
+        while runs and runs[-1].segment is None:
+            runs.pop()
+            complete = False
+        return runs, complete
+
     async def _find_start(self) -> bool:
         """Set the cursor of a topic without entries to its oldest one; return whether there is one."""
         if self.change_signal is not None:

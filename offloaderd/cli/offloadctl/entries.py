@@ -3,8 +3,10 @@
 import base64
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from functools import partial
-from typing import Unpack
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,8 +14,10 @@ from offloaderd.cli import forms, options, show
 from offloaderd.cli.options import MOMENT, Session, ago_ms, duration_param
 from offloaderd.cli.program import NOT_FOUND, OK
 from offloaderd.cli.progress import Bars
+from offloaderd.cli.settings import CONFIG, settings_at
 from offloaderd.client import Wanted
 from offloaderd.client.channel import RESUME_S
+from offloaderd.client.reading import Bucket
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import EntryBatch, Position, TopicName
@@ -283,6 +287,13 @@ def _cost(found: read_pb2.SeekResponse) -> str:
 )
 @click.option("--client-bytes", is_flag=True, help="Leave out the metadata that brokers put before entries (PIP-70).")
 @click.option("--priority", "read_priority", type=options.PRIORITY, help="tiered-storage-first or bookkeeper-first.")
+@click.option(
+    "--direct",
+    is_flag=True,
+    help="Fetch what is in the bucket from there, and only the rest from the daemon. Needs the extra daemon and the "
+    "bucket's settings.",
+)
+@CONFIG
 @options.common
 def read(
     session: Session,
@@ -292,10 +303,9 @@ def read(
     style: str,
     messages: bool,
     transactions: str,
-    time: int | None,
-    index: int | None,
-    sequence: int | None,
-    **wanted: Unpack[Wanted],
+    direct: bool,
+    config: Path | None,
+    **given: Any,  # noqa: ANN401 - the range, as Wanted has it, with each kind of goal under its own name
 ) -> None:
     """Print the entries of a topic from one position to another, both inclusive, in order.
 
@@ -308,6 +318,9 @@ def read(
     aborted transactions are left out, and nothing is printed from the first message of an open transaction on, as
     consumers are given it: --follow waits there, else the command ends and says so. --transactions all prints all.
 
+    With --direct the daemon says which segments have the entries, and this command reads them with the bucket's
+    settings and credentials from --config, the environment, or a standalone that runs.
+
     \b
     Examples:
       offloadctl read orders
@@ -316,10 +329,12 @@ def read(
       offloadctl read orders --from-time 2026-11-21T10:00:00Z --messages
       offloadctl read orders --format hex | less
       offloadctl read orders --messages -o json | jq -r .key
+      offloadctl read orders --direct --config offloaderd.toml --format raw > orders.bin
     """
+    goal = one_goal({name: given.pop(name) for name in ("time", "index", "sequence")})
+    wanted: Wanted = {**given, "seek": goal}  # type: ignore[typeddict-item] # checked by click
     first, last = wanted["first"], wanted["last"]
-    wanted["seek"] = one_goal({"time": time, "index": index, "sequence": sequence})
-    if first is not None and wanted["seek"] is not None:
+    if first is not None and goal is not None:
         raise click.UsageError("--from excludes --from-time, --from-index and --from-sequence")
     if isinstance(first, Position) and isinstance(last, Position) and first > last:
         raise InvalidInput(f"the range {first}..{last} is reversed", hint="--from must not be after --to")
@@ -327,22 +342,40 @@ def read(
         raise click.UsageError("--transactions needs --messages: entries are printed whatever transaction they are in")
     if session.form not in {forms.TABLE, forms.JSON}:
         raise click.UsageError(f"read knows no -o {session.form}\nhint: --format " + "|".join(FORMATS))
+    if direct and messages:
+        raise click.UsageError("--direct gives entries as they are stored: the daemon unpacks --messages")
     style, terminal = "json" if session.structured else style, sys.stdout.isatty()
     if messages:
         encode, kind = message_encoder(style, terminal=terminal), Transactions(transactions)
         session.run(_read_messages(session, topic, wanted, encode, kind))
     else:
-        session.run(_read(session, topic, wanted, encoder(style, terminal=terminal)))
+        bucket = _bucket(config, session.standalone) if direct else nullcontext()
+        session.run(_read(session, topic, wanted, encoder(style, terminal=terminal), bucket))
 
 
-async def _read(session: Session, topic: TopicName, wanted: Wanted, encode: Encoder) -> None:
+def _bucket(config: Path | None, standalone: Path | None) -> AbstractAsyncContextManager[Bucket]:
+    """Return the bucket of the settings, to be opened for direct reads. Raises InvalidConfig."""
+    from offloaderd.direct import bucket_reads  # noqa: PLC0415 - of the extra `daemon`
+
+    return bucket_reads(settings_at(config, standalone).objects)
+
+
+async def _read(
+    session: Session,
+    topic: TopicName,
+    wanted: Wanted,
+    encode: Encoder,
+    bucket: AbstractAsyncContextManager[Bucket | None],
+) -> None:
     output = sys.stdout.buffer
-    async with session.client() as client:
+    async with session.client() as client, bucket as direct:
         # With --follow the read continues at another daemon; a read of a range ends with the error.
         resume_s = RESUME_S if wanted["follow"] else 0
-        async for answer in client.read(topic, timeout_s=session.timeout_s, resume_s=resume_s, **wanted):
-            output.writelines(encode(answer.batch, TIERS.get(answer.tier, "unknown")))
-            output.flush()
+        answers = client.read(topic, timeout_s=session.timeout_s, resume_s=resume_s, direct=direct, **wanted)
+        async with aclosing(answers):
+            async for answer in answers:
+                output.writelines(encode(answer.batch, TIERS.get(answer.tier, "unknown")))
+                output.flush()
 
 
 async def _read_messages(

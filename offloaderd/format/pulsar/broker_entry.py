@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
+from offloaderd.core.entries import Entries
 from offloaderd.core.errors import InvalidInput
+from offloaderd.core.model import EntryBatch
 from offloaderd.format.pb.pulsar.broker_entry_metadata_pb2 import BrokerEntryMetadata
 
 MAGIC = b"\x0e\x02"
@@ -47,6 +49,11 @@ def without_head(payload: bytes) -> bytes:
         return payload
     _, size = HEAD.unpack_from(payload)
     return payload[HEAD.size + size :]
+
+
+def without_heads(batch: Entries) -> EntryBatch:
+    """Return entries without the broker's metadata before each."""
+    return EntryBatch(batch.ledger_id, batch.first_entry_id, [without_head(one) for one in batch.payloads])
 
 
 def encode_head(*, broker_timestamp: int | None = None, index: int | None = None) -> bytes:

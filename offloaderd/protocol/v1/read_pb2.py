@@ -23,47 +23,58 @@ _sym_db = _symbol_database.Default()
 
 
 from offloaderd.protocol.v1 import common_pb2 as offloaderd_dot_v1_dot_common__pb2
+from offloaderd.protocol.v1 import states_pb2 as offloaderd_dot_v1_dot_states__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18offloaderd/v1/read.proto\x12\roffloaderd.v1\x1a\x1aoffloaderd/v1/common.proto\"\xe9\x02\n\x0bReadRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12+\n\x05\x66irst\x18\x02 \x01(\x0b\x32\x17.offloaderd.v1.PositionH\x00\x88\x01\x01\x12*\n\x04last\x18\x03 \x01(\x0b\x32\x17.offloaderd.v1.PositionH\x01\x88\x01\x01\x12\x0e\n\x06\x66ollow\x18\x04 \x01(\x08\x12\x13\n\x0b\x62\x61tch_bytes\x18\x05 \x01(\r\x12\x15\n\rread_priority\x18\x06 \x01(\t\x12\x13\n\x0b\x65ntries_max\x18\x07 \x01(\x04\x12\x14\n\x0c\x63lient_bytes\x18\x08 \x01(\x08\x12,\n\x04seek\x18\t \x01(\x0b\x32\x19.offloaderd.v1.SeekTargetH\x02\x88\x01\x01\x12\x0e\n\x06\x66ramed\x18\n \x01(\x08\x12\x31\n\x0ctransactions\x18\x0b \x01(\x0e\x32\x1b.offloaderd.v1.TransactionsB\x08\n\x06_firstB\x07\n\x05_lastB\x07\n\x05_seek\"|\n\x0cReadResponse\x12(\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x19.offloaderd.v1.EntryBatch\x12!\n\x04tier\x18\x02 \x01(\x0e\x32\x13.offloaderd.v1.Tier\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\r\x12\x0e\n\x06\x66rames\x18\x04 \x01(\x0c\"l\n\x14ReadMessagesResponse\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.offloaderd.v1.Message\x12*\n\theld_back\x18\x02 \x01(\x0b\x32\x17.offloaderd.v1.HeldBack\"f\n\x08HeldBack\x12)\n\x08position\x18\x01 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12/\n\x0btransaction\x18\x02 \x01(\x0b\x32\x1a.offloaderd.v1.Transaction\"d\n\x0bTransaction\x12\x11\n\tmost_bits\x18\x01 \x01(\x04\x12\x12\n\nleast_bits\x18\x02 \x01(\x04\x12.\n\x05state\x18\x03 \x01(\x0e\x32\x1f.offloaderd.v1.TransactionState\"\x8e\x04\n\x07Message\x12)\n\x08position\x18\x01 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x13\n\x0b\x62\x61tch_index\x18\x02 \x01(\x05\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.offloaderd.v1.MessageState\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x10\n\x03key\x18\x05 \x01(\x0cH\x00\x88\x01\x01\x12\x14\n\x0cordering_key\x18\x06 \x01(\x0c\x12+\n\nproperties\x18\x07 \x03(\x0b\x32\x17.offloaderd.v1.Property\x12\x10\n\x08producer\x18\x08 \x01(\t\x12\x13\n\x0bsequence_id\x18\t \x01(\x04\x12\x17\n\npublish_ms\x18\n \x01(\x04H\x01\x88\x01\x01\x12\x15\n\x08\x65vent_ms\x18\x0b \x01(\x04H\x02\x88\x01\x01\x12\x16\n\tbroker_ms\x18\x0c \x01(\x04H\x03\x88\x01\x01\x12\x12\n\x05index\x18\r \x01(\x04H\x04\x88\x01\x01\x12\x11\n\ttombstone\x18\x0e \x01(\x08\x12\x0e\n\x06reason\x18\x0f \x01(\t\x12!\n\x04tier\x18\x10 \x01(\x0e\x32\x13.offloaderd.v1.Tier\x12/\n\x0btransaction\x18\x11 \x01(\x0b\x32\x1a.offloaderd.v1.TransactionB\x06\n\x04_keyB\r\n\x0b_publish_msB\x0b\n\t_event_msB\x0c\n\n_broker_msB\x08\n\x06_index\"&\n\x08Property\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"%\n\x14LastPositionsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"\xf8\x01\n\x15LastPositionsResponse\x12&\n\x05\x66irst\x18\x01 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12*\n\tconfirmed\x18\x02 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12*\n\toffloaded\x18\x03 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12/\n\x0e\x62uffered_first\x18\x04 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12.\n\rbuffered_last\x18\x05 \x01(\x0b\x32\x17.offloaderd.v1.Position\"N\n\nSeekTarget\x12\x11\n\x07time_ms\x18\x01 \x01(\x04H\x00\x12\x0f\n\x05index\x18\x02 \x01(\x04H\x00\x12\x12\n\x08sequence\x18\x03 \x01(\x04H\x00\x42\x08\n\x06target\"G\n\x0bSeekRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12)\n\x06target\x18\x02 \x01(\x0b\x32\x19.offloaderd.v1.SeekTarget\"\xb2\x02\n\x0cSeekResponse\x12)\n\x06\x61nswer\x18\x01 \x01(\x0e\x32\x19.offloaderd.v1.SeekAnswer\x12)\n\x08position\x18\x02 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x14\n\x07time_ms\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\x05index\x18\x04 \x01(\x04H\x01\x88\x01\x01\x12\x15\n\x08sequence\x18\x05 \x01(\x04H\x02\x88\x01\x01\x12!\n\x04tier\x18\x06 \x01(\x0e\x32\x13.offloaderd.v1.Tier\x12\x0c\n\x04gets\x18\x07 \x01(\r\x12\x11\n\tget_bytes\x18\x08 \x01(\x04\x12\x0e\n\x06tables\x18\t \x01(\r\x12\x14\n\x0csource_reads\x18\n \x01(\rB\n\n\x08_time_msB\x08\n\x06_indexB\x0b\n\t_sequence*^\n\x0cTransactions\x12\x1c\n\x18TRANSACTIONS_UNSPECIFIED\x10\x00\x12\x1a\n\x16TRANSACTIONS_COMMITTED\x10\x01\x12\x14\n\x10TRANSACTIONS_ALL\x10\x02*\xb0\x01\n\x10TransactionState\x12!\n\x1dTRANSACTION_STATE_UNSPECIFIED\x10\x00\x12\x1f\n\x1bTRANSACTION_STATE_COMMITTED\x10\x01\x12\x1d\n\x19TRANSACTION_STATE_ABORTED\x10\x02\x12\x1a\n\x16TRANSACTION_STATE_OPEN\x10\x03\x12\x1d\n\x19TRANSACTION_STATE_UNKNOWN\x10\x04*\xca\x01\n\x0cMessageState\x12\x1d\n\x19MESSAGE_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13MESSAGE_STATE_PLAIN\x10\x01\x12\x1b\n\x17MESSAGE_STATE_ENCRYPTED\x10\x02\x12\x17\n\x13MESSAGE_STATE_CHUNK\x10\x03\x12\x18\n\x14MESSAGE_STATE_MARKER\x10\x04\x12\x1b\n\x17MESSAGE_STATE_COMPACTED\x10\x05\x12\x15\n\x11MESSAGE_STATE_RAW\x10\x06*\x89\x01\n\nSeekAnswer\x12\x1b\n\x17SEEK_ANSWER_UNSPECIFIED\x10\x00\x12\x18\n\x14SEEK_ANSWER_MANIFEST\x10\x01\x12\x15\n\x11SEEK_ANSWER_BLOCK\x10\x02\x12\x14\n\x10SEEK_ANSWER_SCAN\x10\x03\x12\x17\n\x13SEEK_ANSWER_NOTHING\x10\x04\x32\xc0\x02\n\x0bReadService\x12\x41\n\x04Read\x12\x1a.offloaderd.v1.ReadRequest\x1a\x1b.offloaderd.v1.ReadResponse0\x01\x12Q\n\x0cReadMessages\x12\x1a.offloaderd.v1.ReadRequest\x1a#.offloaderd.v1.ReadMessagesResponse0\x01\x12Z\n\rLastPositions\x12#.offloaderd.v1.LastPositionsRequest\x1a$.offloaderd.v1.LastPositionsResponse\x12?\n\x04Seek\x12\x1a.offloaderd.v1.SeekRequest\x1a\x1b.offloaderd.v1.SeekResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18offloaderd/v1/read.proto\x12\roffloaderd.v1\x1a\x1aoffloaderd/v1/common.proto\x1a\x1aoffloaderd/v1/states.proto\"\xe9\x02\n\x0bReadRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12+\n\x05\x66irst\x18\x02 \x01(\x0b\x32\x17.offloaderd.v1.PositionH\x00\x88\x01\x01\x12*\n\x04last\x18\x03 \x01(\x0b\x32\x17.offloaderd.v1.PositionH\x01\x88\x01\x01\x12\x0e\n\x06\x66ollow\x18\x04 \x01(\x08\x12\x13\n\x0b\x62\x61tch_bytes\x18\x05 \x01(\r\x12\x15\n\rread_priority\x18\x06 \x01(\t\x12\x13\n\x0b\x65ntries_max\x18\x07 \x01(\x04\x12\x14\n\x0c\x63lient_bytes\x18\x08 \x01(\x08\x12,\n\x04seek\x18\t \x01(\x0b\x32\x19.offloaderd.v1.SeekTargetH\x02\x88\x01\x01\x12\x0e\n\x06\x66ramed\x18\n \x01(\x08\x12\x31\n\x0ctransactions\x18\x0b \x01(\x0e\x32\x1b.offloaderd.v1.TransactionsB\x08\n\x06_firstB\x07\n\x05_lastB\x07\n\x05_seek\"|\n\x0cReadResponse\x12(\n\x05\x62\x61tch\x18\x01 \x01(\x0b\x32\x19.offloaderd.v1.EntryBatch\x12!\n\x04tier\x18\x02 \x01(\x0e\x32\x13.offloaderd.v1.Tier\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\r\x12\x0e\n\x06\x66rames\x18\x04 \x01(\x0c\"}\n\x10PlanReadResponse\x12\'\n\x04runs\x18\x01 \x03(\x0b\x32\x19.offloaderd.v1.PlannedRun\x12.\n\x08segments\x18\x02 \x03(\x0b\x32\x1c.offloaderd.v1.StoredSegment\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\"}\n\nPlannedRun\x12&\n\x05\x66irst\x18\x01 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12%\n\x04last\x18\x02 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x14\n\x07segment\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\n\n\x08_segment\"\x83\x02\n\rStoredSegment\x12\x12\n\nsegment_id\x18\x01 \x01(\t\x12*\n\x06slices\x18\x02 \x03(\x0b\x32\x1a.offloaderd.v1.StoredSlice\x12\x14\n\x0cobject_bytes\x18\x03 \x01(\x03\x12\x0e\n\x06\x62ucket\x18\x04 \x01(\t\x12\x0e\n\x06prefix\x18\x05 \x01(\t\x12)\n\x06mirror\x18\x06 \x01(\x0b\x32\x19.offloaderd.v1.StoredCopy\x12\x0e\n\x06method\x18\x07 \x01(\t\x12\x31\n\x0bmethod_code\x18\x08 \x01(\x0e\x32\x1c.offloaderd.v1.OffloadMethod\x12\x0e\n\x06writer\x18\t \x01(\t\"f\n\x0bStoredSlice\x12\x11\n\tledger_id\x18\x01 \x01(\x03\x12\x16\n\x0e\x66irst_entry_id\x18\x02 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x03 \x01(\x03\x12\x15\n\rpayload_bytes\x18\x04 \x01(\x03\",\n\nStoredCopy\x12\x0e\n\x06\x62ucket\x18\x01 \x01(\t\x12\x0e\n\x06prefix\x18\x02 \x01(\t\"l\n\x14ReadMessagesResponse\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.offloaderd.v1.Message\x12*\n\theld_back\x18\x02 \x01(\x0b\x32\x17.offloaderd.v1.HeldBack\"f\n\x08HeldBack\x12)\n\x08position\x18\x01 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12/\n\x0btransaction\x18\x02 \x01(\x0b\x32\x1a.offloaderd.v1.Transaction\"d\n\x0bTransaction\x12\x11\n\tmost_bits\x18\x01 \x01(\x04\x12\x12\n\nleast_bits\x18\x02 \x01(\x04\x12.\n\x05state\x18\x03 \x01(\x0e\x32\x1f.offloaderd.v1.TransactionState\"\x8e\x04\n\x07Message\x12)\n\x08position\x18\x01 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x13\n\x0b\x62\x61tch_index\x18\x02 \x01(\x05\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.offloaderd.v1.MessageState\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x10\n\x03key\x18\x05 \x01(\x0cH\x00\x88\x01\x01\x12\x14\n\x0cordering_key\x18\x06 \x01(\x0c\x12+\n\nproperties\x18\x07 \x03(\x0b\x32\x17.offloaderd.v1.Property\x12\x10\n\x08producer\x18\x08 \x01(\t\x12\x13\n\x0bsequence_id\x18\t \x01(\x04\x12\x17\n\npublish_ms\x18\n \x01(\x04H\x01\x88\x01\x01\x12\x15\n\x08\x65vent_ms\x18\x0b \x01(\x04H\x02\x88\x01\x01\x12\x16\n\tbroker_ms\x18\x0c \x01(\x04H\x03\x88\x01\x01\x12\x12\n\x05index\x18\r \x01(\x04H\x04\x88\x01\x01\x12\x11\n\ttombstone\x18\x0e \x01(\x08\x12\x0e\n\x06reason\x18\x0f \x01(\t\x12!\n\x04tier\x18\x10 \x01(\x0e\x32\x13.offloaderd.v1.Tier\x12/\n\x0btransaction\x18\x11 \x01(\x0b\x32\x1a.offloaderd.v1.TransactionB\x06\n\x04_keyB\r\n\x0b_publish_msB\x0b\n\t_event_msB\x0c\n\n_broker_msB\x08\n\x06_index\"&\n\x08Property\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"%\n\x14LastPositionsRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"\xf8\x01\n\x15LastPositionsResponse\x12&\n\x05\x66irst\x18\x01 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12*\n\tconfirmed\x18\x02 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12*\n\toffloaded\x18\x03 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12/\n\x0e\x62uffered_first\x18\x04 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12.\n\rbuffered_last\x18\x05 \x01(\x0b\x32\x17.offloaderd.v1.Position\"N\n\nSeekTarget\x12\x11\n\x07time_ms\x18\x01 \x01(\x04H\x00\x12\x0f\n\x05index\x18\x02 \x01(\x04H\x00\x12\x12\n\x08sequence\x18\x03 \x01(\x04H\x00\x42\x08\n\x06target\"G\n\x0bSeekRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12)\n\x06target\x18\x02 \x01(\x0b\x32\x19.offloaderd.v1.SeekTarget\"\xb2\x02\n\x0cSeekResponse\x12)\n\x06\x61nswer\x18\x01 \x01(\x0e\x32\x19.offloaderd.v1.SeekAnswer\x12)\n\x08position\x18\x02 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x14\n\x07time_ms\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\x05index\x18\x04 \x01(\x04H\x01\x88\x01\x01\x12\x15\n\x08sequence\x18\x05 \x01(\x04H\x02\x88\x01\x01\x12!\n\x04tier\x18\x06 \x01(\x0e\x32\x13.offloaderd.v1.Tier\x12\x0c\n\x04gets\x18\x07 \x01(\r\x12\x11\n\tget_bytes\x18\x08 \x01(\x04\x12\x0e\n\x06tables\x18\t \x01(\r\x12\x14\n\x0csource_reads\x18\n \x01(\rB\n\n\x08_time_msB\x08\n\x06_indexB\x0b\n\t_sequence*^\n\x0cTransactions\x12\x1c\n\x18TRANSACTIONS_UNSPECIFIED\x10\x00\x12\x1a\n\x16TRANSACTIONS_COMMITTED\x10\x01\x12\x14\n\x10TRANSACTIONS_ALL\x10\x02*\xb0\x01\n\x10TransactionState\x12!\n\x1dTRANSACTION_STATE_UNSPECIFIED\x10\x00\x12\x1f\n\x1bTRANSACTION_STATE_COMMITTED\x10\x01\x12\x1d\n\x19TRANSACTION_STATE_ABORTED\x10\x02\x12\x1a\n\x16TRANSACTION_STATE_OPEN\x10\x03\x12\x1d\n\x19TRANSACTION_STATE_UNKNOWN\x10\x04*\xca\x01\n\x0cMessageState\x12\x1d\n\x19MESSAGE_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13MESSAGE_STATE_PLAIN\x10\x01\x12\x1b\n\x17MESSAGE_STATE_ENCRYPTED\x10\x02\x12\x17\n\x13MESSAGE_STATE_CHUNK\x10\x03\x12\x18\n\x14MESSAGE_STATE_MARKER\x10\x04\x12\x1b\n\x17MESSAGE_STATE_COMPACTED\x10\x05\x12\x15\n\x11MESSAGE_STATE_RAW\x10\x06*\x89\x01\n\nSeekAnswer\x12\x1b\n\x17SEEK_ANSWER_UNSPECIFIED\x10\x00\x12\x18\n\x14SEEK_ANSWER_MANIFEST\x10\x01\x12\x15\n\x11SEEK_ANSWER_BLOCK\x10\x02\x12\x14\n\x10SEEK_ANSWER_SCAN\x10\x03\x12\x17\n\x13SEEK_ANSWER_NOTHING\x10\x04\x32\x89\x03\n\x0bReadService\x12\x41\n\x04Read\x12\x1a.offloaderd.v1.ReadRequest\x1a\x1b.offloaderd.v1.ReadResponse0\x01\x12Q\n\x0cReadMessages\x12\x1a.offloaderd.v1.ReadRequest\x1a#.offloaderd.v1.ReadMessagesResponse0\x01\x12G\n\x08PlanRead\x12\x1a.offloaderd.v1.ReadRequest\x1a\x1f.offloaderd.v1.PlanReadResponse\x12Z\n\rLastPositions\x12#.offloaderd.v1.LastPositionsRequest\x1a$.offloaderd.v1.LastPositionsResponse\x12?\n\x04Seek\x12\x1a.offloaderd.v1.SeekRequest\x1a\x1b.offloaderd.v1.SeekResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'offloaderd.protocol.v1.read_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TRANSACTIONS']._serialized_start=2198
-  _globals['_TRANSACTIONS']._serialized_end=2292
-  _globals['_TRANSACTIONSTATE']._serialized_start=2295
-  _globals['_TRANSACTIONSTATE']._serialized_end=2471
-  _globals['_MESSAGESTATE']._serialized_start=2474
-  _globals['_MESSAGESTATE']._serialized_end=2676
-  _globals['_SEEKANSWER']._serialized_start=2679
-  _globals['_SEEKANSWER']._serialized_end=2816
-  _globals['_READREQUEST']._serialized_start=72
-  _globals['_READREQUEST']._serialized_end=433
-  _globals['_READRESPONSE']._serialized_start=435
-  _globals['_READRESPONSE']._serialized_end=559
-  _globals['_READMESSAGESRESPONSE']._serialized_start=561
-  _globals['_READMESSAGESRESPONSE']._serialized_end=669
-  _globals['_HELDBACK']._serialized_start=671
-  _globals['_HELDBACK']._serialized_end=773
-  _globals['_TRANSACTION']._serialized_start=775
-  _globals['_TRANSACTION']._serialized_end=875
-  _globals['_MESSAGE']._serialized_start=878
-  _globals['_MESSAGE']._serialized_end=1404
-  _globals['_PROPERTY']._serialized_start=1406
-  _globals['_PROPERTY']._serialized_end=1444
-  _globals['_LASTPOSITIONSREQUEST']._serialized_start=1446
-  _globals['_LASTPOSITIONSREQUEST']._serialized_end=1483
-  _globals['_LASTPOSITIONSRESPONSE']._serialized_start=1486
-  _globals['_LASTPOSITIONSRESPONSE']._serialized_end=1734
-  _globals['_SEEKTARGET']._serialized_start=1736
-  _globals['_SEEKTARGET']._serialized_end=1814
-  _globals['_SEEKREQUEST']._serialized_start=1816
-  _globals['_SEEKREQUEST']._serialized_end=1887
-  _globals['_SEEKRESPONSE']._serialized_start=1890
-  _globals['_SEEKRESPONSE']._serialized_end=2196
-  _globals['_READSERVICE']._serialized_start=2819
-  _globals['_READSERVICE']._serialized_end=3139
+  _globals['_TRANSACTIONS']._serialized_start=2892
+  _globals['_TRANSACTIONS']._serialized_end=2986
+  _globals['_TRANSACTIONSTATE']._serialized_start=2989
+  _globals['_TRANSACTIONSTATE']._serialized_end=3165
+  _globals['_MESSAGESTATE']._serialized_start=3168
+  _globals['_MESSAGESTATE']._serialized_end=3370
+  _globals['_SEEKANSWER']._serialized_start=3373
+  _globals['_SEEKANSWER']._serialized_end=3510
+  _globals['_READREQUEST']._serialized_start=100
+  _globals['_READREQUEST']._serialized_end=461
+  _globals['_READRESPONSE']._serialized_start=463
+  _globals['_READRESPONSE']._serialized_end=587
+  _globals['_PLANREADRESPONSE']._serialized_start=589
+  _globals['_PLANREADRESPONSE']._serialized_end=714
+  _globals['_PLANNEDRUN']._serialized_start=716
+  _globals['_PLANNEDRUN']._serialized_end=841
+  _globals['_STOREDSEGMENT']._serialized_start=844
+  _globals['_STOREDSEGMENT']._serialized_end=1103
+  _globals['_STOREDSLICE']._serialized_start=1105
+  _globals['_STOREDSLICE']._serialized_end=1207
+  _globals['_STOREDCOPY']._serialized_start=1209
+  _globals['_STOREDCOPY']._serialized_end=1253
+  _globals['_READMESSAGESRESPONSE']._serialized_start=1255
+  _globals['_READMESSAGESRESPONSE']._serialized_end=1363
+  _globals['_HELDBACK']._serialized_start=1365
+  _globals['_HELDBACK']._serialized_end=1467
+  _globals['_TRANSACTION']._serialized_start=1469
+  _globals['_TRANSACTION']._serialized_end=1569
+  _globals['_MESSAGE']._serialized_start=1572
+  _globals['_MESSAGE']._serialized_end=2098
+  _globals['_PROPERTY']._serialized_start=2100
+  _globals['_PROPERTY']._serialized_end=2138
+  _globals['_LASTPOSITIONSREQUEST']._serialized_start=2140
+  _globals['_LASTPOSITIONSREQUEST']._serialized_end=2177
+  _globals['_LASTPOSITIONSRESPONSE']._serialized_start=2180
+  _globals['_LASTPOSITIONSRESPONSE']._serialized_end=2428
+  _globals['_SEEKTARGET']._serialized_start=2430
+  _globals['_SEEKTARGET']._serialized_end=2508
+  _globals['_SEEKREQUEST']._serialized_start=2510
+  _globals['_SEEKREQUEST']._serialized_end=2581
+  _globals['_SEEKRESPONSE']._serialized_start=2584
+  _globals['_SEEKRESPONSE']._serialized_end=2890
+  _globals['_READSERVICE']._serialized_start=3513
+  _globals['_READSERVICE']._serialized_end=3906
 # @@protoc_insertion_point(module_scope)

@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from offloaderd.protocol.v1 import common_pb2 as _common_pb2
+from offloaderd.protocol.v1 import states_pb2 as _states_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -255,6 +256,175 @@ class ReadResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReadResponse: _TypeAlias = ReadResponse  # noqa: Y015
+
+@_typing.final
+class PlanReadResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: _builtins.int
+    SEGMENTS_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    complete: _builtins.bool
+    """The range ends with the last run. Else plan again, from behind that run."""
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedRun]:
+        """Parts of the range without a gap between them, from its first entry on. None: Read has to serve the range, since its
+        first entries are not in the bucket, or cannot be read.
+        """
+
+    @_builtins.property
+    def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredSegment]: ...
+    def __init__(
+        self,
+        *,
+        runs: _abc.Iterable[Global___PlannedRun] | None = ...,
+        segments: _abc.Iterable[Global___StoredSegment] | None = ...,
+        complete: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "runs", b"runs", "segments", b"segments"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanReadResponse: _TypeAlias = PlanReadResponse  # noqa: Y015
+
+@_typing.final
+class PlannedRun(_message.Message):
+    """Consecutive entries of one segment, or of one ledger in another tier."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    SEGMENT_FIELD_NUMBER: _builtins.int
+    segment: _builtins.int
+    """which of `segments`, from 0 on; unset: only Read gives these entries"""
+    @_builtins.property
+    def first(self) -> _common_pb2.Position: ...
+    @_builtins.property
+    def last(self) -> _common_pb2.Position: ...
+    def __init__(
+        self,
+        *,
+        first: _common_pb2.Position | None = ...,
+        last: _common_pb2.Position | None = ...,
+        segment: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_segment", b"_segment", "first", b"first", "last", b"last", "segment", b"segment"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_segment", b"_segment", "first", b"first", "last", b"last", "segment", b"segment"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__segment: _TypeAlias = _typing.Literal["segment"]  # noqa: Y015
+    _WhichOneofArgType__segment: _TypeAlias = _typing.Literal["_segment", b"_segment"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__segment) -> _WhichOneofReturnType__segment | None: ...
+
+Global___PlannedRun: _TypeAlias = PlannedRun  # noqa: Y015
+
+@_typing.final
+class StoredSegment(_message.Message):
+    """A committed segment as a reader of its objects needs it. Its manifest has the rest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEGMENT_ID_FIELD_NUMBER: _builtins.int
+    SLICES_FIELD_NUMBER: _builtins.int
+    OBJECT_BYTES_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    MIRROR_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    METHOD_CODE_FIELD_NUMBER: _builtins.int
+    WRITER_FIELD_NUMBER: _builtins.int
+    segment_id: _builtins.str
+    object_bytes: _builtins.int
+    """of the data object"""
+    bucket: _builtins.str
+    prefix: _builtins.str
+    """of its keys"""
+    method: _builtins.str
+    """streaming, or ledger-based: one whole ledger"""
+    method_code: _states_pb2.OffloadMethod.ValueType
+    writer: _builtins.str
+    """The driver that wrote it: offloaderd, or that of a broker, such as aws-s3, whose objects have no manifest."""
+    @_builtins.property
+    def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredSlice]: ...
+    @_builtins.property
+    def mirror(self) -> Global___StoredCopy:
+        """unset: there is no copy"""
+
+    def __init__(
+        self,
+        *,
+        segment_id: _builtins.str = ...,
+        slices: _abc.Iterable[Global___StoredSlice] | None = ...,
+        object_bytes: _builtins.int = ...,
+        bucket: _builtins.str = ...,
+        prefix: _builtins.str = ...,
+        mirror: Global___StoredCopy | None = ...,
+        method: _builtins.str = ...,
+        method_code: _states_pb2.OffloadMethod.ValueType = ...,
+        writer: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["mirror", b"mirror"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "method", b"method", "method_code", b"method_code", "mirror", b"mirror", "object_bytes", b"object_bytes", "prefix", b"prefix", "segment_id", b"segment_id", "slices", b"slices", "writer", b"writer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredSegment: _TypeAlias = StoredSegment  # noqa: Y015
+
+@_typing.final
+class StoredSlice(_message.Message):
+    """Consecutive entries of one ledger, both ends inclusive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEDGER_ID_FIELD_NUMBER: _builtins.int
+    FIRST_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    LAST_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    ledger_id: _builtins.int
+    first_entry_id: _builtins.int
+    last_entry_id: _builtins.int
+    payload_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        ledger_id: _builtins.int = ...,
+        first_entry_id: _builtins.int = ...,
+        last_entry_id: _builtins.int = ...,
+        payload_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_entry_id", b"first_entry_id", "last_entry_id", b"last_entry_id", "ledger_id", b"ledger_id", "payload_bytes", b"payload_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredSlice: _TypeAlias = StoredSlice  # noqa: Y015
+
+@_typing.final
+class StoredCopy(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUCKET_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    bucket: _builtins.str
+    prefix: _builtins.str
+    def __init__(
+        self,
+        *,
+        bucket: _builtins.str = ...,
+        prefix: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "prefix", b"prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredCopy: _TypeAlias = StoredCopy  # noqa: Y015
 
 @_typing.final
 class ReadMessagesResponse(_message.Message):

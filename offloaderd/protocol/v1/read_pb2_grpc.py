@@ -44,6 +44,11 @@ class ReadServiceStub:
                 request_serializer=offloaderd_dot_v1_dot_read__pb2.ReadRequest.SerializeToString,
                 response_deserializer=offloaderd_dot_v1_dot_read__pb2.ReadMessagesResponse.FromString,
                 _registered_method=True)
+        self.PlanRead = channel.unary_unary(
+                '/offloaderd.v1.ReadService/PlanRead',
+                request_serializer=offloaderd_dot_v1_dot_read__pb2.ReadRequest.SerializeToString,
+                response_deserializer=offloaderd_dot_v1_dot_read__pb2.PlanReadResponse.FromString,
+                _registered_method=True)
         self.LastPositions = channel.unary_unary(
                 '/offloaderd.v1.ReadService/LastPositions',
                 request_serializer=offloaderd_dot_v1_dot_read__pb2.LastPositionsRequest.SerializeToString,
@@ -68,6 +73,14 @@ class ReadServiceServicer:
 
     def ReadMessages(self, request, context):
         """The same as messages: batches unpacked, contents uncompressed, chunks joined.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlanRead(self, request, context):
+        """Where the entries of a range are stored, for clients that read the bucket themselves (docs/client.md). The request is
+        that of Read, whose options of the answers are ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -100,6 +113,11 @@ def add_ReadServiceServicer_to_server(servicer, server):
                     servicer.ReadMessages,
                     request_deserializer=offloaderd_dot_v1_dot_read__pb2.ReadRequest.FromString,
                     response_serializer=offloaderd_dot_v1_dot_read__pb2.ReadMessagesResponse.SerializeToString,
+            ),
+            'PlanRead': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanRead,
+                    request_deserializer=offloaderd_dot_v1_dot_read__pb2.ReadRequest.FromString,
+                    response_serializer=offloaderd_dot_v1_dot_read__pb2.PlanReadResponse.SerializeToString,
             ),
             'LastPositions': grpc.unary_unary_rpc_method_handler(
                     servicer.LastPositions,
@@ -166,6 +184,33 @@ class ReadService:
             '/offloaderd.v1.ReadService/ReadMessages',
             offloaderd_dot_v1_dot_read__pb2.ReadRequest.SerializeToString,
             offloaderd_dot_v1_dot_read__pb2.ReadMessagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanRead(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/offloaderd.v1.ReadService/PlanRead',
+            offloaderd_dot_v1_dot_read__pb2.ReadRequest.SerializeToString,
+            offloaderd_dot_v1_dot_read__pb2.PlanReadResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,10 @@ class ReadServiceStub:
     """Each entry of the range once, in order, or an error status; never a gap."""
     ReadMessages: _grpc.UnaryStreamMultiCallable[_read_pb2.ReadRequest, _read_pb2.ReadMessagesResponse]
     """The same as messages: batches unpacked, contents uncompressed, chunks joined."""
+    PlanRead: _grpc.UnaryUnaryMultiCallable[_read_pb2.ReadRequest, _read_pb2.PlanReadResponse]
+    """Where the entries of a range are stored, for clients that read the bucket themselves (docs/client.md). The request is
+    that of Read, whose options of the answers are ignored.
+    """
     LastPositions: _grpc.UnaryUnaryMultiCallable[_read_pb2.LastPositionsRequest, _read_pb2.LastPositionsResponse]
     """The first and last positions of a topic that can be read, that are in the bucket, and that are in memory."""
     Seek: _grpc.UnaryUnaryMultiCallable[_read_pb2.SeekRequest, _read_pb2.SeekResponse]
@@ -49,6 +53,10 @@ class ReadServiceAsyncStub(ReadServiceStub):
     """Each entry of the range once, in order, or an error status; never a gap."""
     ReadMessages: _aio.UnaryStreamMultiCallable[_read_pb2.ReadRequest, _read_pb2.ReadMessagesResponse]  # type: ignore[assignment]
     """The same as messages: batches unpacked, contents uncompressed, chunks joined."""
+    PlanRead: _aio.UnaryUnaryMultiCallable[_read_pb2.ReadRequest, _read_pb2.PlanReadResponse]  # type: ignore[assignment]
+    """Where the entries of a range are stored, for clients that read the bucket themselves (docs/client.md). The request is
+    that of Read, whose options of the answers are ignored.
+    """
     LastPositions: _aio.UnaryUnaryMultiCallable[_read_pb2.LastPositionsRequest, _read_pb2.LastPositionsResponse]  # type: ignore[assignment]
     """The first and last positions of a topic that can be read, that are in the bucket, and that are in memory."""
     Seek: _aio.UnaryUnaryMultiCallable[_read_pb2.SeekRequest, _read_pb2.SeekResponse]  # type: ignore[assignment]
@@ -72,6 +80,16 @@ class ReadServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_read_pb2.ReadMessagesResponse], _abc.AsyncIterator[_read_pb2.ReadMessagesResponse]]:
         """The same as messages: batches unpacked, contents uncompressed, chunks joined."""
+
+    @_abc_1.abstractmethod
+    def PlanRead(
+        self,
+        request: _read_pb2.ReadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_read_pb2.PlanReadResponse, _abc.Awaitable[_read_pb2.PlanReadResponse]]:
+        """Where the entries of a range are stored, for clients that read the bucket themselves (docs/client.md). The request is
+        that of Read, whose options of the answers are ignored.
+        """
 
     @_abc_1.abstractmethod
     def LastPositions(

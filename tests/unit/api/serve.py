@@ -29,18 +29,24 @@ OPTIONS = (
 
 
 @asynccontextmanager
-async def serving(metrics: Metrics, register: Callable[[aio.Server], None]) -> AsyncIterator[aio.Channel]:
-    """Serve what `register` adds; gives a channel to it."""
+async def listening(metrics: Metrics, register: Callable[[aio.Server], None]) -> AsyncIterator[str]:
+    """Serve what `register` adds; gives the address."""
     server = aio.server(interceptors=[ErrorInterceptor(metrics, clock=SystemClock())], options=OPTIONS)
     register(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        async with aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS) as channel:
-            yield channel
+        yield f"127.0.0.1:{port}"
     finally:
         await server.stop(2)
         await turns(20)  # gRPC's tasks of the last calls end a little after their clients know
+
+
+@asynccontextmanager
+async def serving(metrics: Metrics, register: Callable[[aio.Server], None]) -> AsyncIterator[aio.Channel]:
+    """Serve what `register` adds; gives a channel to it."""
+    async with listening(metrics, register) as address, aio.insecure_channel(address, options=OPTIONS) as channel:
+        yield channel
 
 
 class Client(DaemonClient):

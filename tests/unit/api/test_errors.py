@@ -107,6 +107,11 @@ class Failing(read_pb2_grpc.ReadServiceServicer, ledgers_pb2_grpc.LedgerServiceS
         self.act()
         yield read_pb2.ReadMessagesResponse()
 
+    async def PlanRead(self, request, context) -> read_pb2.PlanReadResponse:  # type: ignore[no-untyped-def] # noqa: ANN001, N802
+        """Another coroutine with one answer."""
+        self.act()
+        return read_pb2.PlanReadResponse()
+
     async def LastPositions(self, request, context) -> read_pb2.LastPositionsResponse:  # type: ignore[no-untyped-def] # noqa: ANN001, N802
         """A coroutine with one answer."""
         self.act()

@@ -165,6 +165,11 @@ class FakeDaemon(
         if self.held_back is not None:
             yield read_pb2.ReadMessagesResponse(held_back=self.held_back)
 
+    def PlanRead(self, request: read_pb2.ReadRequest, context: Any) -> read_pb2.PlanReadResponse:
+        """Nothing is in a bucket."""
+        self._seen(request, context)
+        return read_pb2.PlanReadResponse()
+
     def LastPositions(self, request: Any, context: Any) -> Any:
         """Answer with the positions."""
         self._seen(request, context)

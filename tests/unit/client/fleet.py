@@ -88,6 +88,10 @@ class Daemon(
         """Tell the newest entry."""
         return read_pb2.LastPositionsResponse(confirmed=message(self.count - 1) if self.count else None)
 
+    async def PlanRead(self, request: Any, context: Any) -> Any:  # noqa: ANN401
+        """Nothing is in a bucket."""
+        return read_pb2.PlanReadResponse()
+
     async def ListDaemons(self, request: Any, context: Any) -> Any:  # noqa: ANN401
         """Tell of the others; the first of them owns what this one does not."""
         found = [placement_pb2.Daemon(daemon_id="here", address=self.address, asked=True)]

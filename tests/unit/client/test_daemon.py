@@ -118,6 +118,11 @@ class Server(
         for data in (b"a", b"b"):
             yield read_pb2.ReadMessagesResponse(messages=[read_pb2.Message(data=data)])
 
+    async def PlanRead(self, request: Any, context: Any) -> Any:
+        """Nothing."""
+        await self._seen(request, context)
+        return read_pb2.PlanReadResponse()
+
     async def LastPositions(self, request: Any, context: Any) -> Any:
         """Nothing."""
         await self._seen(request, context)

@@ -1,0 +1,84 @@
+"""The bucket as a client reads it: the daemon says which segment holds which entries, and sends none of them.
+
+Blocks are fetched and checked as the daemon would do it (`read/segments.py`), with the client's own access to the
+bucket, and its own memory. The client passes on to the daemon what it cannot read here (`client/reading.py`).
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+
+from offloaderd.core.clock import Clock, SystemClock
+from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import EntryBatch, TopicName
+from offloaderd.daemon.log import quieted
+from offloaderd.format.pulsar import broker_entry
+from offloaderd.objects.opening import bucket_store
+from offloaderd.objects.port import ObjectReader
+from offloaderd.objects.settings import ServiceSettings
+from offloaderd.protocol.conversion import from_position
+from offloaderd.protocol.v1 import read_pb2
+from offloaderd.read.cache import ReadAhead
+from offloaderd.read.planned import committed
+from offloaderd.read.reader import BATCH_BYTES
+from offloaderd.read.segments import SegmentOptions, SegmentReader
+
+MIB = 1024 * 1024
+OPTIONS = SegmentOptions(cache_bytes=64 * MIB, tables_bytes=16 * MIB, read_ahead_bytes=16 * MIB)
+"""Memory of all direct reads of one client together."""
+
+
+class BucketReads:
+    """Reads segments for any number of direct reads; made by `bucket_reads`."""
+
+    def __init__(self, segments: SegmentReader) -> None:
+        self._segments = segments
+
+    def sequence(self) -> "Sequence":
+        """Return the reader of one read, which fetches more ahead the longer it lasts."""
+        return Sequence(self._segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """Reads the segments of one read, one after the other."""
+
+    segments: SegmentReader
+    pace: ReadAhead = field(default_factory=ReadAhead)
+
+    async def read(
+        self, request: read_pb2.ReadRequest, stored: read_pb2.StoredSegment
+    ) -> AsyncGenerator[EntryBatch, None]:
+        """Yield the entries of a request with both ends, which a segment holds, in batches as Read gives them framed.
+
+        Raises NotFound (BucketMissing for a bucket that the settings do not have), CorruptData, Denied, Transient.
+        """
+        topic, segment = TopicName.parse(request.topic), committed(stored, where="the daemon's plan")
+        ends, limit = (from_position(request.first), from_position(request.last)), request.batch_bytes or BATCH_BYTES
+        read = self.segments.read_framed(topic, segment, *ends, self.pace, bytes_max=limit)
+        async with aclosing(read) as batches:
+            async for batch in batches:
+                yield broker_entry.without_heads(batch) if request.client_bytes else batch.decoded()
+
+
+@asynccontextmanager
+async def bucket_reads(
+    objects: ServiceSettings, *, clock: Clock | None = None, options: SegmentOptions = OPTIONS
+) -> AsyncIterator[BucketReads]:
+    """Open the bucket of these settings for direct reads. Raises InvalidConfig.
+
+    Warnings go to standard error, unless structlog is configured.
+    """
+    quieted()
+    clock = clock or SystemClock()
+    async with bucket_store(objects, clock) as store, segments_of(store, clock, options) as reads:
+        yield reads
+
+
+@asynccontextmanager
+async def segments_of(
+    store: ObjectReader, clock: Clock, options: SegmentOptions = OPTIONS
+) -> AsyncIterator[BucketReads]:
+    """Yield direct reads of a store that is open."""
+    async with SegmentReader(store, clock=clock, metrics=Metrics(), options=options) as segments:
+        yield BucketReads(segments)
