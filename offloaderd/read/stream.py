@@ -278,7 +278,7 @@ class Stream:
                 runs.append(step)
                 self._cursor = Position(step.ledger_id, step.last_entry_id + 1)
                 self._left -= step.last_entry_id - step.first_entry_id + 1
-                complete = not self._left
+                complete = not self._left or (self._last is not None and self._cursor > self._last)
             elif isinstance(step, Hop):
                 self._cursor = step.to
             elif isinstance(step, ReadEnd):
