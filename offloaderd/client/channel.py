@@ -48,6 +48,10 @@ class TimedOut(Transient):
     """The call's deadline passed before its result was there."""
 
 
+class NotOffered(InvalidInput):
+    """The daemon does not know the call, or has nothing that would answer it."""
+
+
 class NotConsecutive(Conflict):
     """Entries were pushed that do not follow what the daemon has; the message names both positions."""
 
@@ -69,7 +73,7 @@ def translated(error: aio.AioRpcError, address: str) -> OffloaderError:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return TimedOut("no result before the deadline", hint=LATE)
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return InvalidInput(
+        return NotOffered(
             f"the daemon at {address} does not offer this call",
             hint="it may be an older release; appending needs an embedded ledger store, as standalone has",
         )

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol, TypedDict, Unpack
 from grpc import aio
 
 from offloaderd.client.calls import Calls, seek_target
-from offloaderd.client.channel import LATE, RESUME_S, Resume, TimedOut
+from offloaderd.client.channel import LATE, RESUME_S, NotOffered, Resume, TimedOut
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import (
     Archived,
@@ -34,7 +34,7 @@ from offloaderd.core.errors import (
 )
 from offloaderd.core.model import EntryBatch, Position, TopicName
 from offloaderd.core.read_options import Goal, ReadPriority, Transactions
-from offloaderd.protocol.conversion import decoded_read_response, from_position, to_position
+from offloaderd.protocol.conversion import decoded_read_response, from_position, position_text, to_position
 from offloaderd.protocol.v1 import common_pb2, read_pb2
 
 log = logging.getLogger(__name__)
@@ -153,7 +153,8 @@ class Reading:
             self._resume.opening()
             try:
                 await self._fix_end()
-                async with aclosing(self._attempt(self._request, self._left_s())) as answers:
+                left_s = seconds_left(self._clock, self._deadline_s)
+                async with aclosing(self._attempt(self._request, left_s)) as answers:
                     async for answer in answers:
                         self._note(answer.batch)
                         self._resume.worked()
@@ -203,14 +204,15 @@ class Reading:
             return Transient(error.message, hint=error.hint)
         return error
 
-    def _left_s(self) -> float | None:
-        """Return the seconds until the deadline. Raises TimedOut."""
-        if self._deadline_s is None:
-            return None
-        left_s = self._deadline_s - self._clock.monotonic()
-        if left_s <= 0:
-            raise TimedOut("no result before the deadline", hint=LATE)
-        return left_s
+
+def seconds_left(clock: Clock, deadline_s: float | None) -> float | None:
+    """Return the seconds until a deadline, None without one. Raises TimedOut."""
+    if deadline_s is None:
+        return None
+    left_s = deadline_s - clock.monotonic()
+    if left_s <= 0:
+        raise TimedOut("no result before the deadline", hint=LATE)
+    return left_s
 
 
 def read_request(topic: TopicName | str, wanted: Wanted, *, framed: bool = False) -> read_pb2.ReadRequest:
@@ -336,18 +338,25 @@ class DirectRead:
         """Yield the entries of a request, which the caller moves behind each answer. Raises as `EntryCalls.read`."""
         until_s = None if timeout_s is None else self._clock.monotonic() + timeout_s
         while not self._away:
-            plan = await self._daemon.plan_read(request, self._left_s(until_s))
+            try:
+                plan = await self._daemon.plan_read(request, seconds_left(self._clock, until_s))
+            except NotOffered as error:
+                log.warning("the daemon reads all of %s: %s", request.topic, error)
+                break
             for run in plan.runs:
+                _check_run(request, plan, run)
                 async with aclosing(self._run(request, plan, run, until_s)) as answers:
                     async for answer in answers:
                         yield answer
                 if self._away:
                     break
+                if from_position(request.first) != _behind(run.last):
+                    raise _unsound(f"entries up to {position_text(run.last)} of {request.topic}, and not all came")
             if plan.complete and not self._away:
                 return
             if not plan.runs:
                 break
-        async with aclosing(self._daemon.read_once(request, self._left_s(until_s))) as answers:
+        async with aclosing(self._daemon.read_once(request, seconds_left(self._clock, until_s))) as answers:
             async for answer in answers:
                 yield answer
 
@@ -365,8 +374,9 @@ class DirectRead:
         part.first.CopyFrom(run.first)
         part.last.CopyFrom(run.last)
         if run.HasField("segment"):
+            stored = plan.segments[run.segment]
             try:
-                async with aclosing(self._bucket.read(part, plan.segments[run.segment])) as batches:
+                async with aclosing(self._bucket.read(part, stored)) as batches:
                     while (batch := await self._next(batches, until_s)) is not None:
                         yield ReadAnswer(batch, common_pb2.TIER_OBJECTS)
                         part.first.entry_id = batch.last_entry_id + 1
@@ -374,25 +384,37 @@ class DirectRead:
             except (NotFound, CorruptData, Transient, Archived) as error:
                 if isinstance(error, BucketMissing | TimedOut):
                     raise
-                segment = plan.segments[run.segment].segment_id
-                log.warning("the daemon reads segment %s of %s: %s", segment, request.topic, error)
+                log.warning("the daemon reads segment %s of %s: %s", stored.segment_id, request.topic, error)
                 self._away = isinstance(error, Transient)
             else:
                 return
             if self._away:
                 return
-        async with aclosing(self._daemon.read_once(part, self._left_s(until_s))) as answers:
+        async with aclosing(self._daemon.read_once(part, seconds_left(self._clock, until_s))) as answers:
             async for answer in answers:
                 yield answer
 
     async def _next(self, batches: AsyncGenerator[EntryBatch, None], until_s: float | None) -> EntryBatch | None:
         """Return the next batch, None at the end. Raises TimedOut, and as the bucket does."""
         try:
-            async with asyncio.timeout(self._left_s(until_s)):
+            async with asyncio.timeout(seconds_left(self._clock, until_s)):
                 return await anext(batches, None)
         except TimeoutError:
             raise TimedOut("no result before the deadline", hint=LATE) from None
 
-    def _left_s(self, until_s: float | None) -> float | None:
-        """Return the seconds until the deadline, at least 0; None without one."""
-        return None if until_s is None else max(0.0, until_s - self._clock.monotonic())
+
+def _check_run(request: read_pb2.ReadRequest, plan: read_pb2.PlanReadResponse, run: read_pb2.PlannedRun) -> None:
+    """Raise OffloaderError for a run that does not follow, or of a segment that the plan does not have."""
+    first, wanted = from_position(run.first), from_position(request.first)
+    if request.HasField("first") and (first < wanted or (first.ledger_id == wanted.ledger_id and first != wanted)):
+        raise _unsound(f"{first} of {request.topic} in place of {wanted}")
+    if run.HasField("segment") and run.segment >= len(plan.segments):
+        raise _unsound(f"{first} of {request.topic} in a segment that it does not describe")
+
+
+def _behind(last: common_pb2.Position) -> Position:
+    return Position(last.ledger_id, last.entry_id + 1)
+
+
+def _unsound(planned: str) -> OffloaderError:
+    return OffloaderError(f"the daemon planned {planned}", hint="report this: a plan has each entry once, in order")

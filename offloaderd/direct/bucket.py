@@ -9,6 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 from offloaderd.core.clock import Clock, SystemClock
+from offloaderd.core.errors import Closed, CorruptData, InvalidInput
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, TopicName
 from offloaderd.daemon.log import quieted
@@ -26,6 +27,7 @@ from offloaderd.read.segments import SegmentOptions, SegmentReader
 MIB = 1024 * 1024
 OPTIONS = SegmentOptions(cache_bytes=64 * MIB, tables_bytes=16 * MIB, read_ahead_bytes=16 * MIB)
 """Memory of all direct reads of one client together."""
+PLAN = "the daemon's plan"
 
 
 class BucketReads:
@@ -51,14 +53,22 @@ class Sequence:
     ) -> AsyncGenerator[EntryBatch, None]:
         """Yield the entries of a request with both ends, which a segment holds, in batches as Read gives them framed.
 
-        Raises NotFound (BucketMissing for a bucket that the settings do not have), CorruptData, Denied, Transient.
+        Raises NotFound (BucketMissing for a bucket that the settings do not have), CorruptData, Denied, Transient, and
+        InvalidInput once the bucket was closed.
         """
-        topic, segment = TopicName.parse(request.topic), committed(stored, where="the daemon's plan")
-        ends, limit = (from_position(request.first), from_position(request.last)), request.batch_bytes or BATCH_BYTES
-        read = self.segments.read_framed(topic, segment, *ends, self.pace, bytes_max=limit)
-        async with aclosing(read) as batches:
-            async for batch in batches:
-                yield broker_entry.without_heads(batch) if request.client_bytes else batch.decoded()
+        topic, segment = TopicName.parse(request.topic), committed(stored, where=PLAN)
+        first, last = from_position(request.first), from_position(request.last)
+        if first > last or not segment.holds(first) or not segment.holds(last):
+            raise CorruptData(key=PLAN, offset=0, expected=f"entries of {segment.range}", found=f"{first} to {last}")
+        limit = min(request.batch_bytes or BATCH_BYTES, BATCH_BYTES)
+        read = self.segments.read_framed(topic, segment, first, last, self.pace, bytes_max=limit)
+        try:
+            async with aclosing(read) as batches:
+                async for batch in batches:
+                    yield broker_entry.without_heads(batch) if request.client_bytes else batch.decoded()
+        except Closed:
+            hint = "keep bucket_reads open until the last read has ended"
+            raise InvalidInput("the bucket of a direct read was closed", hint=hint) from None
 
 
 @asynccontextmanager

@@ -193,6 +193,8 @@ class TopicReader:
         signal = ChangeSignal() if follow else None
         stream = Stream(self._context, topic, signal, self.options.batch_bytes, entries_max=entries_max, framed=True)
         await stream.begin(first, last, priority)
+        if self.accounts is not None:
+            self.accounts.of(topic)
         return await stream.planned(PLANNED_MAX)
 
     def _count(self, batch: Entries, tier: Tier, why: Why) -> None:

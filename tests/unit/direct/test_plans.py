@@ -1,0 +1,341 @@
+"""Direct reads by plans that no longer hold, that are wrong, or that cannot be had."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from offloaderd.client import Position, TimedOut
+from offloaderd.client.channel import NotOffered
+from offloaderd.client.reading import DirectRead, Wanted, read_request
+from offloaderd.core.errors import BucketMissing
+from offloaderd.core.model import EntryBatch
+from offloaderd.core.names.patterns import Scope
+from offloaderd.core.quotas import Accounts
+from offloaderd.core.read_options import ReadPriority
+from offloaderd.direct.bucket import segments_of
+from offloaderd.protocol.v1 import common_pb2, read_pb2
+from offloaderd.read import reader
+from offloaderd.testing.faults import Faults, FaultyStore
+from tests.unit.broker_objects import BrokerLedger
+from tests.unit.direct.here import Here
+from tests.unit.read.build import TOPIC, Piece, make_read_rig, payload, payloads, put_segment
+from tests.unit.read.shelf import Shelf
+
+if TYPE_CHECKING:
+    from offloaderd.client import ReadAnswer
+    from offloaderd.ledgers.port import LedgerSource
+    from offloaderd.metadata.committed import CommittedSegment
+    from tests.unit.direct.here import Planned
+    from tests.unit.read.build import ReadRig
+
+LEDGERS = {3: 10, 4: 5, 5: 10}
+ALL = [(ledger, entry, payload(ledger, entry)) for ledger, count in LEDGERS.items() for entry in range(count)]
+
+
+async def segment(rig: ReadRig, number: int, *pieces: tuple[int, int, int]) -> CommittedSegment:
+    """Store a segment of pieces (ledger, first, last); ledgers 3 and 4 are closed."""
+    made = [
+        Piece(ledger, first, payloads(ledger, first, last), LEDGERS[ledger] if ledger < 5 else None)
+        for ledger, first, last in pieces
+    ]
+    return await put_segment(rig.store, made, segment_id=uuid.UUID(int=number))
+
+
+async def three_segments(source: LedgerSource | None = None) -> ReadRig:
+    """Return a topic that is all in the bucket: ledgers 3 to 5, in segments that cross the ends of two."""
+    rig = make_read_rig(source=source)
+    rig.map.enabled = True
+    rig.map.segments = [
+        await segment(rig, 1, (3, 0, 9)),
+        await segment(rig, 2, (4, 0, 4), (5, 0, 4)),
+        await segment(rig, 3, (5, 5, 9)),
+    ]
+    return rig
+
+
+async def test_segments_that_are_merged_after_the_plan() -> None:
+    """The daemon reads what the old objects no longer give."""
+    rig = await three_segments()
+    merged = await segment(rig, 9, (3, 0, 9), (4, 0, 4), (5, 0, 9))
+    here = Here(rig)
+
+    async def merge(plan: Planned) -> None:
+        for old in rig.map.segments[: len(plan.segments)]:
+            await rig.store.delete(old.keys.all)
+        rig.map.segments = [merged]
+
+    here.replan = merge
+    async with rig.reader:
+        assert await here.direct(Wanted()) == (ALL, "")
+
+
+@pytest.mark.parametrize("gone", [1, 2, 3])
+async def test_segments_that_retention_deletes_after_the_plan(gone: int) -> None:
+    """An error, as for any reader that comes too late, and not an entry behind the gap."""
+    rig = await three_segments()
+    here = Here(rig)
+
+    async def expire(plan: Planned) -> None:
+        del plan
+        for old in rig.map.segments[:gone]:
+            await rig.store.delete(old.keys.all)
+        rig.map.segments = rig.map.segments[gone:]
+
+    here.replan = expire
+    async with rig.reader:
+        found, error = await here.direct(Wanted())
+    assert (found, bool(error)) == ([], True)
+
+
+async def test_what_is_committed_after_the_plan_comes_from_the_bucket() -> None:
+    """Without a gap or a repetition where the daemon's buffer ended; a follower waits at the daemon."""
+    rig = await three_segments()
+    newest = rig.map.segments.pop()
+    rig.hot.add(EntryBatch(5, 5, payloads(5, 5, 9)), follows=Position(5, 4))
+    here = Here(rig)
+
+    async def commit(plan: Planned) -> None:
+        del plan
+        rig.map.segments = [*rig.map.segments[:2], newest]
+        rig.hot.clear()
+
+    here.replan = commit
+    async with rig.reader:
+        assert await here.direct(Wanted(follow=True, entries_max=len(ALL))) == (ALL, "")
+        assert not here.streams
+        assert len(here.plans) == 2
+
+
+@pytest.mark.parametrize("ledgers", [1, 2, 3])
+async def test_a_plan_that_is_full_at_the_end_of_the_range_is_complete(
+    ledgers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another plan from behind the end would be refused as a reversed range."""
+    rig = await three_segments()
+    monkeypatch.setattr(reader, "PLANNED_MAX", ledgers)
+    here = Here(rig)
+    last = Position(ledgers + 2, 4)
+    async with rig.reader:
+        found, error = await here.direct(Wanted(last=last))
+    assert (found[-1][:2], error, len(here.plans)) == (last, "", 1)
+
+
+RANGES = [
+    Wanted(),
+    Wanted(first=Position(3, 7)),
+    Wanted(last=Position(3, 7)),
+    Wanted(entries_max=5),
+    Wanted(entries_max=12),
+    Wanted(batch_bytes=10),
+    Wanted(client_bytes=True),
+]
+
+
+@pytest.mark.parametrize("wanted", RANGES, ids=str)
+async def test_ledgers_that_a_broker_offloaded(wanted: Wanted) -> None:
+    """They are read from the bucket as well, by their index."""
+    rig = make_read_rig()
+    rig.map.enabled = True
+    ledger = BrokerLedger(topic=TOPIC, ledger_id=3, object_id=uuid.UUID(int=77), payloads=payloads(3, 0, 9))
+    await ledger.put(rig.store)
+    rig.map.segments = [ledger.adopted, await segment(rig, 2, (4, 0, 4))]
+    here = Here(rig)
+    async with rig.reader:
+        assert await here.direct(wanted) == await here.through(wanted)
+        assert len(here.streams) == 1
+
+
+@pytest.mark.parametrize("priority", list(ReadPriority))
+@pytest.mark.parametrize("entries_max", [0, 12, 15, 17])
+async def test_entries_of_another_tier_between_those_of_the_bucket(priority: ReadPriority, entries_max: int) -> None:
+    """A source with the middle of the topic is read as the priority says, up to where the bucket goes on."""
+    shelf = Shelf()
+    rig = await three_segments(shelf)
+    shelf.put(4, payloads(4, 0, 4))
+    shelf.put(5, payloads(5, 0, 9), closed=False)
+    shelf.rotten.add((4, 2))
+    here, wanted = Here(rig), Wanted(read_priority=priority, entries_max=entries_max)
+    async with rig.reader:
+        assert await here.direct(wanted) == await here.through(wanted)
+        assert len(here.streams) == (1 if priority is ReadPriority.TIERED_STORAGE_FIRST else 2)
+
+
+class OneBucket(FaultyStore):
+    """A store that knows the bucket `bucket` alone."""
+
+    def at(self, bucket: str) -> OneBucket:
+        """See ObjectReader."""
+        if bucket != "bucket":
+            raise BucketMissing(f"bucket {bucket!r} is none of those that are worked with")
+        return self
+
+
+async def test_one_segment_in_a_bucket_that_the_settings_lack() -> None:
+    """The error comes behind the entries before it; with a copy in a known bucket there is none."""
+    rig = await three_segments()
+    rig.map.segments[1] = replace(rig.map.segments[1], bucket="elsewhere")
+    here, store = Here(rig), OneBucket(rig.store, Faults())
+    async with rig.reader:
+        found, error = await here.direct(Wanted(), store)
+        assert (found, here.streams) == (ALL[:10], [])
+        assert error.startswith("BucketMissing: bucket 'elsewhere'")
+        rig.map.segments[1] = replace(rig.map.segments[1], mirror=("bucket", rig.map.segments[1].prefix))
+        assert await here.direct(Wanted(), store) == (ALL, "")
+
+
+def planned(first: int, last: int, number: int | None = None, ledger: int = 3) -> read_pb2.PlannedRun:
+    """Return a run of a ledger."""
+    ends = (common_pb2.Position(ledger_id=ledger, entry_id=entry) for entry in (first, last))
+    return read_pb2.PlannedRun(**dict(zip(("first", "last"), ends, strict=True)), segment=number)
+
+
+@pytest.mark.parametrize(
+    ("number", "run", "message"),
+    [
+        (0, planned(0, 9, 7), "planned 3:0 of .* in a segment that it does not describe"),
+        (0, planned(5, 9, 0), "planned 3:5 of .* in place of 3:0"),
+        (1, planned(5, 9, 0), "planned 3:5 of .* in place of 3:10"),
+        (0, planned(0, 30, 0), "planned entries up to 3:30 of .*, and not all came"),
+        (0, planned(9, 3, 0), "planned 3:9 of .* in place of 3:0"),
+        (2, planned(5, 3, 2, ledger=5), r"the range 5:5\.\.5:3 is reversed"),
+        (0, planned(-1, 9, 0), "position 3:-1 is out of range"),
+    ],
+    ids=["segment", "behind", "before", "beyond", "reversed", "reversed in place", "negative"],
+)
+async def test_a_wrong_plan_is_not_believed(number: int, run: read_pb2.PlannedRun, message: str) -> None:
+    """No entry is left out, repeated or out of order: the read ends with an error."""
+    rig = await three_segments()
+    here = Here(rig)
+
+    async def spoil(plan: Planned) -> None:
+        plan.runs[number].CopyFrom(run)
+
+    here.replan = spoil
+    async with rig.reader:
+        found, error = await here.direct(Wanted(first=Position(3, 0)))
+    assert found == ALL[: len(found)]
+    assert re.search(message, error)
+
+
+@pytest.mark.parametrize("other", [1, 2])
+async def test_a_run_outside_its_segment_is_read_by_the_daemon(other: int) -> None:
+    """The segment's manifest alone would not show it."""
+    rig = await three_segments()
+    here = Here(rig)
+
+    async def swap(plan: Planned) -> None:
+        plan.runs[0].segment, plan.runs[other].segment = other, 0
+
+    here.replan = swap
+    async with rig.reader:
+        assert await here.direct(Wanted()) == (ALL, "")
+    assert len(here.streams) == 2
+
+
+async def test_a_plan_whose_entries_do_not_come_is_not_repeated_without_end() -> None:
+    """A daemon that plans entries and sends none."""
+    rig = await three_segments()
+    here = Here(rig)
+
+    async def none_in_the_bucket(plan: Planned) -> None:
+        assert len(here.plans) == 1
+        del plan.runs[1:]
+        plan.runs[0].CopyFrom(planned(0, 9))
+
+    class Silent(Here):
+        async def read_once(self, request: read_pb2.ReadRequest, timeout_s: float | None) -> Any:  # noqa: ANN401
+            del request, timeout_s
+            return
+            yield
+
+    here = Silent(rig)
+    here.replan = none_in_the_bucket
+    async with rig.reader:
+        found, error = await here.direct(Wanted())
+    assert (found, "not all came" in error) == ([], True)
+
+
+async def test_a_bucket_that_was_closed() -> None:
+    """It is the program's mistake: no daemon is asked again for it."""
+    rig = await three_segments()
+    async with rig.reader:
+        async with segments_of(rig.store, rig.clock) as bucket:
+            pass
+        found, error = await Here(rig).direct_of(bucket, Wanted())
+    assert (found, error) == ([], "InvalidInput: the bucket of a direct read was closed")
+
+
+async def test_a_daemon_of_an_older_release() -> None:
+    """It reads all, and a read that began with plans goes on there."""
+    rig = await three_segments()
+
+    class Older(Here):
+        async def plan_read(self, request: read_pb2.ReadRequest, timeout_s: float | None = None) -> Planned:
+            raise NotOffered("the daemon does not offer this call")
+
+    here = Older(rig)
+    async with rig.reader:
+        assert await here.direct(Wanted()) == (ALL, "")
+    assert len(here.streams) == 1
+
+
+async def test_no_call_is_made_behind_the_deadline() -> None:
+    """A deadline that has just passed is none of zero seconds, which would mean that of the client."""
+    rig = await three_segments()
+    here: Any = Here(rig)
+    async with rig.reader, segments_of(rig.store, rig.clock) as bucket:
+        attempt = DirectRead(here, bucket.sequence(), rig.clock).attempt
+        async with aclosing(attempt(read_request(TOPIC, Wanted(), framed=True), 0.0)) as answers:
+            with pytest.raises(TimedOut):
+                await anext(answers)
+    assert not here.plans
+
+
+async def test_a_namespace_that_is_read_by_plans_has_an_account() -> None:
+    """As by other reads: its quotas hold for the next call."""
+    rig = await three_segments()
+    accounts = rig.reader.accounts = Accounts(rig.clock, rig.metrics)
+    async with rig.reader:
+        await rig.reader.plan(TOPIC)
+    assert accounts.known(Scope(TOPIC.tenant, TOPIC.namespace)) is not accounts.nobody
+
+
+async def test_a_direct_read_that_is_left_leaves_no_task() -> None:
+    """Neither in the bucket nor at the daemon, wherever it waits."""
+    rig = await three_segments()
+    waiting = asyncio.Event()
+
+    class Silent(FaultyStore):
+        async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
+            if key.startswith(rig.map.segments[1].keys.data):
+                waiting.set()
+                await asyncio.Event().wait()
+            return await super().get(key, first, length)
+
+    here: Any = Here(rig)
+    async with rig.reader, segments_of(Silent(rig.store, Faults()), rig.clock) as bucket:
+        found: list[ReadAnswer] = []
+
+        async def read() -> None:
+            attempt = DirectRead(here, bucket.sequence(), rig.clock).attempt
+            async with aclosing(attempt(request, None)) as answers:
+                async for answer in answers:
+                    found.append(answer)
+                    request.first.ledger_id = answer.batch.ledger_id
+                    request.first.entry_id = answer.batch.last_entry_id + 1
+
+        request = read_request(TOPIC, Wanted(), framed=True)
+        reading = asyncio.ensure_future(read())  # noqa: TID251 - cancelled here
+        await waiting.wait()
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert reading.cancelled()
+        assert bucket._segments.pinned_bytes == 0
+    assert found
