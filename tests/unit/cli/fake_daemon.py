@@ -74,6 +74,7 @@ class FakeDaemon(
     held_back: read_pb2.HeldBack | None = None
     status: admin_pb2.StatusResponse = field(default_factory=admin_pb2.StatusResponse)
     positions: read_pb2.LastPositionsResponse = field(default_factory=read_pb2.LastPositionsResponse)
+    plan: read_pb2.PlanReadResponse = field(default_factory=read_pb2.PlanReadResponse)
     sought: read_pb2.SeekResponse = field(default_factory=read_pb2.SeekResponse)
     appended: list[bytes] = field(default_factory=list)
     rolled: int = 0
@@ -166,9 +167,9 @@ class FakeDaemon(
             yield read_pb2.ReadMessagesResponse(held_back=self.held_back)
 
     def PlanRead(self, request: read_pb2.ReadRequest, context: Any) -> read_pb2.PlanReadResponse:
-        """Nothing is in a bucket."""
+        """Answer with the plan; an empty one leaves all to Read."""
         self._seen(request, context)
-        return read_pb2.PlanReadResponse()
+        return self.plan
 
     def LastPositions(self, request: Any, context: Any) -> Any:
         """Answer with the positions."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import uuid
 from typing import TYPE_CHECKING
 
 import grpc
@@ -11,8 +12,14 @@ import pytest
 
 from offloaderd.cli.offloadctl.entries import encoder, message_encoder
 from offloaderd.core.model import EntryBatch
+from offloaderd.core.read_options import Tier
+from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.protocol.v1 import common_pb2, read_pb2
+from offloaderd.read.plan import Run
+from offloaderd.read.planned import plan_message
 from tests.unit.cli.fake_daemon import TOPIC, Failure
+from tests.unit.read.build import Piece, put_segment
+from tests.virtual import virtually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +72,44 @@ def test_read_as_hex_and_raw(ctl: Ctl, fake: FakeDaemon) -> None:
     fake.batches = [batch(4, b"ab", b"")]
     assert ctl("read", "orders", "--format", "hex").out == "7:4\t6162\n7:5\t\n"
     assert ctl("read", "orders", "--format", "raw").raw == b"ab"
+
+
+@pytest.fixture
+def settings_file(fake: FakeDaemon, tmp_path: Path) -> Path:
+    """The settings of a directory with entries 7:0 to 7:3 of the topic; the daemon plans those, and sends one more."""
+    objects = tmp_path / "objects"
+    objects.mkdir()
+    piece = Piece(7, 0, [b"a", b"b", b"c", b"d"])
+    segment = virtually(put_segment(FilesystemStore(objects), [piece], segment_id=uuid.UUID(int=1)))
+    fake.plan = plan_message([Run(Tier.OBJECTS, 7, 0, 3, segment)], complete=True)
+    fake.batches = [batch(0, b"sent")]
+    file = tmp_path / "offloaderd.toml"
+    file.write_text(f'[objects]\nkind = "filesystem"\ndirectory = "{objects}"\n')
+    return file
+
+
+def test_a_direct_read_takes_the_bucket_of_the_settings(ctl: Ctl, fake: FakeDaemon, settings_file: Path) -> None:
+    """The daemon is asked for its plan, and for no entry; without --direct it sends all."""
+    answer = ctl("read", "orders", "--direct", "--config", str(settings_file), "--max", "4")
+    assert (answer.code, answer.raw, answer.err) == (0, b"a\nb\nc\nd\n", "")
+    assert [type(one).__name__ for one in fake.requests] == ["LastPositionsRequest", "ReadRequest"]
+    assert (fake.requests[1].topic, fake.requests[1].entries_max) == (TOPIC, 4)
+    assert ctl("read", "orders", "--config", str(settings_file)).raw == b"sent\n"
+
+
+def test_a_direct_read_needs_the_settings_of_a_bucket(ctl: Ctl, fake: FakeDaemon) -> None:
+    """Before the daemon is asked."""
+    answer = ctl("read", "orders", "--direct")
+    assert answer.code == 2
+    assert "set objects.bucket" in answer.err
+    assert not fake.requests
+
+
+def test_a_direct_read_gives_no_messages(ctl: Ctl, settings_file: Path) -> None:
+    """Only the daemon unpacks them."""
+    answer = ctl("read", "orders", "--direct", "--messages", "--config", str(settings_file))
+    assert answer.code == 2
+    assert "the daemon unpacks --messages" in answer.err
 
 
 MESSAGES = [
