@@ -7,6 +7,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 
 from offloaderd.api.read import ReadService
@@ -54,6 +55,8 @@ class Service(ReadService):
     plans: list[read_pb2.ReadRequest]
     breaks = 0
     """Streams that break behind their first answer."""
+    older = False
+    """Whether it is of a release without plans."""
 
     async def Read(self, request: Any, context: Any) -> Any:  # noqa: N802, ANN401
         """Serve a range."""
@@ -66,6 +69,8 @@ class Service(ReadService):
 
     async def PlanRead(self, request: Any, context: Any) -> Any:  # noqa: N802, ANN401
         """Plan a range."""
+        if self.older:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         self.plans.append(request)
         return await super().PlanRead(request, context)
 
@@ -294,6 +299,37 @@ async def test_a_broken_stream_goes_on_by_a_new_plan() -> None:
         assert await here.read(batch_bytes=1) == expected
         begins = [(one.first.ledger_id, one.first.entry_id) for one in here.service.plans if one.HasField("first")]
         assert begins == [(4, 8), (4, 9)]
+
+
+async def test_a_daemon_of_an_older_release() -> None:
+    """It sends all; a read that began with plans goes on there."""
+    async with site() as here:
+        expected = await here.read(direct=False)
+        here.service.reads.clear()
+        here.service.older = True
+        assert await here.read() == expected
+        assert len(here.service.reads) == 1
+        here.service.older, here.service.breaks = False, 1
+        found: list[tuple[int, int, bytes]] = []
+        async with aclosing(here.client.read("orders", direct=here.bucket, ahead=1, batch_bytes=1)) as answers:
+            async for answer in answers:
+                found += flat([answer.batch])
+                here.service.older = True
+        assert found == expected
+
+
+async def test_two_reads_of_one_bucket_at_a_time() -> None:
+    """Each gets all; one that is left early does not disturb the other."""
+    async with site() as here:
+        expected = await here.read(direct=False)
+        one, other, left = (here.client.read("orders", direct=here.bucket, batch_bytes=1) for _ in range(3))
+        async with aclosing(one), aclosing(other), aclosing(left):
+            await anext(left)
+            found = [[(await anext(each)).batch] for each in (one, other)]
+            await left.aclose()
+            for batches, each in zip(found, (one, other), strict=True):
+                batches += [answer.batch async for answer in each]
+        assert [flat(batches) for batches in found] == [expected, expected]
 
 
 def segment(number: int, slices: list[tuple[int, int, int]], **other: Any) -> CommittedSegment:  # noqa: ANN401

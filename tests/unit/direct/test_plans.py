@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from offloaderd.client import Position, TimedOut
-from offloaderd.client.channel import NotOffered
 from offloaderd.client.reading import DirectRead, Wanted, read_request
 from offloaderd.core.errors import BucketMissing
-from offloaderd.core.model import EntryBatch
+from offloaderd.core.model import EntryBatch, HistoryOrder, Loss
 from offloaderd.core.names.patterns import Scope
 from offloaderd.core.quotas import Accounts
 from offloaderd.core.read_options import ReadPriority
 from offloaderd.direct.bucket import segments_of
+from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.protocol.v1 import common_pb2, read_pb2
 from offloaderd.read import reader
 from offloaderd.testing.faults import Faults, FaultyStore
@@ -167,6 +167,32 @@ async def test_entries_of_another_tier_between_those_of_the_bucket(priority: Rea
         assert len(here.streams) == (1 if priority is ReadPriority.TIERED_STORAGE_FIRST else 2)
 
 
+@pytest.mark.parametrize("runs_max", [1, 2, 1000])
+@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize("what", ["lost", "unfinished", "unknown"])
+async def test_an_error_in_the_range_comes_behind_the_entries_before_it(
+    what: str, follow: bool, runs_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss, history that is not offloaded yet, and a ledger that is gone end a plan, and then the read."""
+    rig = await three_segments()
+    monkeypatch.setattr(reader, "PLANNED_MAX", runs_max)
+    first, second = await segment(rig, 1, (3, 0, 9)), await segment(rig, 2, (4, 0, 1))
+    third = await segment(rig, 3, (5, 5, 9))
+    rig.map.segments = [first, second, third]
+    if what == "lost":
+        rig.map.losses = (Loss(Position(4, 1), Position(5, 5), 8),)
+    elif what == "unfinished":
+        rig.map.history = HistoryPlan(
+            boundary=5, first=3, last=Position(4, 4), order=HistoryOrder.ALONGSIDE, worker=Worker.DAEMON,
+            planned_ms=1, epoch=1, daemon_id="d", entries=15, payload_bytes=1,
+        )  # fmt: skip
+    here, wanted = Here(rig), Wanted(follow=follow)
+    async with rig.reader:
+        found, error = await here.direct(wanted)
+        assert (found, error) == await here.through(wanted)
+    assert (found, error.partition(":")[0]) == (ALL[:12], "EntriesLost" if what == "lost" else "EntriesMissing")
+
+
 class OneBucket(FaultyStore):
     """A store that knows the bucket `bucket` alone."""
 
@@ -270,20 +296,6 @@ async def test_a_bucket_that_was_closed() -> None:
             pass
         found, error = await Here(rig).direct_of(bucket, Wanted())
     assert (found, error) == ([], "InvalidInput: the bucket of a direct read was closed")
-
-
-async def test_a_daemon_of_an_older_release() -> None:
-    """It reads all, and a read that began with plans goes on there."""
-    rig = await three_segments()
-
-    class Older(Here):
-        async def plan_read(self, request: read_pb2.ReadRequest, timeout_s: float | None = None) -> Planned:
-            raise NotOffered("the daemon does not offer this call")
-
-    here = Older(rig)
-    async with rig.reader:
-        assert await here.direct(Wanted()) == (ALL, "")
-    assert len(here.streams) == 1
 
 
 async def test_no_call_is_made_behind_the_deadline() -> None:
