@@ -187,8 +187,8 @@ class TopicReader:
     ) -> tuple[list[Run], bool]:
         """Return where the first entries of a range are, and whether that is all of it, for a reader of the bucket.
 
-        The runs follow each other without a gap, and end with one of the bucket; there are none if the first entries
-        are not in the bucket, nor before entries that are. At most PLANNED_MAX. Raises as `read`.
+        The runs follow each other without a gap, and end with one of the bucket, before entries of the buffer; there
+        are none if none of the bucket comes before those. At most PLANNED_MAX. Raises as `read`.
         """
         signal = ChangeSignal() if follow else None
         stream = Stream(self._context, topic, signal, self.options.batch_bytes, entries_max=entries_max, framed=True)

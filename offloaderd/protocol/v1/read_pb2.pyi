@@ -265,11 +265,11 @@ class PlanReadResponse(_message.Message):
     SEGMENTS_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
     complete: _builtins.bool
-    """The range ends with the last run. Else plan again, from behind that run."""
+    """The range ends with the last run. Else plan again, from behind that run: the next one may have none."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedRun]:
-        """Parts of the range without a gap between them, from its first entry on. None: Read has to serve the range, since its
-        first entries are not in the bucket, or cannot be read.
+        """Parts of the range without a gap between them, from its first entry on. None, unless the range is empty (complete):
+        Read has to serve it, since no entries of the bucket come before those of the buffer, or the first cannot be read.
         """
 
     @_builtins.property
