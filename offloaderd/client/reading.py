@@ -124,7 +124,8 @@ class Wanted(TypedDict, total=False):
 class Reading:
     """The read of a range, over as many streams as needed.
 
-    `attempt` opens a stream; `newest` returns the newest entry; None: only one stream is opened.
+    `attempt` opens a stream; `newest` returns the newest entry, None if the read is to end with what is behind it. No
+    `newest`: only one stream is opened.
     """
 
     def __init__(
@@ -165,7 +166,10 @@ class Reading:
                 return
 
     async def _fix_end(self) -> None:
-        """Let the range end at what is the newest entry now; an empty topic, or one that ends before, has no end."""
+        """Let the range end at what is the newest entry now.
+
+        An empty topic has no end, nor one that ends before the range, or in what cannot be read.
+        """
         if self._bounded or self._newest is None:
             return
         newest = await self._newest()
@@ -319,9 +323,9 @@ class EntryCalls(Calls):
                 yield ReadAnswer(*decoded_read_response(message, where=where))
 
     async def _newest(self, topic: TopicName | str) -> common_pb2.Position | None:
-        """Return the newest entry that can be read now."""
+        """Return the newest entry that can be read now; None if a read has to come to an error behind it."""
         found = await self.last_positions(topic)
-        return found.confirmed if found.HasField("confirmed") else None
+        return found.confirmed if found.HasField("confirmed") and not found.ends_in_gap else None
 
 
 class DirectRead:

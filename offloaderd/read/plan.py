@@ -81,6 +81,11 @@ class TopicView:
         """Whether no tier has anything of the topic: it is empty, or unknown."""
         return not (self.segments or self.source or self.hot or self.floor or self.gaps)
 
+    @property
+    def ends_in_gap(self) -> bool:
+        """Whether more may follow the newest entry that cannot be read."""
+        return bool(self.gaps) and self.gaps[-1].before is None
+
     def ledger(self, ledger_id: int) -> SourceLedger | None:
         """Return a ledger of the source; None without it."""
         at = bisect_left(self.source, ledger_id, key=lambda one: one.ledger_id)
@@ -180,8 +185,7 @@ def checked_range(
     for bound in (first, last):
         if bound is not None and bound < oldest:
             raise EntriesMissing(f"position {bound} is older than all stored entries", hint=f"the oldest is {oldest}")
-    ends_in_gap = bool(view.gaps) and view.gaps[-1].before is None
-    return first or oldest, last if last is not None or follow or ends_in_gap else newest
+    return first or oldest, last if last is not None or follow or view.ends_in_gap else newest
 
 
 def _only_offloaded(view: TopicView, refused: IdentityRefused, first: Position | None, last: Position | None) -> None:

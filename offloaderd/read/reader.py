@@ -67,13 +67,14 @@ class ReadOptions:
 
 
 class LastPositions(NamedTuple):
-    """The ends of a topic, in all and by tier; None without entries."""
+    """The ends of a topic, in all and by tier; None without entries. `ends_in_gap` is that of TopicView."""
 
     first: Position | None
     confirmed: Position | None
     offloaded: Position | None
     buffered_first: Position | None
     buffered_last: Position | None
+    ends_in_gap: bool = False
 
 
 class TopicReader:
@@ -215,6 +216,7 @@ class TopicReader:
             offloaded=view.segments[-1].range.end if view.segments else view.floor,
             buffered_first=view.hot[0] if view.hot else None,
             buffered_last=view.hot[1] if view.hot else None,
+            ends_in_gap=view.ends_in_gap,
         )
 
     async def priority(self, topic: TopicName) -> ReadPriority:

@@ -655,6 +655,9 @@ class LastPositionsResponse(_message.Message):
     OFFLOADED_FIELD_NUMBER: _builtins.int
     BUFFERED_FIRST_FIELD_NUMBER: _builtins.int
     BUFFERED_LAST_FIELD_NUMBER: _builtins.int
+    ENDS_IN_GAP_FIELD_NUMBER: _builtins.int
+    ends_in_gap: _builtins.bool
+    """more may follow that cannot be read: a read without an end ends with that error"""
     @_builtins.property
     def first(self) -> _common_pb2.Position:
         """oldest readable entry; unset when the topic is empty"""
@@ -679,10 +682,11 @@ class LastPositionsResponse(_message.Message):
         offloaded: _common_pb2.Position | None = ...,
         buffered_first: _common_pb2.Position | None = ...,
         buffered_last: _common_pb2.Position | None = ...,
+        ends_in_gap: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["buffered_first", b"buffered_first", "buffered_last", b"buffered_last", "confirmed", b"confirmed", "first", b"first", "offloaded", b"offloaded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffered_first", b"buffered_first", "buffered_last", b"buffered_last", "confirmed", b"confirmed", "first", b"first", "offloaded", b"offloaded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffered_first", b"buffered_first", "buffered_last", b"buffered_last", "confirmed", b"confirmed", "ends_in_gap", b"ends_in_gap", "first", b"first", "offloaded", b"offloaded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,7 +20,7 @@ from offloaderd.core.errors import (
     OffloaderError,
     Transient,
 )
-from offloaderd.core.model import EntryBatch, OffloadMethod
+from offloaderd.core.model import EntryBatch, Gap, OffloadMethod
 from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.direct import BucketReads
 from offloaderd.direct.bucket import segments_of
@@ -184,6 +184,26 @@ async def test_errors_are_those_of_the_daemon(wanted: dict[str, Any]) -> None:
         with pytest.raises(OffloaderError) as through:
             await here.read(direct=False, resume_s=0, **wanted)
         assert (type(direct.value), direct.value.message) == (type(through.value), through.value.message)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("resume_s", [0, 60])
+async def test_a_topic_that_ends_in_a_gap(direct: bool, resume_s: int) -> None:
+    """Entries that cannot be read may follow: the read says so behind the last that can be."""
+    rig = make_read_rig()
+    await stored(rig, (3, 0, 9))
+    rig.map.gaps = (Gap(Position(3, 9), None, "a manifest is damaged"),)
+    async with site(rig) as here:
+        found: list[tuple[int, int, bytes]] = []
+
+        async def read() -> None:
+            bucket = here.bucket if direct else None
+            async for answer in here.client.read("orders", direct=bucket, resume_s=resume_s):
+                found.extend(flat([answer.batch]))
+
+        with pytest.raises(EntriesMissing, match="a manifest is damaged"):
+            await read()
+        assert len(found) == 10
 
 
 async def test_a_long_range_is_planned_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

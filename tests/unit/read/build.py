@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import google_crc32c
 
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.model import EntryBatch, Loss, Position, TopicName
+from offloaderd.core.model import EntryBatch, Gap, Loss, Position, TopicName
 from offloaderd.core.retry import RetryPolicy
 from offloaderd.format import manifest_bytes, v2
 from offloaderd.format.chunks import checksums, sparse_positions
@@ -188,12 +188,13 @@ class Map:
     looks: int = 0
     losses: tuple[Loss, ...] = ()
     history: HistoryPlan | None = None
+    gaps: tuple[Gap, ...] = ()
 
     async def topic_map(self, topic: TopicName) -> TopicMap:
         """Return the segments as they are now."""
         self.looks += 1
         await asyncio.sleep(0)  # noqa: TID251 - a real store takes a turn
-        return TopicMap(topic, tuple(self.segments), losses=self.losses, history=self.history)
+        return TopicMap(topic, tuple(self.segments), losses=self.losses, history=self.history, gaps=self.gaps)
 
     async def of(self, topic: TopicName) -> Effective:
         """Return the policy if the topic is enabled."""

@@ -180,7 +180,7 @@ async def test_topics_known_only_through_the_bucket_are_readable() -> None:
         async with rig.reader:
             assert await collect(rig) == (run(3, 0, 9) + run(5, 0, 3), [Tier.OBJECTS])
             positions = await rig.reader.last_positions(TOPIC)
-        assert positions == (Position(3, 0), Position(5, 3), Position(5, 3), None, None)
+        assert positions == (Position(3, 0), Position(5, 3), Position(5, 3), None, None, False)
 
 
 async def test_a_source_that_is_away_matters_only_where_it_is_needed() -> None:
@@ -293,7 +293,7 @@ async def test_unknown_and_empty_topics() -> None:
                 await rig.reader.last_positions(TOPIC)
             rig.map.enabled = True
             assert await collect(rig) == ([], [])
-            assert await rig.reader.last_positions(TOPIC) == (None, None, None, None, None)
+            assert await rig.reader.last_positions(TOPIC) == (None, None, None, None, None, False)
             with pytest.raises(OutOfRange):
                 await collect(rig, first=Position(0, 0))
     rig = make_read_rig(source=Shelf())
@@ -476,7 +476,7 @@ async def test_positions_of_all_tiers() -> None:
     rig, _ = await three_tiers()
     async with rig.reader:
         found = await rig.reader.last_positions(TOPIC)
-    assert found == (Position(3, 0), Position(5, 7), Position(5, 3), Position(5, 6), Position(5, 7))
+    assert found == (Position(3, 0), Position(5, 7), Position(5, 3), Position(5, 6), Position(5, 7), False)
 
 
 async def test_a_tier_that_gives_other_entries_is_not_believed() -> None:
