@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from offloaderd.client import Position, TimedOut
+from offloaderd.client import Goal, Position, SeekKind, TimedOut
 from offloaderd.client.reading import DirectRead, Wanted, read_request
-from offloaderd.core.errors import BucketMissing
+from offloaderd.core.errors import BucketMissing, NotFound, Transient
 from offloaderd.core.model import EntryBatch, HistoryOrder, Loss
 from offloaderd.core.names.patterns import Scope
 from offloaderd.core.quotas import Accounts
@@ -29,9 +29,13 @@ from tests.unit.read.build import TOPIC, Piece, make_read_rig, payload, payloads
 from tests.unit.read.shelf import Shelf
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from offloaderd.client import ReadAnswer
+    from offloaderd.core.errors import OffloaderError
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.testing.memory.objects import MemoryStore
     from tests.unit.direct.here import Planned
     from tests.unit.read.build import ReadRig
 
@@ -74,6 +78,59 @@ async def test_segments_that_are_merged_after_the_plan() -> None:
     here.replan = merge
     async with rig.reader:
         assert await here.direct(Wanted()) == (ALL, "")
+
+
+class Spoilt(FaultyStore):
+    """A store whose reads of one object fail, or that gives it with other last bytes."""
+
+    def __init__(self, store: MemoryStore, key: str, error: OffloaderError | None = None) -> None:
+        super().__init__(store, Faults())
+        self._key = key
+        self._error = error
+
+    async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
+        """See ObjectReader."""
+        if key == self._key and self._error is not None:
+            raise self._error
+        return await super().get(key, first, length)
+
+    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """See ObjectReader."""
+        found: Sequence[bytes] = await super().get_pieces(key, first, lengths)
+        if key != self._key:
+            return found
+        if self._error is not None:
+            raise self._error
+        return [*found[:-1], bytes(len(found[-1]))]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+async def test_a_bucket_that_is_away_where_all_was_planned(number: int) -> None:
+    """The plan is complete, and the read is not: the daemon reads the rest."""
+    rig = await three_segments()
+    here, store = Here(rig), Spoilt(rig.store, rig.map.segments[number].keys.data, Transient("no route"))
+    async with rig.reader:
+        assert await here.direct(Wanted(), store) == (ALL, "")
+    assert len(here.streams) == 1
+    assert not here.streams[0].HasField("last") or here.streams[0].last.entry_id == 9
+
+
+async def test_a_segment_that_breaks_behind_the_end_of_a_ledger() -> None:
+    """The daemon reads on in the ledger that broke, and waits for nothing behind the segment."""
+    rig = await three_segments()
+    here, store = Here(rig), Spoilt(rig.store, rig.map.segments[1].keys.data)
+    async with rig.reader:
+        assert await here.direct(Wanted(follow=True, entries_max=len(ALL)), store) == (ALL, "")
+    (stream,) = here.streams
+    assert (stream.first.ledger_id, stream.last.ledger_id, stream.last.entry_id, stream.follow) == (5, 5, 4, False)
+
+
+async def test_a_read_from_a_seek_whose_first_segment_the_bucket_does_not_give() -> None:
+    """The daemon reads from the position that it found, and seeks no second time."""
+    rig = await three_segments()
+    here, store = Here(rig), Spoilt(rig.store, rig.map.segments[0].keys.data, NotFound("no object"))
+    async with rig.reader:
+        assert await here.direct(Wanted(seek=Goal(SeekKind.SEQUENCE, 7)), store) == (ALL[7:], "")
 
 
 @pytest.mark.parametrize("gone", [1, 2, 3])
