@@ -300,6 +300,20 @@ async def test_new_entries_are_followed() -> None:
         assert found[-2:] == [(4, 12 + at, data) for at, data in enumerate(payloads(4, 12, 13))]
 
 
+@pytest.mark.parametrize("resume_s", [0, 60])
+async def test_the_end_is_the_newest_entry_of_the_call(resume_s: int) -> None:
+    """What comes while the bucket is read is not in the range."""
+    async with site() as here:
+        found: list[tuple[int, int, bytes]] = []
+        reading = here.client.read("orders", direct=here.bucket, resume_s=resume_s, ahead=1, batch_bytes=1)
+        async with aclosing(reading) as answers:
+            async for answer in answers:
+                if not found:
+                    here.rig.hot.add(EntryBatch(4, 12, payloads(4, 12, 13)), follows=Position(4, 11))
+                found += flat([answer.batch])
+        assert found[-1][:2] == (4, 11)
+
+
 async def test_the_metadata_of_brokers_is_left_out_as_asked() -> None:
     """client_bytes is the same from the bucket and from the daemon."""
     rig = make_read_rig()

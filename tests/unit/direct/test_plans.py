@@ -13,7 +13,7 @@ import pytest
 
 from offloaderd.client import Goal, Position, SeekKind, TimedOut
 from offloaderd.client.reading import DirectRead, Wanted, read_request
-from offloaderd.core.errors import BucketMissing, NotFound, Transient
+from offloaderd.core.errors import Archived, BucketMissing, NotFound, Transient
 from offloaderd.core.model import EntryBatch, HistoryOrder, Loss
 from offloaderd.core.names.patterns import Scope
 from offloaderd.core.quotas import Accounts
@@ -113,6 +113,15 @@ async def test_a_bucket_that_is_away_where_all_was_planned(number: int) -> None:
         assert await here.direct(Wanted(), store) == (ALL, "")
     assert len(here.streams) == 1
     assert not here.streams[0].HasField("last") or here.streams[0].last.entry_id == 9
+
+
+async def test_an_object_in_an_archive_is_left_to_the_daemon() -> None:
+    """It may be readable from another place or tier there; the right to read it is not what is missing."""
+    rig = await three_segments()
+    here, store = Here(rig), Spoilt(rig.store, rig.map.segments[1].keys.data, Archived("it is in an archive"))
+    async with rig.reader:
+        assert await here.direct(Wanted(), store) == (ALL, "")
+    assert [one.last.entry_id for one in here.streams] == [4]
 
 
 async def test_a_segment_that_breaks_behind_the_end_of_a_ledger() -> None:
