@@ -28,7 +28,14 @@ async def check(world: World, runs_max: int, ends: tuple[bool, bool]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reader, "PLANNED_MAX", runs_max)
         async with checked.rig.reader:
-            assert await here.direct(wanted) == await here.through(wanted)
+            direct, through = await here.direct(wanted), await here.through(wanted)
+    # Where two tiers fail, another stream may have tried the other one first, and so name its error.
+    assert (direct[0], kind(direct[1])) == (through[0], kind(through[1]))
+
+
+def kind(error: str) -> str:
+    """Return the type of an error, empty without one."""
+    return error.partition(":")[0]
 
 
 @given(worlds(), st.sampled_from([1, 2, 3, 1000]), st.tuples(st.booleans(), st.booleans()))
