@@ -137,6 +137,14 @@ async def test_the_bucket_gives_what_it_has_and_the_daemon_the_rest() -> None:
         assert [(one.first.ledger_id, one.first.entry_id) for one in here.service.reads] == [(4, 8)]
 
 
+async def test_answers_of_the_bucket_are_as_large_as_asked() -> None:
+    """As those of the daemon: one entry at least."""
+    async with site() as here:
+        for batch_bytes, largest in ((1, 1), (0, 3)):
+            answers = here.client.read("orders", direct=here.bucket, last="3:9", batch_bytes=batch_bytes)
+            assert max([answer.batch.count async for answer in answers]) == largest
+
+
 RANGES: list[dict[str, Any]] = [
     {},
     {"first": Position(3, 4), "last": Position(3, 4)},
