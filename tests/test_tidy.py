@@ -350,7 +350,7 @@ def test_the_format_does_no_io() -> None:
 
 def test_a_package_goes_by_its_own_settings() -> None:
     """What is set for another package is its business; only who puts packages together knows all settings."""
-    above = ("cli", "daemon", "drill", "processes", "spark", "standalone", "testing")
+    above = ("cli", "daemon", "direct", "drill", "processes", "spark", "standalone", "testing")
     lent = {("ledgers", "bookkeeper")}  # the source of managed ledgers follows them as the section of bookies says
     wrong = []
     for name in (one for one in sources() if one.startswith("offloaderd/")):
