@@ -25,7 +25,7 @@ from offloaderd.read import reader
 from offloaderd.testing.faults import Faults, FaultyStore
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.direct.here import Here
-from tests.unit.read.build import TOPIC, Piece, make_read_rig, payload, payloads, put_segment
+from tests.unit.read.build import TOPIC, Piece, make_read_rig, payload, payloads, put_segment, turns
 from tests.unit.read.shelf import Shelf
 
 if TYPE_CHECKING:
@@ -177,6 +177,21 @@ async def test_what_is_committed_after_the_plan_comes_from_the_bucket() -> None:
         assert await here.direct(Wanted(follow=True, entries_max=len(ALL))) == (ALL, "")
         assert not here.streams
         assert len(here.plans) == 2
+
+
+@pytest.mark.parametrize("empty", [True, False])
+async def test_a_follower_waits_behind_the_bucket(empty: bool) -> None:
+    """Where all is planned, or nothing is there yet, the read is not at its end."""
+    rig = await three_segments()
+    before = [] if empty else ALL
+    rig.map.segments = [] if empty else rig.map.segments
+    here = Here(rig)
+    async with rig.reader, asyncio.TaskGroup() as group:
+        reading = group.create_task(here.direct(Wanted(follow=True, entries_max=len(before) + 1)))
+        while not here.streams and not reading.done():
+            await turns()
+        rig.hot.add(EntryBatch(5, 10, [b"new"]), follows=Position(5, 9))
+    assert reading.result() == ([*before, (5, 10, b"new")], "")
 
 
 @pytest.mark.parametrize("ledgers", [1, 2, 3])
