@@ -337,6 +337,8 @@ class DirectRead:
         self._clock = clock
         self._away = False
         """Whether the bucket did not answer, so that the daemon reads the rest."""
+        self._stale = False
+        """Whether the bucket lacks a segment of the plan."""
 
     async def attempt(self, request: read_pb2.ReadRequest, timeout_s: float | None) -> AsyncGenerator[ReadAnswer, None]:
         """Yield the entries of a request, which the caller moves behind each answer. Raises as `EntryCalls.read`."""
@@ -347,22 +349,33 @@ class DirectRead:
             except NotOffered as error:
                 log.warning("the daemon reads all of %s: %s", request.topic, error)
                 break
-            for run in plan.runs:
-                _check_run(request, plan, run)
-                async with aclosing(self._run(request, plan, run, until_s)) as answers:
-                    async for answer in answers:
-                        yield answer
-                if self._away:
-                    break
-                if from_position(request.first) != _behind(run.last):
-                    raise _unsound(f"entries up to {position_text(run.last)} of {request.topic}, and not all came")
-            if plan.complete and not self._away:
+            async with aclosing(self._runs(request, plan, until_s)) as answers:
+                async for answer in answers:
+                    yield answer
+            if plan.complete and (not plan.runs or _is_behind(request, plan.runs[-1])):
                 return
             if not plan.runs:
                 break
         async with aclosing(self._daemon.read_once(request, seconds_left(self._clock, until_s))) as answers:
             async for answer in answers:
                 yield answer
+
+    async def _runs(
+        self, request: read_pb2.ReadRequest, plan: read_pb2.PlanReadResponse, until_s: float | None
+    ) -> AsyncGenerator[ReadAnswer, None]:
+        """Yield the entries of a plan, up to the first segment that is not there any more: others may be gone, too."""
+        self._stale = False
+        for run in plan.runs:
+            _check_run(request, plan, run)
+            async with aclosing(self._run(request, plan, run, until_s)) as answers:
+                async for answer in answers:
+                    yield answer
+            if self._away:
+                return
+            if not _is_behind(request, run):
+                raise _unsound(f"entries up to {position_text(run.last)} of {request.topic}, and not all came")
+            if self._stale:
+                return
 
     async def _run(
         self,
@@ -389,7 +402,7 @@ class DirectRead:
                 if isinstance(error, BucketMissing | TimedOut):
                     raise
                 log.warning("the daemon reads segment %s of %s: %s", stored.segment_id, request.topic, error)
-                self._away = isinstance(error, Transient)
+                self._away, self._stale = isinstance(error, Transient), isinstance(error, NotFound)
             else:
                 return
             if self._away:
@@ -416,8 +429,9 @@ def _check_run(request: read_pb2.ReadRequest, plan: read_pb2.PlanReadResponse, r
         raise _unsound(f"{first} of {request.topic} in a segment that it does not describe")
 
 
-def _behind(last: common_pb2.Position) -> Position:
-    return Position(last.ledger_id, last.entry_id + 1)
+def _is_behind(request: read_pb2.ReadRequest, run: read_pb2.PlannedRun) -> bool:
+    """Whether a request has moved behind a run."""
+    return from_position(request.first) == Position(run.last.ledger_id, run.last.entry_id + 1)
 
 
 def _unsound(planned: str) -> OffloaderError:

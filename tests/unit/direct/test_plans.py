@@ -65,12 +65,13 @@ async def three_segments(source: LedgerSource | None = None) -> ReadRig:
 
 
 async def test_segments_that_are_merged_after_the_plan() -> None:
-    """The daemon reads what the old objects no longer give."""
+    """The daemon reads what the first of the old objects would give; then the next plan has the segment of now."""
     rig = await three_segments()
     merged = await segment(rig, 9, (3, 0, 9), (4, 0, 4), (5, 0, 9))
     here = Here(rig)
 
     async def merge(plan: Planned) -> None:
+        here.replan = None
         for old in rig.map.segments[: len(plan.segments)]:
             await rig.store.delete(old.keys.all)
         rig.map.segments = [merged]
@@ -78,6 +79,7 @@ async def test_segments_that_are_merged_after_the_plan() -> None:
     here.replan = merge
     async with rig.reader:
         assert await here.direct(Wanted()) == (ALL, "")
+    assert (len(here.plans), len(here.streams)) == (2, 1)
 
 
 class Spoilt(FaultyStore):
