@@ -1,5 +1,7 @@
 """`spark.read.format("offload")`: committed segments as a table, read from the bucket without any broker or daemon.
 
+With `live=true` the table ends with the newest entry: a daemon is asked for those that no segment has.
+
     from offloaderd.spark.source import register
     register(spark)
     spark.read.format("offload").option("objects.bucket", "pulsar-offload").load("public/default/orders")
@@ -84,10 +86,16 @@ class SegmentSource(DataSource):
 
     @brief
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return a reader that follows new segments."""
+        """Return a reader that follows new segments. Raises InvalidConfig for live ends, which only a query has."""
         from offloaderd.spark.stream import SegmentsStream  # noqa: PLC0415
 
-        return SegmentsStream(self._parsed(), schema)
+        options = self._parsed()
+        if options.live is not None:
+            raise InvalidConfig(
+                "live=true: only for a query (spark.read), a stream has what is committed",
+                hint="leave live and address away; the topic's policy says when entries are committed",
+            )
+        return SegmentsStream(options, schema)
 
 
 class SegmentsReader(DataSourceReader):

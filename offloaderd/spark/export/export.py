@@ -126,6 +126,7 @@ def _parsed(options: Mapping[str, str]) -> SourceOptions:
         (parsed.step is not None, "offsets", "an export knows itself where it ended; start and end bound it"),
         (parsed.start is Start.LATEST, "start=latest", "write start=LEDGER:ENTRY"),
         (parsed.trigger_bytes is not None, "max_bytes_per_trigger", "round_bytes limits what an export takes"),
+        (parsed.live is not None, "live", "an export takes what is committed, each entry once"),
     ):
         if given:
             raise InvalidConfig(f"{name}: not for an export", hint=hint)

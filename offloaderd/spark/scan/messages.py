@@ -25,11 +25,10 @@ from offloaderd.format.pulsar.messages import (
     decode_entry,
 )
 from offloaderd.format.pulsar.transactions import TransactionState
-from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.spark.scan.columns import BatchRows, Row
 from offloaderd.spark.scan.query import Extent
 from offloaderd.spark.scan.segments import LateReader, Run, extents_of
-from offloaderd.spark.scan.share import BrokenSegment, Condition, Piece, broken
+from offloaderd.spark.scan.share import BrokenSegment, Condition, Piece, Segment, broken
 from offloaderd.spark.scan.transactions import OutcomeUnknown, PieceOutcomes
 
 ROWS_MAX = 10_000
@@ -191,9 +190,7 @@ class Messages:
                 raise broken(piece.topic, segment, f"before {at}", error) from error
         return found
 
-    async def _instead(
-        self, topic: TopicName, segment: CommittedSegment, at: Position, error: NotFound
-    ) -> list[CommittedSegment]:
+    async def _instead(self, topic: TopicName, segment: Segment, at: Position, error: NotFound) -> list[Segment]:
         """Return the segments that now have a deleted one's entries before a position. Raises BrokenSegment."""
         found = []
         for run in await self._reader.locate(topic, Run(segment, segment.begin, min(segment.end, at)), error):
@@ -203,14 +200,14 @@ class Messages:
         return found
 
     async def _chunks(
-        self, topic: TopicName, segment: CommittedSegment, extent: Extent, at: Position, name: str
+        self, topic: TopicName, segment: Segment, extent: Extent, at: Position, name: str
     ) -> AsyncGenerator[Message, None]:
         """Yield the chunks of one message in an extent, before a position."""
         upto = extent.last_entry_id
         if extent.ledger_id == at.ledger_id:
             upto = min(upto, at.entry_id - 1)
         first, last = Position(extent.ledger_id, extent.first_entry_id), Position(extent.ledger_id, upto)
-        async with aclosing(self._reader.segments.read(topic, segment, first, last)) as batches:
+        async with aclosing(self._reader.direct(topic, segment, first, last)) as batches:
             async for batch in batches:
                 for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
                     one = decode_entry(Position(batch.ledger_id, entry_id), payload)[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from offloaderd.core.units import parse_bytes
 from offloaderd.daemon.settings import Settings, check
 from offloaderd.spark.scan.columns import checked_schema, full_schema
 from offloaderd.spark.scan.query import EntryQuery, parsed, to_ms
-from offloaderd.spark.scan.share import EVERYTHING, Condition, Metadata, Task, packed
+from offloaderd.spark.scan.share import EVERYTHING, Condition, Daemon, Metadata, Task, packed
 from offloaderd.spark.value_schema import Schema, read_schema
 from offloaderd.spark.values import decoder_of
 
@@ -54,7 +55,10 @@ class Start(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """The options of a query. `start`: the begin of a stream without `wanted.first`; `step`: the step to repeat."""
+    """The options of a query. `start`: the begin of a stream without `wanted.first`; `step`: the step to repeat.
+
+    `live`: the daemon that has what is not committed, for a query that includes it.
+    """
 
     settings: Settings
     topic: TopicPattern
@@ -70,6 +74,7 @@ class SourceOptions:
     trigger_bytes: int | None = None
     step: tuple[dict[str, str], dict[str, str]] | None = None
     without: tuple[TopicPattern, ...] = ()
+    live: Daemon | None = None
 
     def leaves_out(self, topic: TopicName) -> bool:
         """Return whether a topic is excluded, although it matches the pattern."""
@@ -107,6 +112,7 @@ class SourceOptions:
             transactions=self.transactions,
             step=step or self.step is not None,
             origin=packed(self.settings, self.metadata),
+            daemon=pickle.dumps(self.live) if self.live is not None else b"",
         )
 
 
@@ -129,8 +135,18 @@ HELP: dict[str, str] = {
     "max_bytes_per_trigger": "about what one step of a stream reads; no limit unless it is said",
     "offsets": '{"start": {TOPIC: POSITION}, "end": {...}}: what lies behind one offset of a stream, up to another',
     "config": "the settings' file, read where the driver runs",
+    "live": "true: also what is not committed yet, up to the newest entry that the daemon at `address` can read",
+    "address": "with live=true: HOST:PORT of a daemon; of several, with commas, the first that answers is asked",
+    "tls": "with live=true: true for TLS, with authorities that the system knows",
+    "tls_ca": "with live=true: a file with the authorities that sign the daemon's certificate, on all machines",
+    "tls_cert": "with live=true: a file with our certificate, on all machines",
+    "tls_key": "with live=true: a file with its key, on all machines",
+    "token_file": "with live=true: a file with a token for the daemon, on all machines",
+    "token": "with live=true: the token itself",
 }
 
+OF_DAEMON = ("address", "tls", "tls_ca", "tls_cert", "tls_key", "token_file", "token")
+"""The options that say how a daemon is asked."""
 
 SPELLINGS = {name.replace("_", ""): name for name in HELP}
 """Names without underscores: Spark's own are written `maxBytesPerTrigger`, and reach a source in small letters."""
@@ -188,6 +204,7 @@ class _Parser:
             self._mistakes.append(f"start, end: the range {first}..{last} is reversed")
         if since is not None and until is not None and since >= until:
             self._mistakes.append("start_time, end_time: the range is empty or reversed")
+        live = self._daemon(values)
         if "transactions" in self._own and not messages:
             self._mistakes.append("transactions: only with messages=true, entries are given whatever they are in")
         sizes = {name: values[name] for name in ("partition_bytes", "max_bytes_per_trigger") if name in values}
@@ -202,6 +219,7 @@ class _Parser:
             query=EntryQuery(first=first, last=last, since_ms=since, until_ms=until),
             values=schema,
             start=start if isinstance(start, Start) else Start.EARLIEST,
+            live=live,
             **{field: values[name] for name, field in FIELDS.items() if name in values},
         )
 
@@ -223,6 +241,28 @@ class _Parser:
             self._mistakes.append(f"topic: {what}")
             return None
         return values.get(names[0])
+
+    def _daemon(self, values: Mapping[str, Any]) -> Daemon | None:
+        """Return the daemon to ask, None unless the query is live; one without an address is a mistake."""
+        given = [name for name in OF_DAEMON if name in self._own]
+        if not values.get("live"):
+            if given:
+                self._mistakes.append(f"{', '.join(given)}: only with live=true, nothing else asks a daemon")
+            return None
+        if "offsets" in self._own:
+            self._mistakes.append("live, offsets: a step of a stream has what is committed, say one of the two")
+        if "address" not in self._own:
+            self._mistakes.append(f"address: live=true needs it; {HELP['address']}")
+        from offloaderd.client import Trust  # noqa: PLC0415 - few queries need it, and it takes long
+
+        fields = {"tls": "tls", "tls_ca": "ca_file", "tls_cert": "cert_file", "tls_key": "key_file"}
+        fields |= {"token_file": "token_file", "token": "token"}
+        trust = Trust(**{field: values[name] for name, field in fields.items() if name in values})
+        try:
+            trust.check()
+        except InvalidInput as error:
+            self._mistakes.append(f"{', '.join(name for name in given if name != 'address')}: {error.message}")
+        return Daemon(values.get("address", ()), trust)
 
     def _schema(self, *, messages: bool) -> Schema | None:
         """Return the schema of values; one that Spark has no type for is a mistake, as is one without messages."""
@@ -248,8 +288,8 @@ class _Parser:
         try:
             return READERS[name](text)
         except (InvalidInput, ValueError) as error:
-            names_topics = name in {"topic", "path", "without"}
-            why = f": {error.message}" if names_topics and isinstance(error, InvalidInput) else ""
+            explained = name in {"topic", "path", "without", "address"}
+            why = f": {error.message}" if explained and isinstance(error, InvalidInput) else ""
             self._mistakes.append(f"{name} = {text[:80]!r}{why}; allowed: {HELP[name]}")
             return None
 
@@ -287,6 +327,13 @@ def offsets(text: str) -> tuple[dict[str, str], dict[str, str]]:
     return found["start"], found["end"]
 
 
+def addresses(text: str) -> tuple[str, ...]:
+    """Read addresses of daemons, with commas between them. Raises InvalidInput."""
+    from offloaderd.client import checked_address  # noqa: PLC0415 - as above
+
+    return tuple(checked_address(one.strip()) for one in text.split(","))
+
+
 def moment(text: str) -> int:
     """Read a time, UTC unless it names a zone; return milliseconds since 1970. Raises ValueError."""
     text = text.strip()
@@ -315,6 +362,14 @@ READERS: dict[str, Callable[[str], Any]] = {
     "partition_bytes": parse_bytes,
     "max_bytes_per_trigger": parse_bytes,
     "offsets": offsets,
+    "live": boolean,
+    "address": addresses,
+    "tls": boolean,
+    "tls_ca": Path,
+    "tls_cert": Path,
+    "tls_key": Path,
+    "token_file": Path,
+    "token": str,
 }
 """The options that can be read one by one. Each reader raises ValueError or InvalidInput."""
 

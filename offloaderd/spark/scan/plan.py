@@ -7,6 +7,7 @@ do that themselves.
 """
 
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from offloaderd.core.aio import each
@@ -15,11 +16,23 @@ from offloaderd.core.model import LEDGER_ID_MAX, Position, TopicName
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.read.segments import SegmentReader
 from offloaderd.spark.scan import snapshot as source_snapshot
+from offloaderd.spark.scan.live import LiveReader
+from offloaderd.spark.scan.live_end import with_live_ends
 from offloaderd.spark.scan.messages import LOOK_BACK_BYTES
 from offloaderd.spark.scan.options import SourceOptions
 from offloaderd.spark.scan.query import EntryQuery, Span
 from offloaderd.spark.scan.segments import extents_of, segment_reader
-from offloaderd.spark.scan.share import Condition, Hole, Missing, Piece, Share, Unread, parts_of
+from offloaderd.spark.scan.share import (
+    Condition,
+    Hole,
+    LiveSegment,
+    Missing,
+    Piece,
+    Segment,
+    Share,
+    Unread,
+    parts_of,
+)
 from offloaderd.spark.scan.snapshot import Snapshot, Stores, holes_within
 from offloaderd.spark.scan.transactions import with_held
 
@@ -43,10 +56,16 @@ class HoleInRange(Unread):
 
 
 async def plan(options: SourceOptions, query: EntryQuery, stores: Stores) -> list[Share]:
-    """Take a snapshot and return its shares. Raises NotFound, and as `shares` does."""
-    async with segment_reader(stores.objects) as reader:
+    """Take a snapshot and return its shares. Raises NotFound, as `shares` does, and as the daemon of a live end."""
+    async with segment_reader(stores.objects) as reader, AsyncExitStack() as stack:
         found = await source_snapshot.take(options, stores)
-        return await shares(await with_held(found, reader) if options.holds_back else found, options, query, reader)
+        live = None
+        if options.live is not None:
+            live = await stack.enter_async_context(LiveReader(options.live))
+            found = await with_live_ends(found, query, await live.client(), stores)
+        if options.holds_back:
+            found = await with_held(found, reader, live=live)
+        return await shares(found, options, query, reader)
 
 
 async def shares(
@@ -77,7 +96,7 @@ async def shares(
             here = replace(here, last=before if last is None else min(last, before))
         rows += _missing(snapshot, here, options.skipped)
         pieces = await _pieces(snapshot, here, reader)
-        rows += with_neighbours(pieces, snapshot.map.segments) if options.messages else pieces
+        rows += with_neighbours(pieces, snapshot.segments) if options.messages else pieces
     return shared_out(rows, options.partition_bytes)
 
 
@@ -89,8 +108,10 @@ def _check_range(snapshot: Snapshot, query: EntryQuery) -> None:
         hint = f"the oldest is {oldest}" if oldest else "nothing is left of the topic"
         raise EntriesDeleted(f"{snapshot.topic}: position {query.first} was deleted by retention", hint=hint)
     for name, bound in (("start", query.first), ("end", query.last)):
-        if bound is not None and (topic_map.offloaded is None or bound > topic_map.offloaded):
-            hint = f"offloaded up to {topic_map.offloaded}" if topic_map.offloaded else "nothing is offloaded yet"
+        newest = snapshot.newest
+        if bound is not None and (newest is None or bound > newest):
+            hint = f"{'the newest is' if snapshot.live else 'offloaded up to'} {newest}"
+            hint = hint if newest is not None else "nothing is offloaded yet"
             raise InvalidInput(f"{snapshot.topic}: {name} = {bound} is beyond the end", hint=hint)
 
 
@@ -129,31 +150,34 @@ def _may_be_then(snapshot: Snapshot, times: Span, hole: Hole) -> bool:
 async def _pieces(snapshot: Snapshot, query: EntryQuery, reader: SegmentReader) -> list[Piece]:
     """Return a piece for each segment that may have entries of a query, cut by its tables if they are read."""
     topic = snapshot.topic
-    found = [one for one in snapshot.map.segments if query.of(one)]
-    cut = [one for one in found if not query.takes_all(one)][-TABLES_MAX:]
-    pieces = {one.segment_id: _whole(topic, one, query) for one in found}
+    found = [one for one in snapshot.segments if query.of(one)]
+    stored = [one for one in found if isinstance(one, CommittedSegment)]
+    cut = [one for one in stored if not query.takes_all(one)][-TABLES_MAX:]
+    pieces = {one.begin: _whole(topic, one, query) for one in found}
     for segment, piece in zip(cut, await each(cut, lambda one: _cut(reader, topic, one, query)), strict=True):
         if piece is None:
-            del pieces[segment.segment_id]
+            del pieces[segment.begin]
         else:
-            pieces[segment.segment_id] = piece
+            pieces[segment.begin] = piece
     return list(pieces.values())
 
 
-def _whole(topic: TopicName, segment: CommittedSegment, query: EntryQuery) -> Piece:
+def _whole(topic: TopicName, segment: Segment, query: EntryQuery) -> Piece:
     parts = query.of(segment)
     first = Position(parts[0].ledger_id, parts[0].first_entry_id)
+    if isinstance(segment, LiveSegment) and first == segment.begin:
+        first = segment.start
     last = Position(parts[-1].ledger_id, parts[-1].last_entry_id)
     entries = sum(one.entries for one in parts_of(segment, first, last))
     return Piece(topic, segment, first, last, segment.object_bytes * entries // segment.entries)
 
 
-def with_neighbours(pieces: Sequence[Piece], segments: Sequence[CommittedSegment]) -> list[Piece]:
+def with_neighbours(pieces: Sequence[Piece], segments: Sequence[Segment]) -> list[Piece]:
     """Return the pieces, each with the segments to search for chunks of its messages and for outcomes."""
-    numbers = {one.segment_id: number for number, one in enumerate(segments)}
+    numbers = {one.begin: number for number, one in enumerate(segments)}
     found = []
     for piece in pieces:
-        number = first = numbers[piece.segment.segment_id]
+        number = first = numbers[piece.segment.begin]
         room = LOOK_BACK_BYTES
         while first and room > 0 and number - first < LOOK_BACK_SEGMENTS:
             first -= 1

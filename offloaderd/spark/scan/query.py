@@ -18,7 +18,7 @@ from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import EntryBatch, Position
 from offloaderd.format.pulsar.entry_time import Survey, time_of
 from offloaderd.metadata.committed import CommittedSegment
-from offloaderd.spark.scan.share import Part, clipped, parts_of
+from offloaderd.spark.scan.share import Part, Segment, clipped, parts_of
 
 MILLISECOND = timedelta(milliseconds=1)
 EPOCH = datetime.fromtimestamp(0, UTC)
@@ -115,7 +115,7 @@ class EntryQuery:
         """Return the first and last entry id of an extent between the positions; reversed when there is none."""
         return clipped(extent.ledger_id, extent.first_entry_id, extent.last_entry_id, self.first, self.last)
 
-    def of(self, segment: CommittedSegment) -> list[Part]:
+    def of(self, segment: Segment) -> list[Part]:
         """Return the entries of a segment that may be in the query, by ledger and by the map alone."""
         parts = parts_of(segment, self.first, self.last)
         return [one for one in parts if self.may_hold(Extent(*one, 0))]

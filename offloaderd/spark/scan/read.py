@@ -19,15 +19,17 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, OffloaderError
 from offloaderd.core.model import EntryBatch, Position
 from offloaderd.daemon.log import quieted
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.objects.opening import bucket_store
 from offloaderd.read.cache import ReadAhead
 from offloaderd.read.segments import SegmentReader
 from offloaderd.spark.errors import brief
 from offloaderd.spark.scan.columns import Columns, Skip
+from offloaderd.spark.scan.live import LiveReader
 from offloaderd.spark.scan.messages import Messages
 from offloaderd.spark.scan.query import EntryQuery, Extent
 from offloaderd.spark.scan.segments import LateReader, Run, current_snapshot, extents_of, segment_reader
-from offloaderd.spark.scan.share import Condition, Missing, Part, Piece, Share, Task
+from offloaderd.spark.scan.share import Condition, LiveSegment, Missing, Part, Piece, Share, Task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,8 +63,12 @@ def rows(task: Task, share: Share | None, query: EntryQuery) -> Iterator[pa.Reco
 
     async def opened() -> AsyncGenerator[pa.RecordBatch, None]:
         columns = Columns(task.schema, values=task.values, skip=task.skip)
-        async with bucket_store(task.objects, SystemClock()) as objects, segment_reader(objects) as reader:
-            late = LateReader(reader, partial(current_snapshot, task.origin, objects))
+        async with (
+            bucket_store(task.objects, SystemClock()) as objects,
+            segment_reader(objects) as reader,
+            LiveReader(task.daemon) as live,
+        ):
+            late = LateReader(reader, partial(current_snapshot, task.origin, objects), live)
             async for batch in record_batches(late, share or (), query, columns, task):
                 yield batch
 
@@ -116,25 +122,41 @@ async def _entries(
             continue
         at = run.first
         try:
-            extents = [one for one in await extents_of(reader.segments, piece.topic, run.segment) if here.may_hold(one)]
-            for row in _rows_of(extents):
-                async with aclosing(_row(reader.segments, piece, run, row, here, pace, skip)) as found:
-                    async for batch in found:
-                        yield batch
-                        at = _following(batch)
+            async with aclosing(_given(reader, piece, run, here, pace, skip)) as found:
+                async for batch in found:
+                    yield batch
+                    at = _following(batch)
         except BucketMissing:
             raise
-        except NotFound as error:
+        except (NotFound, CorruptData) as error:
+            if isinstance(error, CorruptData) and isinstance(run.segment, CommittedSegment):
+                for skipped in _skips_of(piece, run, here, error, skip):
+                    yield skipped
+                continue
             todo.extendleft(reversed(await reader.locate(piece.topic, Run(run.segment, at, run.last), error)))
-        except CorruptData as error:
-            for skipped in _skips_of(piece, run, here, error, skip):
-                yield skipped
+
+
+async def _given(
+    reader: LateReader, piece: Piece, run: Run, query: EntryQuery, pace: ReadAhead, skip: frozenset[Condition]
+) -> AsyncGenerator[EntryBatch | Skip, None]:
+    """Yield what the segment of a run has. Raises as reading it does."""
+    if isinstance(run.segment, LiveSegment):
+        async with aclosing(reader.direct(piece.topic, run.segment, run.first, run.last)) as batches:
+            async for batch in batches:
+                yield batch
+        return
+    extents = [one for one in await extents_of(reader.segments, piece.topic, run.segment) if query.may_hold(one)]
+    for row in _rows_of(extents):
+        async with aclosing(_row(reader.segments, piece, run, run.segment, row, query, pace, skip)) as found:
+            async for one in found:
+                yield one
 
 
 async def _row(
     reader: SegmentReader,
     piece: Piece,
     run: Run,
+    segment: CommittedSegment,
     row: Sequence[Extent],
     query: EntryQuery,
     pace: ReadAhead,
@@ -146,7 +168,7 @@ async def _row(
         at = Position(left[0].ledger_id, query.bounds(left[0])[0])
         last = Position(left[-1].ledger_id, query.bounds(left[-1])[1])
         try:
-            async with aclosing(reader.read(piece.topic, run.segment, at, last, pace)) as batches:
+            async with aclosing(reader.read(piece.topic, segment, at, last, pace)) as batches:
                 async for batch in batches:
                     yield batch
                     at = _following(batch)
@@ -165,16 +187,20 @@ def _skips_of(
     piece: Piece, run: Run, query: EntryQuery, error: OffloaderError, skip: frozenset[Condition]
 ) -> Iterator[Skip]:
     """Yield the skips of a run that cannot be read, by ledger. Raises BrokenSegment."""
+    if not run.parts:
+        yield _skipped(piece, run, None, error, skip)
     for part in run.parts:
         if query.may_hold(Extent(*part, 0)):
             yield _skipped(piece, run, part, error, skip)
 
 
-def _skipped(piece: Piece, run: Run, part: Part, error: OffloaderError, skip: frozenset[Condition]) -> Skip:
-    """Return the skip of entries that cannot be read. Raises BrokenSegment if that ends the query."""
-    broken = run.broken(piece.topic, part, error)
+def _skipped(piece: Piece, run: Run, part: Part | None, error: OffloaderError, skip: frozenset[Condition]) -> Skip:
+    """Return the skip of entries that cannot be read, None: of unknown ones. Raises BrokenSegment if it is an error."""
+    broken = run.broken(piece.topic, part or f"from {run.first} on", error)
     if broken.condition not in skip:
         raise broken from error
+    if part is None:
+        return Skip(run.first, None, f"{broken.message}; {UNCOUNTED}")
     return Skip(Position(part.ledger_id, part.first_entry_id), part.entries, broken.message)
 
 

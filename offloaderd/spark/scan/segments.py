@@ -1,5 +1,7 @@
 """Reading of segments by a task: their extents, and entries whose segment was deleted after the planning.
 
+Entries that no segment had at the planning are a LiveSegment, which is read from a daemon.
+
 Extents are the blocks of a segment's manifest, or the entries between two places of a broker's index. Such an index
 (PIP-17) has entries at which reading can begin, without all lengths between them. These are estimated in proportion:
 shares are even enough, and each entry is in exactly one.
@@ -19,15 +21,34 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from offloaderd.core.clock import SystemClock
-from offloaderd.core.errors import BucketMissing, MapUnknown, NotFound, OffloaderError
+from offloaderd.core.errors import (
+    BucketMissing,
+    CorruptData,
+    EntriesDeleted,
+    EntriesMissing,
+    MapUnknown,
+    NotFound,
+    OffloaderError,
+    TopicNotFound,
+)
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, Position, TopicName
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.objects.port import SegmentStore
 from offloaderd.read.cache import ReadAhead
 from offloaderd.read.segments import SegmentOptions, SegmentReader
+from offloaderd.spark.scan.live import LiveReader, NotGiven
 from offloaderd.spark.scan.query import Extent
-from offloaderd.spark.scan.share import BrokenSegment, Condition, Part, broken, parts_of, unpacked
+from offloaderd.spark.scan.share import (
+    BrokenSegment,
+    Condition,
+    LiveSegment,
+    Part,
+    Segment,
+    broken,
+    parts_of,
+    unpacked,
+)
 
 if TYPE_CHECKING:
     from offloaderd.spark.scan.snapshot import Snapshot
@@ -50,8 +71,30 @@ async def segment_reader(objects: SegmentStore) -> AsyncIterator[SegmentReader]:
         yield reader
 
 
-async def extents_of(reader: SegmentReader, topic: TopicName, segment: CommittedSegment) -> list[Extent]:
+LIVE_EXTENT_BYTES = MIB
+"""Size of the extents of a live segment, as it is estimated."""
+
+
+def entries_of(
+    reader: SegmentReader,
+    live: LiveReader | None,
+    topic: TopicName,
+    segment: Segment,
+    first: Position,
+    last: Position,
+    pace: ReadAhead | None = None,
+) -> AsyncGenerator[EntryBatch, None]:
+    """Yield every entry of [first, last] from a segment of any kind, once and in order. Raises as its reader does."""
+    if isinstance(segment, CommittedSegment):
+        return reader.read(topic, segment, first, last, pace)
+    assert live is not None  # noqa: S101 - who plans live segments names their daemon
+    return live.read(topic, segment, first, last)
+
+
+async def extents_of(reader: SegmentReader, topic: TopicName, segment: Segment) -> list[Extent]:
     """Return the extents of a segment that the map has, in order. Raises as reading its tables does."""
+    if isinstance(segment, LiveSegment):
+        return _estimated(segment)
     if segment.foreign:
         return await _places(reader, topic, segment)
     kept = {one.ledger_id: one for one in segment.slices}
@@ -71,6 +114,20 @@ async def _places(reader: SegmentReader, topic: TopicName, segment: CommittedSeg
         Extent(only.ledger_id, first, last, first * segment.object_bytes // only.entries, None, number)
         for number, (first, last) in enumerate(zip(firsts, lasts, strict=True))
     ]
+
+
+def _estimated(segment: LiveSegment) -> list[Extent]:
+    """Return extents of a live segment of about even size, each in one ledger."""
+    found: list[Extent] = []
+    at = 0
+    for part in segment.slices:
+        entries = max(1, part.entries * LIVE_EXTENT_BYTES // max(1, part.payload_bytes))
+        for first in range(part.first_entry_id, part.last_entry_id + 1, entries):
+            last = min(first + entries - 1, part.last_entry_id)
+            begin = at + (first - part.first_entry_id) * part.payload_bytes // part.entries
+            found.append(Extent(part.ledger_id, first, last, begin, None, len(found)))
+        at += part.payload_bytes
+    return found
 
 
 async def current_snapshot(origin: bytes, objects: SegmentStore, topic: TopicName) -> Snapshot | None:
@@ -94,10 +151,11 @@ async def current_snapshot(origin: bytes, objects: SegmentStore, topic: TopicNam
 class Run:
     """Entries from one position to another, both inclusive, and the segment that has them.
 
-    With a `problem` no segment has them: `segment` is the one that had them, `condition` the reason.
+    With a `problem` no segment has them: `segment` is the one that had them, `condition` the reason. Without any
+    entries such a run is what may be missing between two ledgers of a live segment.
     """
 
-    segment: CommittedSegment
+    segment: Segment
     first: Position
     last: Position
     problem: OffloaderError | None = None
@@ -121,15 +179,22 @@ class Run:
 class LateReader:
     """Reads entries by their positions, from the segment that had them at the planning or has them now."""
 
-    def __init__(self, reader: SegmentReader, current: Current) -> None:
+    def __init__(self, reader: SegmentReader, current: Current, live: LiveReader | None = None) -> None:
         self.segments = reader
         self._current = current
+        self._live = live
         self._known: dict[TopicName, Snapshot] = {}
+
+    def direct(
+        self, topic: TopicName, segment: Segment, first: Position, last: Position, pace: ReadAhead | None = None
+    ) -> AsyncGenerator[EntryBatch, None]:
+        """Yield every entry of [first, last] from the segment itself. Raises as `entries_of`."""
+        return entries_of(self.segments, self._live, topic, segment, first, last, pace)
 
     async def read(
         self,
         topic: TopicName,
-        segment: CommittedSegment,
+        segment: Segment,
         first: Position,
         last: Position,
         pace: ReadAhead | None = None,
@@ -142,7 +207,7 @@ class LateReader:
                 raise run.broken(topic, f"{run.first}..{run.last}", run.problem)
             at = run.first
             try:
-                async with aclosing(self.segments.read(topic, run.segment, run.first, run.last, pace)) as batches:
+                async with aclosing(self.direct(topic, run.segment, run.first, run.last, pace)) as batches:
                     async for batch in batches:
                         yield batch
                         at = Position(batch.ledger_id, batch.last_entry_id + 1)
@@ -151,12 +216,15 @@ class LateReader:
             except NotFound as error:
                 todo.extendleft(reversed(await self.locate(topic, Run(run.segment, at, run.last), error)))
 
-    async def locate(self, topic: TopicName, run: Run, error: NotFound) -> list[Run]:
+    async def locate(self, topic: TopicName, run: Run, error: NotFound | CorruptData) -> list[Run]:
         """Return runs with the entries of a run whose segment was not found, in order.
 
         The last snapshot is tried first, since one merged segment replaces many; only a new one can prove that no
-        segment has the entries. Raises as the stores do.
+        segment has the entries. Of a live segment these are the entries that the daemon cannot give, from the first of
+        the run on, and those behind them, which it may. Raises as the stores and the daemon do.
         """
+        if isinstance(run.segment, LiveSegment):
+            return await self._behind(topic, run.segment, run, error)
         known = self._known.get(topic)
         if known is not None:
             found = list(_located(known, run, error))
@@ -176,8 +244,41 @@ class LateReader:
         self._known[topic] = snapshot
         return list(_located(snapshot, run, error))
 
+    async def _behind(
+        self, topic: TopicName, segment: LiveSegment, run: Run, error: NotFound | CorruptData
+    ) -> list[Run]:
+        """Return the run of a live segment that its daemon cannot give, and the rest of the run, if there is more.
 
-def _located(snapshot: Snapshot, run: Run, error: NotFound) -> Iterator[Run]:
+        That is one entry that is damaged, what retention deleted, or else the rest of a ledger. An error between two
+        ledgers is about entries that the planning did not find, if there were any. Raises `error` of other kinds.
+        """
+        parts = run.parts
+        if not parts:
+            return []
+        ledger_id, first_entry_id, last_entry_id = parts[0]
+        at, end = Position(ledger_id, first_entry_id), Position(ledger_id, last_entry_id)
+        condition = Condition.LOSSES
+        match error:
+            case CorruptData():
+                end, condition = at, Condition.DAMAGE
+            case TopicNotFound():
+                end, condition = run.last, Condition.RETENTION
+            case EntriesDeleted():
+                oldest = await self._live.oldest(topic) if self._live is not None else None
+                before = run.last if oldest is None else Position(oldest.ledger_id, oldest.entry_id - 1)
+                end, condition = max(at, min(before, run.last)), Condition.RETENTION
+            case NotGiven():
+                end = min(error.upto, run.last)
+            case EntriesMissing():
+                end = run.first if run.first < at else end
+            case _:
+                raise error
+        behind = parts_of(segment, Position(end.ledger_id, end.entry_id + 1), run.last)
+        rest = [Run(segment, Position(one.ledger_id, one.first_entry_id), run.last) for one in behind[:1]]
+        return [Run(segment, run.first, end, error, condition), *rest]
+
+
+def _located(snapshot: Snapshot, run: Run, error: OffloaderError) -> Iterator[Run]:
     """Yield runs with the entries of a run in a snapshot, in order, including those that no segment has."""
     pending: Run | None = None
     for found in _steps(snapshot, run, error):
@@ -191,7 +292,7 @@ def _located(snapshot: Snapshot, run: Run, error: NotFound) -> Iterator[Run]:
         yield pending
 
 
-def _steps(snapshot: Snapshot, run: Run, error: NotFound) -> Iterator[Run]:
+def _steps(snapshot: Snapshot, run: Run, error: OffloaderError) -> Iterator[Run]:
     """Yield the same, no run longer than a ledger."""
     segments = snapshot.map.segments
     for part in run.parts:
@@ -209,7 +310,12 @@ def _steps(snapshot: Snapshot, run: Run, error: NotFound) -> Iterator[Run]:
                 held = next(one for one in holder.slices if one.range.begin <= first <= one.range.end)
                 high = min(part.last_entry_id, held.last_entry_id)
                 last = Position(part.ledger_id, high)
-                same = holder.segment_id == run.segment.segment_id and holder.keys == run.segment.keys
+                had = run.segment
+                same = (
+                    isinstance(had, CommittedSegment)
+                    and had.segment_id == holder.segment_id
+                    and had.keys == holder.keys
+                )
                 yield Run(run.segment, first, last, error) if same else Run(holder, first, last)
             low = high + 1
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.read_options import Transactions
-from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.committed import CommittedSegment, LedgerSlice, Sliced
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.spark.value_schema import Schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from offloaderd.client import Trust
     from offloaderd.daemon.settings import Settings
 
 
@@ -55,22 +56,44 @@ class Hole:
     condition: Condition = Condition.LOSSES
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveSegment(Sliced):
+    """Entries that no segment had at the planning: a daemon reads them, from wherever they are by then.
+
+    `slices` are all of them, as the daemon knew them at the planning; their `payload_bytes`, and `object_bytes`, are
+    estimates. `after`: they follow this position, or nothing is known to precede them (None).
+    """
+
+    slices: tuple[LedgerSlice, ...]
+    object_bytes: int
+    after: Position | None = None
+
+    @property
+    def start(self) -> Position:
+        """The position to read from. Behind `after`, so that the daemon notices if something is missing between."""
+        return self.begin if self.after is None else Position(self.after.ledger_id, self.after.entry_id + 1)
+
+
+Segment = CommittedSegment | LiveSegment
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The entries of a segment from `first` to `last`, both inclusive and both in it: about `object_bytes` of it.
+    """The entries of a segment from `first` to `last`, both inclusive: about `object_bytes` of it.
 
-    A task reads these positions from the segment, which had them at the planning, or from the one that has them by
-    then. `before` are earlier segments, which may have the first chunks of a message, `after` later ones, which may
-    have the outcome of a transaction; `reaches_end`: there is none behind them.
+    `first` may be behind the end of a ledger: then the first entry is that of the next one. A task reads these
+    positions from the segment, which had them at the planning, or from the one that has them by then. `before` are
+    earlier segments, which may have the first chunks of a message, `after` later ones, which may have the outcome of a
+    transaction; `reaches_end`: there is none behind them.
     """
 
     topic: TopicName
-    segment: CommittedSegment
+    segment: Segment
     first: Position
     last: Position
     object_bytes: int
-    before: tuple[CommittedSegment, ...] = ()
-    after: tuple[CommittedSegment, ...] = ()
+    before: tuple[Segment, ...] = ()
+    after: tuple[Segment, ...] = ()
     reaches_end: bool = False
 
     def cut(self, object_bytes: int) -> tuple[Piece, Piece | None]:
@@ -81,8 +104,9 @@ class Piece:
         if taken >= entries:
             return self, None
         size = self.object_bytes * taken // entries
-        head = replace(self, last=_entry(parts, taken - 1), object_bytes=size)
-        return head, replace(self, first=_entry(parts, taken), object_bytes=self.object_bytes - size)
+        last = _entry(parts, taken - 1)
+        rest = replace(self, first=Position(last.ledger_id, last.entry_id + 1), object_bytes=self.object_bytes - size)
+        return replace(self, last=last, object_bytes=size), rest
 
 
 class Part(NamedTuple):
@@ -102,7 +126,7 @@ class Part(NamedTuple):
         return f"{self.ledger_id}:{self.first_entry_id}..{self.ledger_id}:{self.last_entry_id}"
 
 
-def parts_of(segment: CommittedSegment, first: Position | None, last: Position | None) -> list[Part]:
+def parts_of(segment: Segment, first: Position | None, last: Position | None) -> list[Part]:
     """Return a segment's entries from one position to another, both inclusive, by ledger; None for no bound."""
     found = []
     for one in segment.slices:
@@ -141,6 +165,13 @@ class Missing:
 Share = tuple[Piece | Missing, ...]
 
 
+class Daemon(NamedTuple):
+    """The daemon that has what is not committed: `host:port` of one or several, and the credentials."""
+
+    addresses: tuple[str, ...]
+    trust: Trust
+
+
 class Metadata(StrEnum):
     """Where a query reads the map of committed segments."""
 
@@ -166,7 +197,8 @@ class Task:
     """How to read shares: the bucket or directory, and the rows to make.
 
     `skip`: the conditions that do not end the query. `step`: entries that are skipped now are not read later.
-    `origin`: packed settings, by which a task finds the entries of a segment that was deleted.
+    `origin`: packed settings, by which a task finds the entries of a segment that was deleted. `daemon`: a pickled
+    Daemon, which costs nothing until it is needed; empty for none.
     """
 
     objects: ObjectsSettings
@@ -177,6 +209,7 @@ class Task:
     transactions: Transactions = Transactions.COMMITTED
     step: bool = False
     origin: bytes = field(default=b"", repr=False)
+    daemon: bytes = field(default=b"", repr=False)
 
 
 class Unread(OffloaderError):
@@ -193,15 +226,18 @@ class BrokenSegment(Unread):
 
 def broken(
     topic: TopicName,
-    segment: CommittedSegment,
+    segment: Segment,
     where: object,
     error: OffloaderError,
     condition: Condition = Condition.DAMAGE,
 ) -> BrokenSegment:
     """Return the error for entries of a segment that cannot be read."""
-    shown = "`offloaderd verify` shows all that is damaged" if condition is Condition.DAMAGE else error.hint
+    what, shown = f"the live end of {topic}", error.hint
+    if isinstance(segment, CommittedSegment):
+        what = f"segment {segment.segment_id} of {topic}"
+        shown = "`offloaderd verify` shows all that is damaged" if condition is Condition.DAMAGE else error.hint
     return BrokenSegment(
         condition,
-        f"segment {segment.segment_id} of {topic}, entries {where}, cannot be read: {error.message}",
+        f"{what}, entries {where}, cannot be read: {error.message}",
         hint="; ".join(filter(None, (f"skip={condition} leaves them out and counts them", shown))),
     )

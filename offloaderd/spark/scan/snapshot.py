@@ -25,12 +25,13 @@ from offloaderd.daemon.stores import sites as sites_of
 from offloaderd.metadata import paths
 from offloaderd.metadata.nodes import node
 from offloaderd.metadata.port import MetadataStore
+from offloaderd.metadata.records.history import HistoryPlan
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import opening
 from offloaderd.objects.port import ObjectReader, SegmentStore
 from offloaderd.spark.scan.options import SourceOptions
-from offloaderd.spark.scan.share import Condition, Hole, Metadata
+from offloaderd.spark.scan.share import Condition, Hole, LiveSegment, Metadata, Segment
 from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.stored import Site
 
@@ -114,13 +115,15 @@ class HeldStores(Held[Stores]):
 class Snapshot:
     """One topic: its map, the holes in it by position, and the position from which consumers get nothing yet.
 
-    `rebuilt`: the map was made from the bucket, which has no record of what retention has deleted.
+    `rebuilt`: the map was made from the bucket, which has no record of what retention has deleted. `live`: what is in
+    no segment and a daemon has, if the query asks for it; it ends with the newest entry.
     """
 
     map: TopicMap
     holes: tuple[Hole, ...] = ()
     held: Position | None = None
     rebuilt: bool = False
+    live: tuple[LiveSegment, ...] = ()
 
     @property
     def topic(self) -> TopicName:
@@ -128,13 +131,30 @@ class Snapshot:
         return self.map.topic
 
     @property
+    def segments(self) -> Sequence[Segment]:
+        """All segments, also live ones, in order."""
+        return sorted((*self.map.segments, *self.live), key=lambda one: one.begin) if self.live else self.map.segments
+
+    @property
+    def newest(self) -> Position | None:
+        """The newest entry, None if there has been none; retention may have deleted it."""
+        known = (self.map.offloaded, *(one.end for one in self.live))
+        return max((one for one in known if one is not None), default=None)
+
+    @property
+    def unfinished(self) -> HistoryPlan | None:
+        """The plan of history that is not offloaded yet, and that no live segment has."""
+        plan = self.map.unfinished
+        return None if plan is not None and any(one.begin < plan.live_begin for one in self.live) else plan
+
+    @property
     def end(self) -> Position | None:
-        """The last entry before which all is offloaded: the newest, or the last before unfinished history.
+        """The last entry before which all can be read: the newest, or the last before unfinished history.
 
         It is not behind what consumers get; None when they get nothing.
         """
-        plan = self.map.unfinished
-        known = (self.map.history_end, self.map.floor) if plan is not None else (self.map.offloaded,)
+        plan = self.unfinished
+        known = (self.map.history_end, self.map.floor) if plan is not None else (self.newest,)
         end = max((one for one in known if one is not None), default=None)
         if self.held is None or end is None:
             return end
@@ -144,7 +164,7 @@ class Snapshot:
         """Return the position before one: in its ledger, at the end of an earlier one, or the floor."""
         if begin.entry_id:
             return Position(begin.ledger_id, begin.entry_id - 1)
-        slices = (part for segment in self.map.segments for part in segment.slices)
+        slices = (part for segment in self.segments for part in segment.slices)
         return max((part.range.end for part in slices if part.ledger_id < begin.ledger_id), default=self.map.floor)
 
 
@@ -275,7 +295,7 @@ def holes_within(snapshot: Snapshot, first: Position | None, last: Position | No
 
     A range without a begin starts at the oldest entry, and before history that is not offloaded yet.
     """
-    segments = snapshot.map.segments
+    segments = snapshot.segments
     oldest = segments[0].begin if segments else None
 
     def concerned(hole: Hole) -> bool:

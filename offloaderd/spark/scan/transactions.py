@@ -17,14 +17,14 @@ from offloaderd.core.aio import each
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound
 from offloaderd.core.model import START, EntryBatch, Position, TopicName
 from offloaderd.format.pulsar.transactions import TransactionId, TransactionLog, TransactionState, mention_of
-from offloaderd.metadata.committed import CommittedSegment
-from offloaderd.read.plan import TopicView
+from offloaderd.read.plan import SourceLedger, TopicView
 from offloaderd.read.segments import SegmentReader
 from offloaderd.read.transactions import Known, KnownOutcomes, Outcomes, look_back_from
-from offloaderd.spark.scan.segments import LateReader
-from offloaderd.spark.scan.share import Piece, Unread, broken
+from offloaderd.spark.scan.segments import LateReader, entries_of
+from offloaderd.spark.scan.share import Piece, Segment, Unread, broken
 
 if TYPE_CHECKING:
+    from offloaderd.spark.scan.live import LiveReader
     from offloaderd.spark.scan.snapshot import Snapshot
 
 LOOK_BACK_BYTES = 32 * 1024 * 1024
@@ -38,7 +38,10 @@ class OutcomeUnknown(Unread):
 
 
 async def with_held(
-    snapshots: Sequence[Snapshot], reader: SegmentReader, known: KnownOutcomes | None = None
+    snapshots: Sequence[Snapshot],
+    reader: SegmentReader,
+    known: KnownOutcomes | None = None,
+    live: LiveReader | None = None,
 ) -> list[Snapshot]:
     """Return the snapshots with the position from which consumers get nothing yet. Raises as the store does.
 
@@ -47,12 +50,14 @@ async def with_held(
     before = known if known is not None else KnownOutcomes()
 
     async def held(snapshot: Snapshot) -> Snapshot:
-        return replace(snapshot, held=await _first_open(snapshot, reader, before))
+        return replace(snapshot, held=await _first_open(snapshot, reader, before, live))
 
     return await each(snapshots, held, in_flight_max=4)
 
 
-async def _first_open(snapshot: Snapshot, reader: SegmentReader, known: KnownOutcomes) -> Position | None:
+async def _first_open(
+    snapshot: Snapshot, reader: SegmentReader, known: KnownOutcomes, live: LiveReader | None
+) -> Position | None:
     """Return the begin of the first open transaction in the newest entries, after the last one that is not readable."""
     end = snapshot.end
     if end is None:
@@ -60,7 +65,8 @@ async def _first_open(snapshot: Snapshot, reader: SegmentReader, known: KnownOut
     topic_map = snapshot.map
     unfinished = topic_map.unfinished
     gap = (topic_map.history_end or START, unfinished.live_begin) if unfinished is not None else None
-    view = TopicView(segments=topic_map.segments, losses=topic_map.losses, unfinished=gap)
+    ledgers = [SourceLedger(one.ledger_id, one.last_entry_id, True) for held in snapshot.live for one in held.slices]
+    view = TopicView(segments=topic_map.segments, source=ledgers, losses=topic_map.losses, unfinished=gap)
     start = look_back_from(view, Position(end.ledger_id, end.entry_id + 1), LOOK_BACK_BYTES)
     if start is None:
         return None
@@ -68,12 +74,13 @@ async def _first_open(snapshot: Snapshot, reader: SegmentReader, known: KnownOut
     if (found := known.find(snapshot.topic, start, end)) is not None and found.upto <= end:
         origin, log = found.origin, found.log
         start = Position(found.upto.ledger_id, found.upto.entry_id + 1)
-    for segment in topic_map.segments:
+    for segment in snapshot.segments:
         first = begin_in(segment, start)
         if first is None or first > end:
             continue
+        last = min(end, segment.end)
         try:
-            async with aclosing(reader.read(snapshot.topic, segment, first, min(end, segment.end))) as batches:
+            async with aclosing(entries_of(reader, live, snapshot.topic, segment, first, last)) as batches:
                 async for batch in batches:
                     _take(log, batch)
         except BucketMissing:
@@ -170,7 +177,7 @@ class PieceOutcomes:
                         yield batch
 
     async def _read(
-        self, topic: TopicName, segment: CommittedSegment, first: Position, last: Position
+        self, topic: TopicName, segment: Segment, first: Position, last: Position
     ) -> AsyncGenerator[EntryBatch, None]:
         try:
             async with aclosing(self._reader.read(topic, segment, first, last)) as batches:
@@ -180,7 +187,7 @@ class PieceOutcomes:
             raise broken(topic, segment, f"{first}..{last}", error) from error
 
 
-def begin_in(segment: CommittedSegment, first: Position) -> Position | None:
+def begin_in(segment: Segment, first: Position) -> Position | None:
     """Return the first position of a segment at or after `first`; None if the segment ends before it.
 
     `first` need not be in the segment: the end of a ledger leads to the next one.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from base64 import b64encode
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 from pyspark.errors import PySparkException
 
 from offloaderd.cli.offloaderd.__main__ import cli
+from offloaderd.client import Trust
 from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
 from offloaderd.core.model import TopicName
 from offloaderd.drill.s3_proxy import S3Proxy
@@ -24,13 +26,18 @@ from offloaderd.spark.export.iceberg import COMMIT
 from offloaderd.spark.session import spark_session
 from offloaderd.spark.source import register
 from offloaderd.spark.verify import verify
+from tests.authority import Authority, token
 from tests.azure.service import ACCOUNT, KEY
 from tests.gcs_server import gcs_server
+from tests.integration import processes
+from tests.integration.appending import append_to
 from tests.integration.spark.site import CLOCK, Site, created, in_thread
+from tests.patience import PATIENCE_S
 from tests.unit.format.test_pulsar_message import entry
 from tests.unit.read.build import PREFIX, Piece
 from tests.unit.spark.lake import BASE_MS, timed
 from tests.unit.spark.test_export_iceberg import Lake, library_threads
+from tests.unit.spark.test_source_messages import cut
 from tests.unit.spark.test_value_schema import record, written
 
 if TYPE_CHECKING:
@@ -44,6 +51,7 @@ if TYPE_CHECKING:
 
 TOPIC = TopicName("public", "default", "orders")
 ROWS = 2000
+SECRET = b"secret-of-the-tokens-0123456789-abcdef"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -186,6 +194,93 @@ def test_mistakes_and_damage(
     sums = table(spark, site, mode="skip").selectExpr("count(payload)", "sum(skipped)", "max(reason)").collect()[0]
     assert tuple(sums)[:2] == (500, 100)
     assert str(damaged) in sums[2]
+
+
+@pytest.fixture
+def daemon_site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) -> processes.Site:
+    """A site whose daemon takes callers with tokens, over TLS: alice does everything, bob reads."""
+    found = processes.Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
+    files = Authority(tmp_path).server()
+    found.settings["tls"] = {"cert_file": files.cert, "key_file": files.key}
+    found.settings["access"] = {
+        "grants": "admin alice *; read bob public/default/orders",
+        "token_secret_key": b64encode(SECRET).decode(),
+    }
+    return found
+
+
+def options_of(site: processes.Site, **more: str) -> dict[str, str]:
+    """Return the options of a query of a daemon's site; those that are empty are left out."""
+    keys = {"endpoint": site.endpoint, "access_key": site.access_key, "secret_key": site.secret_key}
+    found = {f"objects.{name}": value for name, value in {**keys, "bucket": site.bucket}.items()}
+    found |= {"metadata.servers": site.zookeeper, "daemon.cluster": site.cluster, "partition_bytes": "8KiB"}
+    return found | {name: value for name, value in more.items() if value}
+
+
+async def entries_of(found: DataFrame) -> list[tuple[int, int, bytes]]:
+    """Return ledger, entry and payload of all rows, in order."""
+    rows = await asyncio.to_thread(found.select("ledger_id", "entry_id", "payload").collect)
+    return sorted((row.ledger_id, row.entry_id, bytes(row.payload)) for row in rows)
+
+
+@pytest.mark.witness("spark")
+async def test_live_end(spark: SparkSession, daemon_site: processes.Site, tmp_path: Path) -> None:
+    """Committed segments and what a daemon has behind them, each entry once, also if it is committed in between."""
+    held = [entry(b"%d" % number) for number in range(2000)]
+    held[999], held[1000], held[1800] = cut("a", bytes(range(256)), 3)
+    ca, bob = tmp_path / "ca.pem", token(SECRET, "bob")
+    (tmp_path / "token").write_text(bob)
+    trust = Trust(ca_file=ca, token=token(SECRET, "alice"))
+    async with processes.DaemonProcess(daemon_site) as daemon, daemon.client(trust) as client:
+
+        def table(**more: str) -> DataFrame:
+            live = {"live": "true", "address": daemon.address, "tls_ca": str(ca), "token": bob, **more}
+            return spark.read.format("offload").options(**options_of(daemon_site, **live)).load("orders")
+
+        def committed() -> DataFrame:
+            return spark.read.format("offload").options(**options_of(daemon_site)).load("orders")
+
+        async def commit() -> None:
+            async for _ in client.offload(TOPIC, wait=True, timeout_s=PATIENCE_S):
+                pass
+
+        async def read(count: int) -> list[tuple[int, int, bytes]]:
+            batches = [answer.batch async for answer in client.read(TOPIC)]
+            found = [(one.ledger_id, *pair) for one in batches for pair in enumerate(one.payloads, one.first_entry_id)]
+            assert [data for *_, data in found] == held[:count]
+            return found
+
+        await client.enable(TOPIC)
+        await append_to(client, TOPIC, held[:1000])
+        await commit()
+        await append_to(client, TOPIC, held[1000:1900])
+        every = await read(1900)
+        assert len({one[0] for one in every[1000:]}) > 1, "the live end is in several ledgers"
+        assert await entries_of(committed()) == every[:1000]
+        found = table()
+        assert await entries_of(found) == every
+        plan = found._jdf.queryExecution().toString()
+        assert "offload" in plan
+        assert bob not in plan
+        within = found.where("ledger_id = 1 AND entry_id >= 650")
+        assert await entries_of(within) == [one for one in every if one[0] == 1 and one[1] >= 650]
+        messages = table(messages="true", token="", token_file=str(tmp_path / "token")).where("state = 'plain'")
+        values = await asyncio.to_thread(messages.select("value").collect)
+        plain = [b"%d" % number for number in range(1900) if number not in {999, 1000, 1800}]
+        assert sorted(bytes(row.value) for row in values) == sorted([*plain, bytes(range(256))])
+
+        planned = table().select("ledger_id", "entry_id", "payload").rdd
+        assert await asyncio.to_thread(planned.getNumPartitions) > 5
+        await commit()
+        await append_to(client, TOPIC, held[1900:])
+        assert await entries_of(committed()) == every, "all that was live at the planning is in segments"
+        rows = await asyncio.to_thread(planned.collect)
+        assert sorted((row.ledger_id, row.entry_id, bytes(row.payload)) for row in rows) == every
+        assert await entries_of(table()) == await read(2000)
+
+        with pytest.raises(PySparkException, match=r"cannot connect to the daemon at 127\.0\.0\.1:1") as caught:
+            await entries_of(table(address="127.0.0.1:1"))
+        assert bob not in str(caught.value) + daemon.said()
 
 
 def test_stream_restarts_from_its_checkpoint(spark: SparkSession, site: Site, tmp_path: Path) -> None:

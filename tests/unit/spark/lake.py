@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from offloaderd.core.names.patterns import of_topic
 from offloaderd.daemon.settings import load
 from offloaderd.format.pulsar import broker_entry
+from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.spark.scan import plan as source_plan
 from offloaderd.spark.scan.columns import Columns
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from offloaderd.core.model import Loss, TopicName
-    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.objects.port import SegmentStore
+    from offloaderd.spark.scan.live import LiveReader
     from offloaderd.spark.scan.query import EntryQuery
     from offloaderd.spark.scan.share import Share
 
@@ -87,22 +88,25 @@ async def read_share(
     query: EntryQuery | None = None,
     *,
     now: Snapshot | None = None,
+    live: LiveReader | None = None,
 ) -> list[Any]:
     """Return the rows of a share as dictionaries, read in the loop of the test; `now` is what the map has by then.
 
-    Without it the map has what the share was made of.
+    Without it the map has what the share was made of. `live` reads live segments.
     """
     rows: list[Any] = []
     task = wish.task(wish.columns)
     columns = Columns(task.schema, values=task.values, skip=task.skip)
     pieces = [one for one in share if isinstance(one, Piece)]
-    planned = {held.begin: held for one in pieces for held in (*one.before, one.segment, *one.after)}
+    held = (held for one in pieces for held in (*one.before, one.segment, *one.after))
+    planned = {one.begin: one for one in held if isinstance(one, CommittedSegment)}
 
     async def current(_: TopicName) -> Snapshot:
         return now or snapshot([planned[begin] for begin in sorted(planned)])
 
     async with segment_reader(store) as reader:
-        async for batch in record_batches(LateReader(reader, current), share, query or wish.query, columns, task):
+        late = LateReader(reader, current, live)
+        async for batch in record_batches(late, share, query or wish.query, columns, task):
             rows += batch.to_pylist()
     return rows
 

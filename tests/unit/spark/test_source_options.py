@@ -6,18 +6,21 @@ import pickle
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from pkgutil import iter_modules
 
 import pytest
 from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.types import LongType, StructType
 
+from offloaderd.client import Trust
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.model import Position
+from offloaderd.spark.export import export
 from offloaderd.spark.scan.columns import checked_schema, full_schema
 from offloaderd.spark.scan.options import HELP, Mode, Start, parse
 from offloaderd.spark.scan.read import ShareReader
-from offloaderd.spark.scan.share import Metadata
+from offloaderd.spark.scan.share import Daemon, Metadata, Task
 from offloaderd.spark.source import PUSHING, FilteredReader, SegmentSource, SegmentsReader
 from tests.unit.spark.lake import ENVIRONMENT
 
@@ -62,8 +65,10 @@ def test_each_option_has_the_spelling_that_spark_has_for_its_own() -> None:
     values |= {"schema": '"long"', "encoding": "json", "transactions": "all", "metadata": "bucket", "offsets": offsets}
     values |= {"partition_bytes": "2MiB", "max_bytes_per_trigger": "3MiB", "without": "a/b/c", "topic": "orders"}
     skip = {**{name: text for name, text in values.items() if name != "mode"}, "skip": "damage"}
-    assert HELP.keys() == values.keys() | skip.keys() | {"path", "config"}
-    for given in (values, skip):
+    live = {"topic": "orders", "live": "true", "address": "h:1", "tls": "true", "tls_ca": "/ca", "tls_cert": "/cert"}
+    live |= {"tls_key": "/key", "token_file": "/token", "token": "hidden"}
+    assert HELP.keys() == values.keys() | skip.keys() | live.keys() | {"path", "config"}
+    for given in (values, skip, live):
         plain = parse(given, environ=ENVIRONMENT)
         for spelt in (camel, str.upper, lambda name: camel(name).lower()):
             assert parse({spelt(name): text for name, text in given.items()}, environ=ENVIRONMENT) == plain
@@ -147,6 +152,60 @@ def test_all_mistakes_at_once() -> None:
             parse({**GIVEN, "offsets": said}, environ={})
     with pytest.raises(InvalidConfig, match="say it once"):
         parse({**GIVEN, "path": "returns"}, environ={})
+
+
+LIVE = {**GIVEN, "live": "true", "address": "one:7650, [::1]:7650"}
+
+
+def test_a_live_end_needs_a_daemon() -> None:
+    """Its address, and credentials that go together; all other queries ask none."""
+    found = parse({**LIVE, "tlsCa": "/ca.pem", "token_file": "/token"}, environ={}).live
+    trust = Trust(ca_file=Path("/ca.pem"), token_file=Path("/token"))
+    assert found == Daemon(("one:7650", "[::1]:7650"), trust)
+    assert parse({**GIVEN, "live": "false"}, environ={}).live is None
+    for given, told in (
+        ({**GIVEN, "live": "true"}, "address: live=true needs it; with live=true: HOST:PORT"),
+        ({**GIVEN, "address": "one:7650", "tls": "true"}, "address, tls: only with live=true"),
+        ({**LIVE, "address": "one"}, "address = 'one': not an address: 'one'; allowed: with live=true: HOST:PORT"),
+        ({**LIVE, "tls_cert": "/cert"}, "tls_cert: a certificate and its key go together"),
+        ({**LIVE, "token": "hidden"}, "token: a token is sent over TLS only"),
+        ({**LIVE, "offsets": '{"start": {}, "end": {}}'}, "live, offsets: a step of a stream has what is committed"),
+    ):
+        with pytest.raises(InvalidConfig) as caught:
+            parse(given, environ={})
+        assert told in caught.value.message
+        assert "hidden" not in caught.value.message
+
+
+def test_streams_and_exports_have_what_is_committed() -> None:
+    """A live end is refused there, not passed over."""
+    source = SegmentSource(LIVE)
+    with pytest.raises(InvalidConfig, match="live=true: only for a query"):
+        source.streamReader(source.schema())
+    with pytest.raises(InvalidConfig, match="live: not for an export"):
+        export.check(LIVE, "/archive")
+
+
+def test_a_task_gets_the_daemon_and_shows_no_token() -> None:
+    """It connects by itself, with the token of the options; a query that is not live gets no daemon."""
+    source = SegmentSource({**LIVE, "tls": "true", "token": "hidden"})
+    reader = source.reader(source.schema())
+    packed = pickle.dumps(reader)
+    assert b"hidden" in packed
+    task = task_of(reader)
+    assert pickle.loads(task.daemon).trust.bearer() == "hidden"  # noqa: S301 - our own bytes
+    for one in (pickle.loads(packed), reader):  # noqa: S301 - our own bytes
+        assert "hidden" not in repr(vars(one))
+    plain = SegmentSource(GIVEN)
+    assert task_of(plain.reader(plain.schema())).daemon == b""
+
+
+def task_of(reader: DataSourceReader) -> Task:
+    """Return what tasks of a reader get."""
+    assert isinstance(reader, SegmentsReader)
+    found = reader.__reduce__()[1][0]
+    assert isinstance(found, Task)
+    return found
 
 
 def test_schema_may_be_less() -> None:

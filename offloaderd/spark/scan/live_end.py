@@ -1,0 +1,181 @@
+"""The live end of each topic at the planning: what is in no segment and a daemon can read, as live segments.
+
+The map is read first and the daemon asked then, so nothing is between them: the daemon has what was committed since,
+and all behind it. The planning fixes the positions. Live segments have
+
+- the entries behind the newest that is committed, up to the newest that the daemon can read, and
+- where history is unfinished, the entries of its gap. A gap in which the daemon lists nothing stays a hole.
+
+Recorded losses stay holes, which no live segment spans. The ledgers are those that the daemon lists. A topic without a
+ledger source has its newest ones in the daemon's buffer alone; that is read once, to know them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from offloaderd.core.aio import each
+from offloaderd.core.errors import Conflict, TopicNotFound, Transient
+from offloaderd.core.model import Position
+from offloaderd.metadata.committed import LedgerSlice
+from offloaderd.metadata.identity import deployment
+from offloaderd.protocol.conversion import from_position
+from offloaderd.read.transactions import ENTRY_BYTES, entry_bytes_of
+from offloaderd.spark.scan.share import Condition, LiveSegment, Part, clipped
+
+if TYPE_CHECKING:
+    from offloaderd.client import DaemonClient
+    from offloaderd.core.model import TopicName
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.spark.scan.query import EntryQuery
+    from offloaderd.spark.scan.snapshot import Snapshot, Stores
+
+
+class Uncommitted(NamedTuple):
+    """Positions behind `after` and before `before` that no segment has; `oldest`: nothing precedes them."""
+
+    after: Position
+    before: Position
+    oldest: bool = False
+
+
+async def with_live_ends(
+    snapshots: Sequence[Snapshot], query: EntryQuery, client: DaemonClient, stores: Stores
+) -> list[Snapshot]:
+    """Return the snapshots with the live ends of the topics that the query includes.
+
+    Raises Conflict for a daemon of another deployment, and as the daemon does.
+    """
+    if snapshots and stores.metadata is not None:
+        ours, theirs = await deployment(stores.metadata), (await client.identity(snapshots[0].topic)).deployment_id
+        if ours is not None and theirs and str(ours.deployment_id) != theirs:
+            raise Conflict(
+                f"the daemon at {client.address} is of deployment {theirs}, and the metadata of {ours.deployment_id}",
+                hint="let `address` name a daemon of the cluster that metadata.root and daemon.cluster name",
+            )
+
+    async def ended(snapshot: Snapshot) -> Snapshot:
+        return await _with_live_end(snapshot, client) if query.holds_topic(str(snapshot.topic)) else snapshot
+
+    return await each(snapshots, ended, in_flight_max=4)
+
+
+async def _with_live_end(snapshot: Snapshot, client: DaemonClient) -> Snapshot:
+    topic, offloaded = snapshot.topic, snapshot.map.offloaded
+    try:
+        found = await client.last_positions(topic)
+    except TopicNotFound:
+        if offloaded is not None:
+            raise
+        return snapshot  # only its folder is left in the metadata
+    oldest = from_position(found.first) if found.HasField("first") else None
+    newest = from_position(found.confirmed) if found.HasField("confirmed") else None
+    if offloaded is not None and (newest or offloaded) < offloaded:
+        raise Transient(
+            f"{topic}: {offloaded} is committed, and for the daemon at {client.address} {newest} is the newest entry",
+            hint="compare its cluster with that of the query; if it is the same, run the query again",
+        )
+    ranges = list(_uncommitted(snapshot.map, oldest, newest))
+    parts = await _parts(client, topic, ranges, newest) if newest is not None and ranges else []
+    made = replace(snapshot, live=tuple(live for one in ranges for live in _live(snapshot.map, one, parts)))
+    if made.unfinished is None:
+        made = replace(made, holes=tuple(one for one in made.holes if one.condition is not Condition.UNFINISHED))
+    return made
+
+
+def _uncommitted(topic_map: TopicMap, oldest: Position | None, newest: Position | None) -> Iterator[Uncommitted]:
+    """Yield the ranges of a topic that no segment has, in order, up to the newest entry."""
+    offloaded, plan = topic_map.offloaded, topic_map.unfinished
+    if plan is not None and offloaded is not None and offloaded >= plan.live_begin:
+        before = topic_map.history_end or topic_map.floor
+        if before is not None:
+            yield Uncommitted(before, plan.live_begin)
+        elif oldest is not None:
+            yield Uncommitted(_previous(oldest), plan.live_begin, oldest=True)
+    if newest is not None and (offloaded is None or offloaded < newest):
+        end = Position(newest.ledger_id, newest.entry_id + 1)
+        if offloaded is not None:
+            yield Uncommitted(offloaded, end)
+        elif oldest is not None:
+            yield Uncommitted(_previous(oldest), end, oldest=True)
+
+
+async def _parts(client: DaemonClient, topic: TopicName, ranges: Sequence[Uncommitted], newest: Position) -> list[Part]:
+    """Return the ledgers from the begin of the ranges up to the newest entry, each with all entries that can be read.
+
+    A ledger whose end is unknown and that the source does not have ends with what is committed. Raises Transient while
+    the daemon does not list all of them, and as it does.
+    """
+    low = ranges[0].after
+    if low.ledger_id == newest.ledger_id:
+        return [Part(newest.ledger_id, 0, newest.entry_id)]
+    listed = await client.ledgers(topic)
+    if listed.source_error:
+        raise Transient(f"{topic}: the daemon cannot read its ledger source: {listed.source_error}", hint="try again")
+    found = {one.ledger_id: one for one in listed.ledgers if low.ledger_id <= one.ledger_id <= newest.ledger_id}
+    ends = {one.ledger_id: one.entries - 1 for one in found.values() if one.HasField("entries") and one.state != "open"}
+    ends[newest.ledger_id] = newest.entry_id
+    sourced = any(one.HasField("at_source") for one in listed.ledgers)
+    unknown = found.keys() - ends.keys() - {one.ledger_id for one in found.values() if sourced and not one.at_source}
+    if newest.ledger_id in found and not unknown:
+        return [Part(ledger_id, 0, end) for ledger_id, end in sorted(ends.items())]
+    if sourced:
+        raise Transient(
+            f"{topic}: the daemon does not list the ledgers up to {newest} yet, its newest entry", hint="try again"
+        )
+    return [part async for part in _read_through(client, topic, ranges[-1], newest)]
+
+
+async def _read_through(
+    client: DaemonClient, topic: TopicName, wanted: Uncommitted, newest: Position
+) -> AsyncIterator[Part]:
+    """Yield the ledgers of a range by what a read of it gives. Raises as the read does."""
+    part: Part | None = None
+    async with aclosing(client.read(topic, first=_next(wanted.after), last=newest)) as answers:
+        async for answer in answers:
+            batch = answer.batch
+            if part is not None and part.ledger_id != batch.ledger_id:
+                yield part
+                part = None
+            first = part.first_entry_id if part is not None else batch.first_entry_id
+            part = Part(batch.ledger_id, first, batch.last_entry_id)
+    if part is not None:
+        yield part
+
+
+def _live(topic_map: TopicMap, within: Uncommitted, parts: Sequence[Part]) -> Iterator[LiveSegment]:
+    """Yield the live segments of a range: one, or several where losses are recorded between their ledgers."""
+    first = _next(within.after)
+    entry_bytes = entry_bytes_of(topic_map.segments[-1].slices[-1]) if topic_map.segments else ENTRY_BYTES
+    after = None if within.oldest else within.after
+    end, slices = within.after, list[LedgerSlice]()
+    for part in parts:
+        low, high = clipped(*part, first, _previous(within.before))
+        if low > high:
+            continue
+        begin = Position(part.ledger_id, low)
+        lost = max((loss.before for loss in topic_map.losses if end < loss.before <= begin), default=None)
+        if lost is not None:
+            if slices:
+                yield _segment(slices, after)
+            after, slices = _previous(lost), []
+        slices.append(LedgerSlice(part.ledger_id, low, high, (high - low + 1) * entry_bytes))
+        end = Position(part.ledger_id, high)
+    if slices:
+        yield _segment(slices, after)
+
+
+def _segment(slices: Sequence[LedgerSlice], after: Position | None) -> LiveSegment:
+    return LiveSegment(slices=tuple(slices), object_bytes=sum(one.payload_bytes for one in slices), after=after)
+
+
+def _next(position: Position) -> Position:
+    return Position(position.ledger_id, position.entry_id + 1)
+
+
+def _previous(position: Position) -> Position:
+    """Return the position before one, which has no entry at the begin of a ledger."""
+    return Position(position.ledger_id, position.entry_id - 1)
