@@ -78,29 +78,30 @@ async def _with_live_end(snapshot: Snapshot, client: DaemonClient) -> Snapshot:
             f"{topic}: {offloaded} is committed, and for the daemon at {client.address} {newest} is the newest entry",
             hint="compare its cluster with that of the query; if it is the same, run the query again",
         )
+    if oldest is None or newest is None:
+        return snapshot
     ranges = list(_uncommitted(snapshot.map, oldest, newest))
-    parts = await _parts(client, topic, ranges, newest) if newest is not None and ranges else []
+    parts = await _parts(client, topic, ranges, newest) if ranges else []
     made = replace(snapshot, live=tuple(live for one in ranges for live in _live(snapshot.map, one, parts)))
     if made.unfinished is None:
         made = replace(made, holes=tuple(one for one in made.holes if one.condition is not Condition.UNFINISHED))
     return made
 
 
-def _uncommitted(topic_map: TopicMap, oldest: Position | None, newest: Position | None) -> Iterator[Uncommitted]:
+def _uncommitted(topic_map: TopicMap, oldest: Position, newest: Position) -> Iterator[Uncommitted]:
     """Yield the ranges of a topic that no segment has, in order, up to the newest entry."""
     offloaded, plan = topic_map.offloaded, topic_map.unfinished
+    first = _previous(oldest)
+
+    def behind(known: Position | None, before: Position) -> Uncommitted:
+        if known is None or known < first:  # what was there was deleted, and cannot be asked for
+            return Uncommitted(first, before, oldest=True)
+        return Uncommitted(known, before)
+
     if plan is not None and offloaded is not None and offloaded >= plan.live_begin:
-        before = topic_map.history_end or topic_map.floor
-        if before is not None:
-            yield Uncommitted(before, plan.live_begin)
-        elif oldest is not None:
-            yield Uncommitted(_previous(oldest), plan.live_begin, oldest=True)
-    if newest is not None and (offloaded is None or offloaded < newest):
-        end = Position(newest.ledger_id, newest.entry_id + 1)
-        if offloaded is not None:
-            yield Uncommitted(offloaded, end)
-        elif oldest is not None:
-            yield Uncommitted(_previous(oldest), end, oldest=True)
+        yield behind(topic_map.history_end or topic_map.floor, plan.live_begin)
+    if offloaded is None or offloaded < newest:
+        yield behind(offloaded, _next(newest))
 
 
 async def _parts(client: DaemonClient, topic: TopicName, ranges: Sequence[Uncommitted], newest: Position) -> list[Part]:

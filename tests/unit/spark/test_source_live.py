@@ -152,6 +152,21 @@ async def test_a_topic_of_which_nothing_is_committed() -> None:
         assert entries(await topic.rows(options())) == expected(topic)
 
 
+async def test_a_topic_of_which_retention_has_left_nothing() -> None:
+    """What is behind the deleted entries is read, also where the source has nothing of their ledger any more."""
+    topic = LiveTopic(ledger_entries_max=10)
+    async with topic.reader:
+        await topic.arrive(payloads(25, ledger_id=1))
+        await topic.commit(10)
+        await topic.retire()
+        assert topic.map.floor == Position(0, 9)
+        assert entries(await topic.rows(options())) == expected(topic)[10:]
+        await topic.commit(4)
+        await topic.retire()
+        assert topic.map.floor == Position(1, 3)
+        assert entries(await topic.rows(options())) == expected(topic)[14:]
+
+
 async def test_filters_reach_into_the_live_end() -> None:
     """Positions of options and of filters bound what the daemon is asked for; times are compared with each entry."""
     topic = LiveTopic(ledger_entries_max=10)
