@@ -17,6 +17,7 @@ from offloaderd.core.read_options import Transactions
 from offloaderd.metadata import identity, paths
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.records.identity import Deployment
+from offloaderd.protocol.v1 import retention_pb2
 from offloaderd.spark.scan import plan as source_plan
 from offloaderd.spark.scan import transactions as source_transactions
 from offloaderd.spark.scan.live_end import with_live_ends
@@ -419,6 +420,42 @@ async def test_a_daemon_that_lags_or_is_of_another_cluster_is_refused() -> None:
             topic.deployment_id = str(clock.uuid())
             with pytest.raises(Conflict, match="is of deployment"):
                 await with_live_ends([found], EntryQuery(), topic, stores)
+
+
+async def test_what_comes_during_the_planning_is_for_the_next_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest entry is fixed before the ledgers are listed, and the last of them may have grown by then."""
+    topic = LiveTopic(ledger_entries_max=10)
+    real = topic.ledgers
+
+    async def later(name: TopicName | str) -> retention_pb2.ListLedgersResponse:
+        await topic.arrive([b"later"] * 12)
+        return await real(name)
+
+    monkeypatch.setattr(topic, "ledgers", later)
+    async with topic.reader:
+        await topic.arrive(payloads(25, ledger_id=1))
+        assert entries(await topic.rows(options())) == expected(topic, 25)
+
+
+async def test_ledgers_that_are_not_listed_are_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that does not answer, or does not name the newest ledger, ends the planning; it may do so soon."""
+    topic = LiveTopic(ledger_entries_max=10)
+    real = topic.ledgers
+
+    async def less(name: TopicName | str) -> retention_pb2.ListLedgersResponse:
+        listed = await real(name)
+        del listed.ledgers[-1]
+        return listed
+
+    async def silent(_: TopicName | str) -> retention_pb2.ListLedgersResponse:
+        return retention_pb2.ListLedgersResponse(source_error="no answer")
+
+    async with topic.reader:
+        await topic.arrive(payloads(25, ledger_id=1))
+        for answer, told in ((less, "does not list the ledgers up to 2:4 yet"), (silent, "ledger source: no answer")):
+            monkeypatch.setattr(topic, "ledgers", answer)
+            with pytest.raises(Transient, match=told):
+                await topic.planned(options())
 
 
 async def test_entries_that_the_daemon_passes_over_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
