@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Self
 
-from offloaderd.core.errors import EntriesMissing, OffloaderError
+from offloaderd.core.errors import EntriesMissing, OffloaderError, OutOfRange, Transient
 from offloaderd.core.model import EntryBatch, Position, TopicName
 from offloaderd.spark.scan.share import Daemon, LiveSegment, Part, parts_of
 
@@ -70,11 +70,18 @@ class LiveReader:
         """
         awaited = deque(parts_of(segment, first, last))
         client = await self.client()
-        async with aclosing(client.read(topic, first=first, last=last)) as answers:
-            async for answer in answers:
-                batch = answer.batch
-                _note(awaited, batch, topic)
-                yield batch
+        try:
+            async with aclosing(client.read(topic, first=first, last=last)) as answers:
+                async for answer in answers:
+                    batch = answer.batch
+                    _note(awaited, batch, topic)
+                    yield batch
+        except OutOfRange as error:
+            raise Transient(
+                f"{topic}: the daemon at {client.address} does not know entries up to {last} yet, or any more: "
+                f"{error.message} ({error.hint})",
+                hint="another daemon may have had them in its buffer; run the query again, with the owner's address",
+            ) from error
         if awaited:
             raise NotGiven(Position(awaited[0].ledger_id, awaited[0].first_entry_id), last)
 

@@ -6,8 +6,11 @@ and all behind it. The planning fixes the positions. Live segments have
 - the entries behind the newest that is committed, up to the newest that the daemon can read, and
 - where history is unfinished, the entries of its gap. A gap in which the daemon lists nothing stays a hole.
 
-Recorded losses stay holes, which no live segment spans. The ledgers are those that the daemon lists. A topic without a
-ledger source has its newest ones in the daemon's buffer alone; that is read once, to know them.
+Recorded losses stay holes, which no live segment spans. Where a range begins with another ledger than the one before
+it, its first entry is read once: a daemon that does not know what was between them says so, and that is a hole as well.
+
+The ledgers are those that the daemon lists. A topic without a ledger source has its newest ones in the daemon's buffer
+alone; that is read once, to know them.
 """
 
 from __future__ import annotations
@@ -18,13 +21,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.core.aio import each
-from offloaderd.core.errors import Conflict, TopicNotFound, Transient
+from offloaderd.core.errors import Conflict, CorruptData, EntriesDeleted, EntriesMissing, TopicNotFound, Transient
 from offloaderd.core.model import Position
 from offloaderd.metadata.committed import LedgerSlice
 from offloaderd.metadata.identity import deployment
 from offloaderd.protocol.conversion import from_position
 from offloaderd.read.transactions import ENTRY_BYTES, entry_bytes_of
-from offloaderd.spark.scan.share import Condition, LiveSegment, Part, clipped
+from offloaderd.spark.scan.share import Condition, Hole, LiveSegment, Part, clipped
 
 if TYPE_CHECKING:
     from offloaderd.client import DaemonClient
@@ -82,10 +85,35 @@ async def _with_live_end(snapshot: Snapshot, client: DaemonClient) -> Snapshot:
         return snapshot
     ranges = list(_uncommitted(snapshot.map, oldest, newest))
     parts = await _parts(client, topic, ranges, newest) if ranges else []
-    made = replace(snapshot, live=tuple(live for one in ranges for live in _live(snapshot.map, one, parts)))
-    if made.unfinished is None:
-        made = replace(made, holes=tuple(one for one in made.holes if one.condition is not Condition.UNFINISHED))
-    return made
+    lives: list[LiveSegment] = []
+    holes: list[Hole] = []
+    for one in ranges:
+        found_here = list(_live(snapshot.map, one, parts))
+        lives += found_here
+        if found_here and not one.oldest:
+            holes += await _hole_before(client, snapshot.map, one.after, found_here[0].begin)
+    made = replace(snapshot, live=tuple(lives))
+    filled = made.unfinished is None
+    holes += [hole for hole in snapshot.holes if not (filled and hole.condition is Condition.UNFINISHED)]
+    return replace(made, holes=tuple(sorted(holes, key=lambda hole: hole.after)))
+
+
+async def _hole_before(client: DaemonClient, topic_map: TopicMap, after: Position, begin: Position) -> list[Hole]:
+    """Return what the daemon misses between a position and the begin of the next ledger, if it cannot go from one to
+    the other and that is not on record. Raises as the daemon does.
+    """
+    if after.ledger_id == begin.ledger_id or any(after < loss.before <= begin for loss in topic_map.losses):
+        return []
+    try:
+        async with aclosing(client.read(topic_map.topic, first=_next(after), last=begin)) as answers:
+            async for _ in answers:
+                pass
+    except CorruptData:
+        return []  # of its first entry, which the task comes to
+    except EntriesMissing as error:
+        condition = Condition.RETENTION if isinstance(error, EntriesDeleted) else Condition.LOSSES
+        return [Hole(after=after, before=begin, reason=error.message, condition=condition)]
+    return []
 
 
 def _uncommitted(topic_map: TopicMap, oldest: Position, newest: Position) -> Iterator[Uncommitted]:
@@ -149,28 +177,24 @@ async def _read_through(
 
 def _live(topic_map: TopicMap, within: Uncommitted, parts: Sequence[Part]) -> Iterator[LiveSegment]:
     """Yield the live segments of a range: one, or several where losses are recorded between their ledgers."""
-    first = _next(within.after)
     entry_bytes = entry_bytes_of(topic_map.segments[-1].slices[-1]) if topic_map.segments else ENTRY_BYTES
-    after = None if within.oldest else within.after
     end, slices = within.after, list[LedgerSlice]()
     for part in parts:
-        low, high = clipped(*part, first, _previous(within.before))
+        low, high = clipped(*part, _next(within.after), _previous(within.before))
         if low > high:
             continue
         begin = Position(part.ledger_id, low)
-        lost = max((loss.before for loss in topic_map.losses if end < loss.before <= begin), default=None)
-        if lost is not None:
-            if slices:
-                yield _segment(slices, after)
-            after, slices = _previous(lost), []
+        if slices and any(end < loss.before <= begin for loss in topic_map.losses):
+            yield _segment(slices)
+            slices = []
         slices.append(LedgerSlice(part.ledger_id, low, high, (high - low + 1) * entry_bytes))
         end = Position(part.ledger_id, high)
     if slices:
-        yield _segment(slices, after)
+        yield _segment(slices)
 
 
-def _segment(slices: Sequence[LedgerSlice], after: Position | None) -> LiveSegment:
-    return LiveSegment(slices=tuple(slices), object_bytes=sum(one.payload_bytes for one in slices), after=after)
+def _segment(slices: Sequence[LedgerSlice]) -> LiveSegment:
+    return LiveSegment(slices=tuple(slices), object_bytes=sum(one.payload_bytes for one in slices))
 
 
 def _next(position: Position) -> Position:

@@ -25,7 +25,6 @@ from offloaderd.spark.scan.segments import extents_of, segment_reader
 from offloaderd.spark.scan.share import (
     Condition,
     Hole,
-    LiveSegment,
     Missing,
     Piece,
     Segment,
@@ -165,8 +164,6 @@ async def _pieces(snapshot: Snapshot, query: EntryQuery, reader: SegmentReader) 
 def _whole(topic: TopicName, segment: Segment, query: EntryQuery) -> Piece:
     parts = query.of(segment)
     first = Position(parts[0].ledger_id, parts[0].first_entry_id)
-    if isinstance(segment, LiveSegment) and first == segment.begin:
-        first = segment.start
     last = Position(parts[-1].ledger_id, parts[-1].last_entry_id)
     entries = sum(one.entries for one in parts_of(segment, first, last))
     return Piece(topic, segment, first, last, segment.object_bytes * entries // segment.entries)

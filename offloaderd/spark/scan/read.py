@@ -187,20 +187,16 @@ def _skips_of(
     piece: Piece, run: Run, query: EntryQuery, error: OffloaderError, skip: frozenset[Condition]
 ) -> Iterator[Skip]:
     """Yield the skips of a run that cannot be read, by ledger. Raises BrokenSegment."""
-    if not run.parts:
-        yield _skipped(piece, run, None, error, skip)
     for part in run.parts:
         if query.may_hold(Extent(*part, 0)):
             yield _skipped(piece, run, part, error, skip)
 
 
-def _skipped(piece: Piece, run: Run, part: Part | None, error: OffloaderError, skip: frozenset[Condition]) -> Skip:
-    """Return the skip of entries that cannot be read, None: of unknown ones. Raises BrokenSegment if it is an error."""
-    broken = run.broken(piece.topic, part or f"from {run.first} on", error)
+def _skipped(piece: Piece, run: Run, part: Part, error: OffloaderError, skip: frozenset[Condition]) -> Skip:
+    """Return the skip of entries that cannot be read. Raises BrokenSegment if that ends the query."""
+    broken = run.broken(piece.topic, part, error)
     if broken.condition not in skip:
         raise broken from error
-    if part is None:
-        return Skip(run.first, None, f"{broken.message}; {UNCOUNTED}")
     return Skip(Position(part.ledger_id, part.first_entry_id), part.entries, broken.message)
 
 

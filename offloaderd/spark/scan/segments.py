@@ -151,8 +151,7 @@ async def current_snapshot(origin: bytes, objects: SegmentStore, topic: TopicNam
 class Run:
     """Entries from one position to another, both inclusive, and the segment that has them.
 
-    With a `problem` no segment has them: `segment` is the one that had them, `condition` the reason. Without any
-    entries such a run is what may be missing between two ledgers of a live segment.
+    With a `problem` no segment has them: `segment` is the one that had them, `condition` the reason.
     """
 
     segment: Segment
@@ -249,8 +248,8 @@ class LateReader:
     ) -> list[Run]:
         """Return the run of a live segment that its daemon cannot give, and the rest of the run, if there is more.
 
-        That is one entry that is damaged, what retention deleted, or else the rest of a ledger. An error between two
-        ledgers is about entries that the planning did not find, if there were any. Raises `error` of other kinds.
+        That is one entry that is damaged, what retention deleted or the daemon passed over, or else the rest of a
+        ledger. Raises `error` of other kinds.
         """
         parts = run.parts
         if not parts:
@@ -270,7 +269,7 @@ class LateReader:
             case NotGiven():
                 end = min(error.upto, run.last)
             case EntriesMissing():
-                end = run.first if run.first < at else end
+                pass
             case _:
                 raise error
         behind = parts_of(segment, Position(end.ledger_id, end.entry_id + 1), run.last)

@@ -61,17 +61,11 @@ class LiveSegment(Sliced):
     """Entries that no segment had at the planning: a daemon reads them, from wherever they are by then.
 
     `slices` are all of them, as the daemon knew them at the planning; their `payload_bytes`, and `object_bytes`, are
-    estimates. `after`: they follow this position, or nothing is known to precede them (None).
+    estimates.
     """
 
     slices: tuple[LedgerSlice, ...]
     object_bytes: int
-    after: Position | None = None
-
-    @property
-    def start(self) -> Position:
-        """The position to read from. Behind `after`, so that the daemon notices if something is missing between."""
-        return self.begin if self.after is None else Position(self.after.ledger_id, self.after.entry_id + 1)
 
 
 Segment = CommittedSegment | LiveSegment
@@ -79,12 +73,11 @@ Segment = CommittedSegment | LiveSegment
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The entries of a segment from `first` to `last`, both inclusive: about `object_bytes` of it.
+    """The entries of a segment from `first` to `last`, both inclusive and both in it: about `object_bytes` of it.
 
-    `first` may be behind the end of a ledger: then the first entry is that of the next one. A task reads these
-    positions from the segment, which had them at the planning, or from the one that has them by then. `before` are
-    earlier segments, which may have the first chunks of a message, `after` later ones, which may have the outcome of a
-    transaction; `reaches_end`: there is none behind them.
+    A task reads these positions from the segment, which had them at the planning, or from the one that has them by
+    then. `before` are earlier segments, which may have the first chunks of a message, `after` later ones, which may
+    have the outcome of a transaction; `reaches_end`: there is none behind them.
     """
 
     topic: TopicName
@@ -104,9 +97,8 @@ class Piece:
         if taken >= entries:
             return self, None
         size = self.object_bytes * taken // entries
-        last = _entry(parts, taken - 1)
-        rest = replace(self, first=Position(last.ledger_id, last.entry_id + 1), object_bytes=self.object_bytes - size)
-        return replace(self, last=last, object_bytes=size), rest
+        head = replace(self, last=_entry(parts, taken - 1), object_bytes=size)
+        return head, replace(self, first=_entry(parts, taken), object_bytes=self.object_bytes - size)
 
 
 class Part(NamedTuple):

@@ -60,6 +60,8 @@ class LiveTopic(DaemonClient):
         self.hot = Hot()
         self.entries: list[tuple[Position, bytes]] = []
         self.deployment_id = ""
+        self.gone = False
+        """Whether the source has deleted a ledger that may not be committed."""
         self._made = 0
         self._ends: dict[int, LedgerEnd] = {}
         self.ranges: list[tuple[Position, Position]] = []
@@ -133,6 +135,13 @@ class LiveTopic(DaemonClient):
         for ledger_id in self.map.ends:
             if ledger_id in await self.source.listed(TOPIC):
                 await self.source.delete(TOPIC, ledger_id)
+
+    async def lose_ledger(self, ledger_id: int) -> None:
+        """Delete a ledger at the source unless it is the last, whether it is committed or not; nobody notices it."""
+        known = await self.source.ledgers(TOPIC)
+        if any(one.ledger_id == ledger_id for one in known[:-1]):
+            await self.source.delete(TOPIC, ledger_id)
+            self.gone = True
 
     def lose(self, *losses: Loss) -> None:
         """Record losses."""

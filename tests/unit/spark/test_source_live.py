@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,38 @@ def test_each_entry_once_whatever_happens_meanwhile(data: st.DataObject) -> None
     virtually(run())
 
 
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_each_entry_is_given_or_counted(data: st.DataObject) -> None:
+    """Segments are deleted by retention, and ledgers at the source before they are committed, between two tasks."""
+    count = data.draw(st.integers(1, 40))
+    wish = options(partition_bytes=data.draw(st.sampled_from([60, 300, 1000, 10**9])), skip=EVERYTHING)
+
+    async def run() -> None:
+        topic = LiveTopic(ledger_entries_max=data.draw(st.integers(1, 9)))
+        async with topic.reader:
+            await topic.arrive(payloads(count, ledger_id=1))
+            for size in data.draw(st.lists(st.integers(1, 12), max_size=4)):
+                await topic.commit(size)
+            rows = []
+            for share in await topic.planned(wish):
+                match data.draw(st.sampled_from(["nothing", "commit", "retire", "lose"])):
+                    case "commit" if not topic.gone:
+                        await topic.commit(data.draw(st.integers(1, 50)))
+                    case "retire" if topic.map.segments:
+                        await topic.retire()
+                    case "lose":
+                        await topic.lose_ledger(data.draw(st.integers(0, 40)))
+                rows += await topic.read_share(share, wish)
+            given_out = entries([row for row in rows if row["skipped"] is None])
+            assert all(row["skipped"] is not None or row["reason"] is None for row in rows)
+            left_out = counted(rows)
+            assert Counter([*(one[:2] for one in given_out), *left_out]) == Counter(at for at, _ in topic.entries)
+            assert set(given_out) <= set(expected(topic))
+
+    virtually(run())
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     ops=OPS,
@@ -135,12 +168,12 @@ async def test_the_daemon_is_asked_for_what_is_not_committed() -> None:
         made = await topic.planned(wish)
         pieces = live_pieces(made)
         assert (pieces[0].first, pieces[-1].last) == (Position(1, 10), topic.entries[-1][0])
+        assert topic.ranges == [], "nothing is read at the planning"
         assert len(pieces) >= 4
         assert max(one.object_bytes for one in pieces) < wish.partition_bytes + 3 * entry_bytes
         rows = [row for share in made for row in await topic.read_share(share, wish)]
         assert entries(rows) == expected(topic)
         assert topic.ranges == [(one.first, one.last) for one in pieces]
-        assert pieces[1].first == Position(pieces[0].last.ledger_id, pieces[0].last.entry_id + 1)
 
 
 async def test_a_topic_of_which_nothing_is_committed() -> None:
@@ -290,17 +323,20 @@ async def test_what_may_be_missing_before_the_live_end_is_told() -> None:
     async with topic.reader:
         await topic.arrive(payloads(45, ledger_id=1))
         await topic.commit(10)
-        for ledger_id in (0, 1):
-            await topic.source.delete(TOPIC, ledger_id)
-        with pytest.raises(BrokenSegment, match=r"^\[OFFLOAD_LOSSES\] .*what was between ledgers 0 and 2"):
+        await topic.trim()
+        assert entries(await topic.rows(options())) == expected(topic)
+        await topic.lose_ledger(1)
+        with pytest.raises(HoleInRange, match=r"^\[OFFLOAD_LOSSES\] .*what was between ledgers 0 and 2"):
             await topic.rows(options())
         rows = await topic.rows(options(skip=EVERYTHING))
-        assert [(row["ledger_id"], row["entry_id"]) for row in rows if row["reason"]] == [(0, 10)]
         (told,) = [row for row in rows if row["reason"]]
-        assert told["skipped"] is None
+        assert (told["ledger_id"], told["entry_id"], told["skipped"]) == (0, 10, None)
         assert "how many entries it stands for is not known" in told["reason"]
         every = expected(topic)
-        assert entries([row for row in rows if not row["reason"]]) == [*every[:10], *every[20:]]
+        kept = [row for row in rows if not row["reason"]]
+        assert sorted(entries(kept)) == [*every[:10], *every[20:]]
+        behind = options(query=EntryQuery(first=Position(2, 0)))
+        assert entries(await topic.rows(behind)) == every[20:]
 
 
 async def test_what_retention_deleted_meanwhile_is_told() -> None:
@@ -321,6 +357,19 @@ async def test_what_retention_deleted_meanwhile_is_told() -> None:
         every = expected(topic)
         assert counted(rows) == [one[:2] for one in every[5:20]]
         assert entries([row for row in rows if row["skipped"] is None]) == every[20:], "the source still has 2:0 to 2:2"
+
+
+async def test_a_daemon_without_the_buffer_of_the_planning_is_not_believed() -> None:
+    """Another one may know less of a topic without a source: that is no loss, and ends the query whatever it skips."""
+    topic = LiveTopic(ledger_entries_max=10, sourced=False)
+    async with topic.reader:
+        await topic.arrive(payloads(8, ledger_id=1))
+        await topic.commit(3)
+        wish = options(skip=EVERYTHING)
+        (share,) = await topic.planned(wish)
+        topic.hot.clear()
+        with pytest.raises(Transient, match=r"does not know entries up to 0:7 yet, or any more: .*beyond the end"):
+            await topic.read_share(share, wish)
 
 
 async def test_one_damaged_entry_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
