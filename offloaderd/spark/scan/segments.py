@@ -249,13 +249,16 @@ class LateReader:
         """Return the run of a live segment that its daemon cannot give, and the rest of the run, if there is more.
 
         That is one entry that is damaged, what retention deleted or the daemon passed over, or else the rest of a
-        ledger. Raises `error` of other kinds.
+        ledger. An error between two ledgers, as the first is deleted by then, is about none. Raises `error` of other
+        kinds.
         """
         parts = run.parts
         if not parts:
             return []
         ledger_id, first_entry_id, last_entry_id = parts[0]
         at, end = Position(ledger_id, first_entry_id), Position(ledger_id, last_entry_id)
+        if run.first < at:
+            return [Run(segment, at, run.last)]
         condition = Condition.LOSSES
         match error:
             case CorruptData():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql import datasource as spark
 
 from offloaderd.client import Trust, Unreachable
-from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, OffloaderError, Transient
+from offloaderd.core.errors import Conflict, CorruptData, EntriesMissing, InvalidInput, OffloaderError, Transient
 from offloaderd.core.model import HistoryOrder, Loss, Position
 from offloaderd.core.read_options import Transactions
 from offloaderd.metadata import identity, paths
@@ -337,6 +337,24 @@ async def test_what_may_be_missing_before_the_live_end_is_told() -> None:
         assert sorted(entries(kept)) == [*every[:10], *every[20:]]
         behind = options(query=EntryQuery(first=Position(2, 0)))
         assert entries(await topic.rows(behind)) == every[20:]
+
+
+async def test_a_ledger_that_is_deleted_behind_its_last_entry_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task has read all of it, and goes on with the next one."""
+    topic = LiveTopic(ledger_entries_max=10)
+    async with topic.reader:
+        await topic.arrive(payloads(25, ledger_id=1))
+        (share,) = await topic.planned(options())
+        real = topic.read
+
+        async def losing(name: TopicName | str, **wanted: Any) -> AsyncGenerator[ReadAnswer, None]:  # noqa: ANN401
+            async for answer in real(name, **wanted):
+                yield answer
+                if answer.batch.last == Position(0, 9):
+                    raise EntriesMissing("no tier knows ledger 0 of 0:10")
+
+        monkeypatch.setattr(topic, "read", losing)
+        assert entries(await topic.read_share(share, options())) == expected(topic)
 
 
 async def test_what_retention_deleted_meanwhile_is_told() -> None:
