@@ -6,8 +6,8 @@ and all behind it. The planning fixes the positions. Live segments have
 - the entries behind the newest that is committed, up to the newest that the daemon can read, and
 - where history is unfinished, the entries of its gap. A gap in which the daemon lists nothing stays a hole.
 
-Recorded losses stay holes, which no live segment spans. Where a range begins with another ledger than the one before
-it, its first entry is read once: a daemon that does not know what was between them says so, and that is a hole as well.
+Recorded losses stay holes. Where a range begins with another ledger than the one before it, its first entry is read
+once: a daemon that does not know what was between them says so, and that is a hole as well.
 
 The ledgers are those that the daemon lists. A topic without a ledger source has its newest ones in the daemon's buffer
 alone; that is read once, to know them.
@@ -88,10 +88,9 @@ async def _with_live_end(snapshot: Snapshot, client: DaemonClient) -> Snapshot:
     lives: list[LiveSegment] = []
     holes: list[Hole] = []
     for one in ranges:
-        found_here = list(_live(snapshot.map, one, parts))
-        lives += found_here
-        if found_here and not one.oldest:
-            holes += await _hole_before(client, snapshot.map, one.after, found_here[0].begin)
+        if (live := _live(snapshot.map, one, parts)) is not None:
+            lives.append(live)
+            holes += [] if one.oldest else await _hole_before(client, snapshot.map, one.after, live.begin)
     made = replace(snapshot, live=tuple(lives))
     filled = made.unfinished is None
     holes += [hole for hole in snapshot.holes if not (filled and hole.condition is Condition.UNFINISHED)]
@@ -175,26 +174,16 @@ async def _read_through(
         yield part
 
 
-def _live(topic_map: TopicMap, within: Uncommitted, parts: Sequence[Part]) -> Iterator[LiveSegment]:
-    """Yield the live segments of a range: one, or several where losses are recorded between their ledgers."""
+def _live(topic_map: TopicMap, within: Uncommitted, parts: Sequence[Part]) -> LiveSegment | None:
+    """Return the live segment of a range, None for no entry."""
     entry_bytes = entry_bytes_of(topic_map.segments[-1].slices[-1]) if topic_map.segments else ENTRY_BYTES
-    end, slices = within.after, list[LedgerSlice]()
-    for part in parts:
-        low, high = clipped(*part, _next(within.after), _previous(within.before))
-        if low > high:
-            continue
-        begin = Position(part.ledger_id, low)
-        if slices and any(end < loss.before <= begin for loss in topic_map.losses):
-            yield _segment(slices)
-            slices = []
-        slices.append(LedgerSlice(part.ledger_id, low, high, (high - low + 1) * entry_bytes))
-        end = Position(part.ledger_id, high)
-    if slices:
-        yield _segment(slices)
-
-
-def _segment(slices: Sequence[LedgerSlice]) -> LiveSegment:
-    return LiveSegment(slices=tuple(slices), object_bytes=sum(one.payload_bytes for one in slices))
+    bounds = ((one.ledger_id, *clipped(*one, _next(within.after), _previous(within.before))) for one in parts)
+    slices = tuple(
+        LedgerSlice(ledger_id, low, high, (high - low + 1) * entry_bytes)
+        for ledger_id, low, high in bounds
+        if low <= high
+    )
+    return LiveSegment(slices=slices, object_bytes=sum(one.payload_bytes for one in slices)) if slices else None
 
 
 def _next(position: Position) -> Position:
