@@ -203,7 +203,7 @@ def daemon_site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: 
     files = Authority(tmp_path).server()
     found.settings["tls"] = {"cert_file": files.cert, "key_file": files.key}
     found.settings["access"] = {
-        "grants": "admin alice *; read bob public/default/orders",
+        "grants": "admin alice *; read bob public/default/*",
         "token_secret_key": b64encode(SECRET).decode(),
     }
     return found
@@ -233,9 +233,9 @@ async def test_live_end(spark: SparkSession, daemon_site: processes.Site, tmp_pa
     trust = Trust(ca_file=ca, token=token(SECRET, "alice"))
     async with processes.DaemonProcess(daemon_site) as daemon, daemon.client(trust) as client:
 
-        def table(**more: str) -> DataFrame:
+        def table(topics: str = "orders", **more: str) -> DataFrame:
             live = {"live": "true", "address": daemon.address, "tls_ca": str(ca), "token": bob, **more}
-            return spark.read.format("offload").options(**options_of(daemon_site, **live)).load("orders")
+            return spark.read.format("offload").options(**options_of(daemon_site, **live)).load(topics)
 
         def committed() -> DataFrame:
             return spark.read.format("offload").options(**options_of(daemon_site)).load("orders")
@@ -276,7 +276,12 @@ async def test_live_end(spark: SparkSession, daemon_site: processes.Site, tmp_pa
         assert await entries_of(committed()) == every, "all that was live at the planning is in segments"
         rows = await asyncio.to_thread(planned.collect)
         assert sorted((row.ledger_id, row.entry_id, bytes(row.payload)) for row in rows) == every
-        assert await entries_of(table()) == await read(2000)
+        assert len(await read(2000)) == 2000
+        await client.enable("returns")
+        await append_to(client, TopicName.parse("returns"), held[:50])
+        both = table("public/default/*").groupBy("topic").count()
+        counts = {row.topic: row["count"] for row in await asyncio.to_thread(both.collect)}
+        assert counts == {str(TOPIC): 2000, "persistent://public/default/returns": 50}
 
         with pytest.raises(PySparkException, match=r"cannot connect to the daemon at 127\.0\.0\.1:1") as caught:
             await entries_of(table(address="127.0.0.1:1"))
