@@ -17,6 +17,8 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, LedgerEnd, Position, TopicName
 from offloaderd.core.retry import RetryPolicy
 from offloaderd.format.parsing import filled
+from offloaderd.metadata import paths
+from offloaderd.metadata.pieces import joined
 from offloaderd.metadata.topic_map import removal
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.protocol.v1 import common_pb2, identity_pb2, read_pb2, retention_pb2
@@ -157,7 +159,10 @@ class LiveTopic(DaemonClient):
 
     async def ledgers(self, topic: TopicName | str) -> retention_pb2.ListLedgersResponse:
         """Answer as RetentionService."""
-        rows = ledger_rows(self.map, await self.source.ledgers(TOPIC) if self.sourced else None, {})
+        source = await self.source.ledgers(TOPIC) if self.sourced else None
+        contexts = {one: joined(stored, paths.ledger(TOPIC, one)) for one, stored in self.map.contexts.items()}
+        known = sorted({*contexts, *(one.ledger_id for one in source or ())})
+        rows = ledger_rows(known, contexts, source, {}, newest=max(contexts, default=-1))
         return retention_pb2.ListLedgersResponse(ledgers=[filled(retention_pb2.Ledger, row) for row in rows])
 
     async def identity(self, topic: TopicName | str = "") -> identity_pb2.ShowIdentityResponse:
