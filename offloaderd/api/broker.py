@@ -40,6 +40,7 @@ from offloaderd.core.errors import (
 )
 from offloaderd.core.limits import Bounded
 from offloaderd.core.model import Position, TopicName
+from offloaderd.core.names.managed_ledgers import compacted_of
 from offloaderd.core.names.patterns import of_topic
 from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.fleet.engine import Engine
@@ -120,10 +121,15 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         With a policy that demands the mirror, a ledger is covered once all its segments have their copy there.
 
         Raises InvalidInput, TopicUnknown (Pulsar's list has no such topic or ledger), Conflict (the topic was disabled,
-        is one too many for its namespace, or its method takes nothing), Unsound (what the tier has
-        is another ledger than BookKeeper's), CorruptData, Transient.
+        is one too many for its namespace, or its method takes nothing; a compacted ledger where no list can be read),
+        Unsound (what the tier has is another ledger than BookKeeper's), CorruptData, Transient.
         """
         topic, wanted = TopicName.parse(request.topic), closed_ledger(request)
+        if self.register is None and compacted_of(topic) is not None:
+            raise Conflict(
+                f"this daemon cannot tell which compacted ledger of {compacted_of(topic)} is still needed",
+                hint='it reads that from Pulsar\'s metadata: set ledgers.kind = "bookkeeper"',
+            )
         pause_s, left_s = CHANGES_S, request.wait_ms / 1000 if request.wait_ms else inf
         while True:
             stored = await self.engine.topic_map(topic)

@@ -17,7 +17,7 @@ from offloaderd.core.errors import Conflict, CorruptData, Denied, InvalidConfig,
 from offloaderd.core.model import TopicName, decode_local
 from offloaderd.core.names.managed_ledgers import ROOT
 from offloaderd.core.names.patterns import partitioned_topic
-from offloaderd.ledgers.pulsar import cursors, managed_ledger, schemas
+from offloaderd.ledgers.pulsar import managed_ledger, schemas
 from offloaderd.ledgers.pulsar.cursors import Cursor
 from offloaderd.ledgers.pulsar.internal_ledgers import InternalLedgers
 
@@ -127,25 +127,15 @@ class PulsarMetadata:
     async def _cursor(self, taken: Taken, path: str) -> Cursor | None:
         """Return a cursor's newest position, else that at the begin of its ledger; None for one that is gone.
 
-        A ledger that is gone was given up meanwhile, unless the node still names it. Raises CorruptData, InvalidConfig,
-        and Transient and Denied of ZooKeeper.
+        Raises CorruptData, InvalidConfig, and Transient and Denied of ZooKeeper.
         """
-        before: bytes | None = None
-        while (node := await self._node(path)) is not None:
-            found = cursors.decode_node(node, path=path)
-            if found.ledger_id is None:
-                return found.cursor
-            try:
-                last = await self._ledgers.last(found.ledger_id)
-                if last is not None:
-                    return cursors.decode_entry(last[1], key=f"{found.ledger_id}:{last[0]}", texts=found.cursor.texts)
-            except (CorruptData, NotFound, Transient) as error:
-                if isinstance(error, NotFound) and node != before:
-                    before = node
-                    continue
-                taken.problems.append(f"{path} is captured as it was when its ledger began: {error}")
-            return found.cursor
-        return None
+        found = await self._ledgers.cursor(lambda: self._node(path), path=path)
+        if found is None:
+            return None
+        cursor, failure = found
+        if failure is not None:
+            taken.problems.append(f"{path} is captured as it was when its ledger began: {failure}")
+        return cursor
 
     async def schema_versions(self, topic: TopicName) -> dict[int, schemas.Schema]:
         """Return all versions of a topic's schema by their numbers, none for a topic without.

@@ -152,7 +152,8 @@ class LedgerInfo:
     `entries` and `size_bytes` (payload) are final once the ledger is closed; `closed_at_ms` is 0 while it is open.
     `offloaded` is a broker's own copy. Others are None if unknown: `previous` is the ledger directly before it in the
     source's list, readable or not; `created_ms` shows whether an id was given to a second ledger; `listing`, on the
-    list's last ledger alone, is the list's creation time and its number of changes.
+    list's last ledger alone, is the list's creation time and its number of changes. A ledger that `replaces` those
+    before it has all that is still valid of them, so none of them is missing.
     """
 
     ledger_id: int
@@ -164,6 +165,7 @@ class LedgerInfo:
     previous: int | None = None
     created_ms: int | None = field(default=None, compare=False)
     listing: tuple[int, int] | None = field(default=None, compare=False)
+    replaces: bool = False
 
 
 class LedgerEnd(NamedTuple):

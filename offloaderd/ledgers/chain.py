@@ -4,7 +4,7 @@ Retention deletes ledgers from the front of the list, whether or not they were o
 it ended at the offloaded position and its successor is known; a ledger that had entries behind that is a certain loss;
 anything else is a possible one. Nothing is skipped in silence. The successor comes from the authority on the list,
 where there is one: Pulsar's list has ledgers that cannot be read any more, and drops empty ones after a broker's crash.
-Pure.
+A ledger that replaces those before it follows each of them, whatever was between. Pure.
 """
 
 from collections.abc import Iterable, Sequence
@@ -89,6 +89,9 @@ class LedgerChain:
             self._next.setdefault(START.ledger_id, ledgers[0].ledger_id)
         before: int | None = None
         for info in ledgers:
+            if info.replaces:
+                earlier = [one for one in {*self._known, *self._next} if one < info.ledger_id]
+                self._next |= dict.fromkeys(earlier, info.ledger_id)
             previous = before if info.previous is None else info.previous
             if previous is not None:
                 self._join(previous, info.ledger_id)

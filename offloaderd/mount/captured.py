@@ -68,7 +68,7 @@ class Captured:
         left_out: dict[str, str] = {}
         for name, value in self._subscriptions.get(str(plan.topic), {}).items():
             if name == COMPACTION_CURSOR:
-                left_out[name] = "its compacted ledger is lost: compact the topic again"
+                left_out[name] = "its compacted ledger does not come up: compact the topic again"
             elif name.startswith(REPLICATOR):
                 left_out[name] = "it is a replicator's: set up the replication again"
             else:

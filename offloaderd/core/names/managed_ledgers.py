@@ -2,6 +2,10 @@
 
 A node is `/managed-ledgers/<tenant>/<namespace>/persistent/<encoded local name>`; its children are cursors. A partition
 is a topic with a node of its own. Names of the first version, with a cluster in them, are not supported.
+
+The ledger that a compaction of a topic makes is in no list of ledgers: the cursor `__compaction` names it. Here it is a
+ledger of a topic of its own, `<topic>/__compaction`, whose list is that one ledger. No topic of Pulsar has such a name:
+local names have no slash.
 """
 
 import re
@@ -16,9 +20,12 @@ from offloaderd.core.model import TopicName, decode_local
 
 ROOT = "/managed-ledgers"
 COMPACTION_CURSOR = "__compaction"
+COMPACTED_LEDGER = "CompactedTopicLedger"
+"""Property of the compaction's cursor: id of the compacted ledger (Compactor.COMPACTED_TOPIC_LEDGER_PROPERTY)."""
 DEDUPLICATION_CURSOR = "pulsar.dedup"
 """Its position has the last sequence id of each producer up to there (PersistentTopic, MessageDeduplication)."""
 MANAGED_LEDGER_KEY = "pulsar/managed-ledger"
+COMPACTED_TOPIC_KEY = "pulsar/compactedTopic"
 SHADOW_SOURCE = "PULSAR.SHADOW_SOURCE"
 """Property of a shadow topic (PIP-180): ManagedLedgerConfig.PROPERTY_SOURCE_TOPIC_KEY."""
 
@@ -108,6 +115,8 @@ def system_reason(topic: TopicName) -> str | None:
     """Return why a topic is Pulsar's own and not the users'; None for a topic of users."""
     if topic.tenant in _SYSTEM_TENANTS:
         return _SYSTEM_TENANTS[topic.tenant]
+    if compacted_of(topic) is not None:
+        return "what compaction has made of another topic"
     partition = partition_of(topic)
     name = partition.name if partition else topic.local
     if name == _EVENTS:
@@ -117,6 +126,12 @@ def system_reason(topic: TopicName) -> str | None:
     if name.endswith(_PENDING_ACK):
         return "acknowledgements of open transactions"
     return None
+
+
+def compacted_of(topic: TopicName) -> TopicName | None:
+    """Return the topic whose compacted ledger is offloaded under this name; None for any other topic."""
+    name, slash, cursor = topic.local.rpartition("/")
+    return replace(topic, local=name) if slash and name and cursor == COMPACTION_CURSOR else None
 
 
 def is_compacted(cursors: Iterable[str]) -> bool:
@@ -129,9 +144,14 @@ def misplaced_ledger(custom: Mapping[str, bytes], topic: TopicName) -> str | Non
 
     Compaction, cursors and schemas have ledgers of their own. Metadata of other programs are ignored.
     """
-    component = custom.get("component", b"managed-ledger")
-    if component != b"managed-ledger":
-        return f"it is a {component.decode(errors='replace')}, not a managed ledger"
+    compacted = compacted_of(topic)
+    expected = b"managed-ledger" if compacted is None else b"compacted-ledger"
+    component = custom.get("component", expected)
+    if component != expected:
+        return f"it is a {component.decode(errors='replace')}, not a {expected.decode().replace('-', ' ')}"
+    if compacted is not None:
+        made_of = custom.get(COMPACTED_TOPIC_KEY, str(compacted).encode())
+        return None if made_of == str(compacted).encode() else f"it is made of {made_of.decode(errors='replace')}"
     if "pulsar/cursor" in custom:
         return f"it is of the cursor {custom['pulsar/cursor'].decode(errors='replace')!r}"
     owner = custom.get(MANAGED_LEDGER_KEY)

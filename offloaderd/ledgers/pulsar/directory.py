@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import structlog
 
 from offloaderd.bookkeeper.metadata import LedgerMetadata, decode_layout, decode_ledger, instance_path, layout_path
-from offloaderd.bookkeeper.ports import Znodes
+from offloaderd.bookkeeper.ports import Bookies, Znodes
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.aio import Tasks, each
 from offloaderd.core.clock import Clock
@@ -24,7 +24,8 @@ from offloaderd.core.limits import Bounded
 from offloaderd.core.model import DOMAIN, DOMAINS_NOT_COVERED, TopicName
 from offloaderd.core.names import managed_ledgers as pulsar_names
 from offloaderd.ledgers.pulsar import managed_ledger as pulsar
-from offloaderd.ledgers.pulsar.managed_ledger import ManagedLedger
+from offloaderd.ledgers.pulsar.internal_ledgers import InternalLedgers
+from offloaderd.ledgers.pulsar.managed_ledger import ListedLedger, ManagedLedger
 from offloaderd.metadata.port import Versioned
 
 T = TypeVar("T")
@@ -158,8 +159,10 @@ def _metadata(node: Versioned, path: str) -> LedgerMetadata:
 class Directory:
     """Topics and ledgers in ZooKeeper."""
 
-    def __init__(self, znodes: Znodes, nodes: Nodes, options: BookkeeperSettings) -> None:
+    def __init__(self, znodes: Znodes, nodes: Nodes, options: BookkeeperSettings, bookies: Bookies) -> None:
         self.nodes = nodes
+        self.internal = InternalLedgers(partial(self.ledger, fresh=True), bookies)
+        """Reads the ledgers of cursors and schemas."""
         self._znodes = znodes
         self._ledgers_root = options.ledgers_root
         self._topics_root = options.managed_ledgers_root.rstrip("/")
@@ -168,11 +171,17 @@ class Directory:
         self._closed: Bounded[str, LedgerMetadata] = Bounded(CLOSED_MAX)
         self._odd: set[str] = set()
         self._following: set[str] = set()
-        self._topic_path = lru_cache(PATHS_MAX)(lambda topic: f"{self._topics_root}/{topic.managed_ledger}")
+        self._topic_path = lru_cache(PATHS_MAX)(self._path_of)
 
     def topic_path(self, topic: TopicName) -> str:
-        """Return the path of a topic's list of ledgers."""
+        """Return the path of a topic's list of ledgers; of a compaction, that of its cursor."""
         return self._topic_path(topic)
+
+    def _path_of(self, topic: TopicName) -> str:
+        compacted = pulsar_names.compacted_of(topic)
+        if compacted is None:
+            return f"{self._topics_root}/{topic.managed_ledger}"
+        return f"{self._topics_root}/{compacted.managed_ledger}/{pulsar_names.COMPACTION_CURSOR}"
 
     async def ledger_path(self, ledger_id: int) -> str:
         """Return the path of a ledger's metadata, by the cluster's layout. Raises CorruptData, InvalidConfig."""
@@ -207,12 +216,30 @@ class Directory:
             return None
 
     async def topic(self, topic: TopicName) -> ManagedLedger:
-        """Return a topic's list of ledgers. Raises NotFound, CorruptData."""
-        path = self.topic_path(topic)
+        """Return a topic's list of ledgers. Raises NotFound, CorruptData, and Transient as `_list` does."""
         try:
-            return await self.nodes.get(path, partial(_managed, path=path))
+            return await self._list(topic)
         except NotFound:
+            path = self.topic_path(topic)
             raise NotFound(f"unknown topic {topic}", hint=f"there is no node {path} in ZooKeeper") from None
+
+    async def _list(self, topic: TopicName, *, fresh: bool = False) -> ManagedLedger:
+        """Return a topic's list; a compaction's is the ledger that its cursor names.
+
+        The cursor's newest position may be unconfirmed, and its broker may lose it when it crashes: so the ledger
+        before counts as deleted only after a while, or when the broker says so. Raises NotFound, CorruptData, and
+        Transient for a cursor whose newest position cannot be read.
+        """
+        path = self.topic_path(topic)
+        if pulsar_names.compacted_of(topic) is None:
+            return await self.nodes.get(path, partial(_managed, path=path), fresh=fresh)
+        found = await self.internal.cursor(lambda: self.nodes.get(path, _value, fresh=True), path=path)
+        assert found is not None  # noqa: S101 - without a node there is NotFound
+        cursor, failure = found
+        if failure is not None:
+            raise Transient(f"cannot read which ledger the last compaction made, in {path}: {failure}") from failure
+        ledger_id = dict(cursor.numbers).get(pulsar_names.COMPACTED_LEDGER, -1)
+        return ManagedLedger(ledgers=(ListedLedger(ledger_id=ledger_id, replaces=True),) if ledger_id >= 0 else ())
 
     async def listed(self, topic: TopicName) -> list[int]:
         """Return the ids of a topic's list as it is now, after the server has caught up with its leader.
@@ -220,9 +247,8 @@ class Directory:
         Raises NotFound when the topic does not exist, Transient when the cluster has no topics at all: then this is
         another cluster's ZooKeeper, or another root. Raises CorruptData.
         """
-        path = self.topic_path(topic)
         try:
-            managed = await self.nodes.get(path, partial(_managed, path=path), fresh=True)
+            managed = await self._list(topic, fresh=True)
         except NotFound:
             if not await self._znodes.children(self._topics_root):
                 raise Transient(

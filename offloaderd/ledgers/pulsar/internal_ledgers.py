@@ -4,7 +4,7 @@ Such a ledger is in no topic's list. The last entry of an open one counts, confi
 what it says was true when it was written.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from offloaderd.bookkeeper.metadata import Ensemble, LedgerMetadata
 from offloaderd.bookkeeper.ports import Bookies
@@ -12,22 +12,49 @@ from offloaderd.bookkeeper.replicas import checker_for
 from offloaderd.bookkeeper.wire.entry import Entry, EntryChecker
 from offloaderd.bookkeeper.wire.protocol import NotHere, Reaction, reaction_to
 from offloaderd.core.errors import CorruptData, NotFound, OffloaderError, Transient
-from offloaderd.ledgers.pulsar.directory import Directory
+from offloaderd.ledgers.pulsar import cursors
+from offloaderd.ledgers.pulsar.cursors import Cursor
 
 
 class InternalLedgers:
-    """Reads entries of ledgers by id."""
+    """Reads entries of ledgers by id. `metadata` returns BookKeeper's metadata of a ledger as they are now."""
 
-    def __init__(self, directory: Directory, bookies: Bookies) -> None:
-        self._directory = directory
+    def __init__(self, metadata: Callable[[int], Awaitable[LedgerMetadata]], bookies: Bookies) -> None:
+        self._metadata = metadata
         self._bookies = bookies
+
+    async def cursor(
+        self, node: Callable[[], Awaitable[bytes | None]], *, path: str
+    ) -> tuple[Cursor, OffloaderError | None] | None:
+        """Return a cursor at its newest position, or as it was when its ledger began, and why; None for no cursor.
+
+        `node` reads its node now. A ledger that is gone was given up meanwhile, unless the node still names it. Raises
+        CorruptData and InvalidConfig for a node that cannot be read, and what `node` does.
+        """
+        before: bytes | None = None
+        while (content := await node()) is not None:
+            found = cursors.decode_node(content, path=path)
+            if found.ledger_id is None:
+                return found.cursor, None
+            try:
+                last = await self.last(found.ledger_id)
+                if last is None:
+                    return found.cursor, None
+                key = f"{found.ledger_id}:{last[0]}"
+                return cursors.decode_entry(last[1], key=key, texts=found.cursor.texts), None
+            except (CorruptData, NotFound, Transient) as error:
+                if isinstance(error, NotFound) and content != before:
+                    before = content
+                    continue
+                return found.cursor, error
+        return None
 
     async def entry(self, ledger_id: int, entry_id: int) -> bytes:
         """Return the payload of an entry.
 
         Raises NotFound without the ledger or the entry, CorruptData where every copy is bad, Transient, Denied.
         """
-        metadata = await self._directory.ledger(ledger_id, fresh=True)
+        metadata = await self._metadata(ledger_id)
         checker, failures = checker_for(ledger_id, metadata), _Failures(f"entry {ledger_id}:{entry_id}")
         for bookie_id in self._bookies.ordered(metadata.replicas(entry_id)):
             try:
@@ -38,7 +65,7 @@ class InternalLedgers:
 
     async def last(self, ledger_id: int) -> tuple[int, bytes] | None:
         """Return id and payload of the last stored entry; None where none was written. Raises as `entry` does."""
-        metadata = await self._directory.ledger(ledger_id, fresh=True)
+        metadata = await self._metadata(ledger_id)
         if metadata.last_entry_id is not None:
             last = metadata.last_entry_id
             return (last, await self.entry(ledger_id, last)) if last >= 0 else None

@@ -49,7 +49,7 @@ class ListedLedger:
     """One ledger of the list. A field that the list leaves out is None, which does not mean that the ledger is open.
 
     `size_bytes` counts payload; `closed_at_ms` is the broker's wall clock. `previous` is the ledger before it in the
-    list, and so does not count in comparisons.
+    list, and so does not count in comparisons. `replaces`: it has all that is still valid of the ledgers before it.
     """
 
     ledger_id: int
@@ -59,6 +59,7 @@ class ListedLedger:
     offload: PulsarOffload | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
     previous: int | None = field(default=None, compare=False)
+    replaces: bool = False
 
     @property
     def closed(self) -> bool:

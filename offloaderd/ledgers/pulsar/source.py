@@ -23,7 +23,6 @@ from offloaderd.core.model import Confirmed, EntryBatch, LedgerInfo, TopicName
 from offloaderd.core.names import managed_ledgers as pulsar_names
 from offloaderd.ledgers.port import Changes
 from offloaderd.ledgers.pulsar.directory import Directory, Nodes
-from offloaderd.ledgers.pulsar.internal_ledgers import InternalLedgers
 from offloaderd.ledgers.pulsar.topic import Follower, Pulse, Topic
 
 TOPICS_MAX = 10_000
@@ -50,8 +49,8 @@ class BookKeeperLedgers:
         self._clock = clock
         self._options = options
         self._background = Tasks("the ledger source")
-        self._directory = Directory(znodes, Nodes(znodes, self._background, clock), options)
-        self.internal = InternalLedgers(self._directory, bookies)
+        self._directory = Directory(znodes, Nodes(znodes, self._background, clock), options, bookies)
+        self.internal = self._directory.internal
         """Reads the ledgers of cursors and schemas."""
         self.limits = Limits(options, clock, metrics)
         self._replica_reader = ReplicaReader(

@@ -210,7 +210,7 @@ class Topic:
         if _complete(listed):
             return _info_of(listed, self._created_ms.get(listed.ledger_id))
         try:
-            info = _by_metadata(listed.ledger_id, await self.metadata(listed.ledger_id), listed.previous)
+            info = _by_metadata(listed.ledger_id, await self.metadata(listed.ledger_id), listed)
         except NotFound:
             return None
         if info.closed:
@@ -232,14 +232,15 @@ def _deleted_by_list(listed: ListedLedger) -> bool:
     return listed.offload is not None and listed.offload.bookkeeper_deleted
 
 
-def _by_metadata(ledger_id: int, metadata: LedgerMetadata, previous: int | None = None) -> LedgerInfo:
+def _by_metadata(ledger_id: int, metadata: LedgerMetadata, listed: ListedLedger | None = None) -> LedgerInfo:
     return LedgerInfo(
         ledger_id=ledger_id,
         closed=metadata.closed,
         entries=metadata.confirmed_at_least + 1,
         size_bytes=metadata.length_bytes or 0,
-        previous=previous,
+        previous=listed.previous if listed is not None else None,
         created_ms=metadata.ctime_ms,
+        replaces=listed is not None and listed.replaces,
     )
 
 

@@ -74,7 +74,7 @@ Global___DeleteOutcome: _TypeAlias = DeleteOutcome  # noqa: Y015
 
 @_typing.final
 class OffloadedLedger(_message.Message):
-    """A ledger as Pulsar's list describes it."""
+    """A ledger as Pulsar's list describes it. The one that a compaction made of a topic is named TOPIC/__compaction."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -111,3 +111,16 @@ async def test_a_name_is_as_long_as_an_object_can_hold() -> None:
             await ensure(one, "€" * (NAME_BYTES_MAX // 9))
         assert await known(rig) == 0
         assert "being enabled" in (await ensure(one, "x" * 900)).message
+
+
+async def test_a_compacted_ledger_is_offloaded_where_pulsars_list_is_read() -> None:
+    """Under a name of its own; without the list nothing would keep its copy for as long as it is needed."""
+    compaction = "public/default/orders/__compaction"
+    rig = ledger_rig(Rig().policy)
+    async with served(rig) as one:
+        with pytest.raises(Conflict, match="which compacted ledger of persistent://public/default/orders is still"):
+            await ensure(one, compaction, 3)
+        assert await known(rig) == 0
+    async with served(rig, register=Listing({3})) as one:
+        assert "being enabled" in (await ensure(one, compaction, 3)).message
+        assert await known(rig) == 1

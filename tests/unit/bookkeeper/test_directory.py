@@ -15,6 +15,7 @@ from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo, ManagedL
 from offloaderd.ledgers.pulsar.directory import REWATCH_S, Directory, Nodes
 from offloaderd.testing import FakeClock
 from offloaderd.testing.memory.metadata import MemoryMetadata, MemoryTree
+from tests.unit.bookkeeper.fake_cluster import FakeBookies
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -200,7 +201,7 @@ async def test_a_new_session_reads_anew(bench: Bench) -> None:
 async def test_the_list_shows_what_was_deleted_only_after_catching_up(bench: Bench) -> None:
     """Its ids are read fresh, those that BookKeeper lost included; a cluster without topics says nothing of any."""
     topic = TopicName("public", "default", "orders")
-    directory = Directory(bench.server, bench.nodes, BookkeeperSettings())
+    directory = Directory(bench.server, bench.nodes, BookkeeperSettings(), FakeBookies())
     with pytest.raises(Transient, match="no topics at all"):
         await directory.listed(topic)
     path = directory.topic_path(topic)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,9 +10,11 @@ from structlog.testing import capture_logs
 
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.bookkeeper.wire.entry import DigestType
-from offloaderd.core.errors import Closed, CorruptData, Denied, InvalidConfig, InvalidInput, NotFound
+from offloaderd.core.errors import Closed, CorruptData, Denied, InvalidConfig, InvalidInput, NotFound, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Edge, LedgerInfo, TopicName
+from offloaderd.core.names.managed_ledgers import COMPACTED_LEDGER, topic_path
+from offloaderd.format.pb.pulsar import cursors_pb2 as pb
 from offloaderd.ledgers.pulsar.source import BookKeeperLedgers
 from offloaderd.testing import FakeClock, payloads
 from tests.real.ledger_nodes import encode
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 STRIPED = Shape(ensemble=3)
+COMPACTION = replace(TOPIC, local=f"{TOPIC.local}/__compaction")
 
 
 @pytest.fixture
@@ -378,6 +382,45 @@ async def test_reserved_topics_are_named_with_the_reason(source: BookKeeperLedge
     assert await source.reserved(TOPIC) is None
     await cluster.znodes.create("/managed-ledgers/public/default/persistent/flights/__compaction", b"")
     assert "compacted" in (await source.reserved(TOPIC) or "")
+
+
+def mark(ledger_id: int) -> pb.PositionInfo:
+    """Return a position of the compaction's cursor that names a compacted ledger."""
+    properties = [pb.LongProperty(name=COMPACTED_LEDGER, value=ledger_id)]
+    return pb.PositionInfo(ledgerId=3, entryId=9, properties=properties)
+
+
+async def test_the_list_of_a_compaction_is_the_ledger_that_its_cursor_names(
+    source: BookKeeperLedgers, cluster: FakeCluster
+) -> None:
+    """In its node while the topic is closed, in the last entry of its ledger while it is loaded."""
+    with pytest.raises(NotFound):
+        await source.ledgers(COMPACTION)
+    compacted = await cluster.ledger(ledger_id=70)
+    written = payloads(5, 10)
+    await compacted.write(written)
+    await compacted.close()
+    node = pb.ManagedCursorInfo(cursorsLedgerId=-1, markDeleteLedgerId=3, markDeleteEntryId=9)
+    path = f"{topic_path(TOPIC)}/__compaction"
+    await cluster.znodes.create(path, node.SerializeToString())
+    assert (list(await source.ledgers(COMPACTION)), list(await source.listed(COMPACTION))) == ([], [])
+    node.properties.extend(mark(70).properties)
+    await cluster.znodes.replace(path, node.SerializeToString(), (await cluster.znodes.get(path)).version)
+    (info,) = await source.ledgers(COMPACTION)
+    assert (info.ledger_id, info.entries, info.closed, info.replaces) == (70, 5, True, True)
+    (batch,) = [batch async for batch in source.read(COMPACTION, 70, 0, 4, batch_bytes=1000)]
+    assert batch.payloads == written
+    assert "compaction" in (await source.reserved(COMPACTION) or "")
+
+    cursors = await cluster.ledger(ledger_id=80)
+    await cursors.write([mark(70).SerializeToString(), mark(75).SerializeToString()])
+    node.cursorsLedgerId = 80
+    await cluster.znodes.replace(path, node.SerializeToString(), (await cluster.znodes.get(path)).version)
+    assert list(await source.listed(COMPACTION)) == [75]
+    assert list(await source.ledgers(COMPACTION)) == []  # BookKeeper does not have it
+    cluster.bookies.down |= {*cursors.metadata.ensembles[0].bookies}
+    with pytest.raises(Transient, match="cannot read which ledger the last compaction made"):
+        await source.listed(COMPACTION)
 
 
 async def test_watched_nodes_are_not_read_again(

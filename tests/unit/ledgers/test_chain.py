@@ -10,9 +10,18 @@ from offloaderd.core.model import START, LedgerEnd, LedgerInfo, Loss, Position
 from offloaderd.ledgers.chain import LedgerChain, Run
 
 
-def ledger(ledger_id: int, entries: int, *, closed: bool = True, previous: int | None = None) -> LedgerInfo:
+def ledger(
+    ledger_id: int, entries: int, *, closed: bool = True, previous: int | None = None, replaces: bool = False
+) -> LedgerInfo:
     """Make a ledger of which only the number of entries matters, and what the list has before it."""
-    return LedgerInfo(ledger_id=ledger_id, closed=closed, entries=entries, size_bytes=entries, previous=previous)
+    return LedgerInfo(
+        ledger_id=ledger_id,
+        closed=closed,
+        entries=entries,
+        size_bytes=entries,
+        previous=previous,
+        replaces=replaces,
+    )
 
 
 def chain(
@@ -307,3 +316,16 @@ def test_an_open_ledger_is_taken_for_empty_only_if_its_end_is_known(between: lis
         seen.update(between or later)
         seen.update(later)
         assert seen.next_after(Position(1, 4)) == follows
+
+
+def test_nothing_is_missing_before_a_ledger_that_replaces_others() -> None:
+    """Neither those that were seen and not offloaded, nor those that nobody saw; the rest of one that was begun is."""
+    first, second, third = (ledger(one, 5, replaces=True) for one in (3, 6, 9))
+    assert chain(START, [first], [second]).next_after(START) == Run(6, 0, 4)
+    done = chain(Position(3, 4), [second], [third], end=LedgerEnd(5, 6))
+    assert done.next_after(Position(3, 4)) == Run(9, 0, 4)
+    assert done.end_of(3) == LedgerEnd(5, 9)
+    again = chain(Position(3, 4), [], [third], end=LedgerEnd(5, None))
+    assert again.next_after(Position(3, 4)) == Run(9, 0, 4)
+    begun = chain(Position(3, 1), [first], [third])
+    assert begun.next_after(Position(3, 1)) == Loss(Position(3, 1), Position(9, 0), 3)

@@ -10,6 +10,7 @@ from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import TopicName, decode_local, encode_local
 from offloaderd.core.names.managed_ledgers import (
     Partition,
+    compacted_of,
     is_compacted,
     misplaced_ledger,
     parse_topic_path,
@@ -106,6 +107,7 @@ def test_partitions(name: str, partition: Partition | None) -> None:
         "a/b/__transaction_log_7",
         "a/b/t-sub__transaction_pending_ack",
         "a/b/t-sub__transaction_pending_ack-partition-2",
+        "a/b/t-partition-2/__compaction",
     ],
 )
 def test_system_topics(name: str) -> None:
@@ -123,6 +125,24 @@ def test_compaction() -> None:
     """The cursor of compaction gives a compacted topic away."""
     assert is_compacted(["sub", "__compaction"])
     assert not is_compacted(["sub", "a%2Fb"])
+
+
+def test_a_compacted_ledger_is_of_a_topic_of_its_own() -> None:
+    """Its name has a slash, as no local name of Pulsar's has; topics that only look alike are users'."""
+    assert compacted_of(topic("a/b/c d/__compaction")) == topic("a/b/c d")
+    assert compacted_of(topic("a/b/t-partition-3/__compaction")) == topic("a/b/t-partition-3")
+    for name in ("a/b/c", "a/b/__compaction", "a/b/c__compaction", "a/b/c/x__compaction"):
+        assert compacted_of(topic(name)) is None
+
+
+def test_compacted_ledgers_of_others() -> None:
+    """Such a topic has compacted ledgers alone, made of that topic."""
+    name = topic("a/b/c/__compaction")
+    ours = {"component": b"compacted-ledger", "pulsar/compactedTopic": b"persistent://a/b/c"}
+    assert misplaced_ledger({}, name) is None
+    assert misplaced_ledger(ours, name) is None
+    assert "persistent://a/b/c" in (misplaced_ledger(ours, topic("a/b/d/__compaction")) or "")
+    assert "managed-ledger" in (misplaced_ledger({"component": b"managed-ledger"}, name) or "")
 
 
 def test_ledgers_of_others() -> None:

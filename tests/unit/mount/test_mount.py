@@ -523,15 +523,15 @@ async def test_a_segment_that_cannot_be_read_and_may_be_the_newest_is_decided_by
 
 
 async def test_topics_of_pulsar_itself_are_not_mounted() -> None:
-    """Transactions and load balancing of another cluster are no good here."""
+    """Transactions and load balancing of another cluster are no good here, and a compacted ledger is no topic."""
     rig, target = await offloaded_topic(10), await Target().made()
     own = TopicName("pulsar", "system", "transaction_coordinator_assign")
-    maps = {own: replace((await maps_of(rig))[TOPIC], topic=own)}
+    compacted = replace(TOPIC, local=f"{TOPIC.local}/__compaction")
+    maps = {one: replace((await maps_of(rig))[TOPIC], topic=one) for one in (own, compacted)}
     cluster = target.cluster()
     bucket = Bucket(objects=rig.store, maps=maps, unread=nothing, clock=rig.clock)
-    found = await prepare(bucket, cluster, [own], at_gap=AtGap.SKIP, any_retention=True)
-    assert found.topics[0].state == BLOCKED
-    assert found.topics[0].plan.end == Position(0, 9)
+    found = await prepare(bucket, cluster, list(maps), at_gap=AtGap.SKIP, any_retention=True, named=list(maps))
+    assert [(one.state, one.plan.end) for one in found.topics] == [(BLOCKED, Position(0, 9))] * 2
 
 
 async def test_of_pulsars_own_topics_those_that_users_need_are_mounted_where_they_are_named() -> None:
