@@ -101,17 +101,17 @@ test-page: $(DEPENDENCIES)dev ## Look at the status page with a headless Chromiu
 dashboard-picture: $(DEPENDENCIES)dev ## Draw what the dashboard shows of an outage of S3, under a real Prometheus (ten minutes)
 	$(BIN)/python -m tests.real.dashboard
 
-broker-driver: ## Build the archive by which a stock Pulsar broker offloads through offloaderd (Maven, JDK 17)
+broker-driver: ## Build the archive, and the jar for compacted topics, of a stock Pulsar broker with offloaderd (Maven, JDK 17)
 	@command -v mvn >/dev/null && command -v javac >/dev/null || \
 	  { echo "building the broker's driver needs Maven and a JDK (17 or newer): Debian, Ubuntu: apt install maven openjdk-17-jdk" >&2; exit 1; }
 	mvn -q -B -ntp -f deploy/pulsar-offloader package
-	@ls deploy/pulsar-offloader/nar/target/*.nar
+	@ls deploy/pulsar-offloader/nar/target/*.nar deploy/pulsar-offloader/compaction/target/*.jar
 
 test-broker: $(DEPENDENCIES)dev ## Put two stock brokers with the driver to the test, and measure it against Pulsar's own (MESSAGES=n)
 	$(BIN)/python -m tests.real.broker_run --messages $(MESSAGES)
 
 test-driver: $(DEPENDENCIES)dev ## Test the driver in a real stock broker (needs Maven and a JDK)
-	$(BIN)/python -m pytest -n 0 tests/integration/broker/test_stock_broker.py
+	$(BIN)/python -m pytest -n 0 tests/integration/broker/test_stock_broker.py tests/integration/broker/test_compacted.py
 
 test-brokers: $(DEPENDENCIES)dev ## Test the driver on each version of Pulsar that it is for, in brokers of theirs (VERSIONS="..."; 240 MB of jars each, once)
 	@for version in $(VERSIONS); do \

@@ -14,7 +14,7 @@ import pytest
 
 from offloaderd.core.clock import SystemClock
 from tests.real.bookies import ClusterOptions, bookkeeper_cluster
-from tests.real.broker import BrokerOptions, CannotBuild, missing_tools, offloaders, pulsar_broker
+from tests.real.broker import COMPACTION_FACTORY, BrokerOptions, CannotBuild, missing_tools, offloaders, pulsar_broker
 from tests.real.jar_lock import FetchFailed
 from tests.real.jars import broker_jars
 from tests.real.java_client import java_client
@@ -142,6 +142,7 @@ def driven_broker_session(
             **TOPIC_SETTINGS,
             "forceDeleteNamespaceAllowed": True,
             "managedLedgerOffloadDriver": "offloaderd",
+            "compactionServiceFactoryClassName": COMPACTION_FACTORY,
         },
         environment=secrets,
     )

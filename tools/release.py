@@ -69,14 +69,16 @@ def packages(place: Path, made_s: int) -> None:
 
 
 def nar(place: Path) -> None:
-    """Build the driver's archive by Maven without a network, and take its bill of materials. Raises NotReleased."""
+    """Build what brokers load by Maven without a network, and take the bill of materials. Raises NotReleased."""
     if shutil.which("mvn") is None:
         raise NotReleased("the driver needs Maven: install it, or give --without nar")
-    for module in ("driver", "nar"):
+    for module in ("driver", "nar", "compaction"):
         shutil.rmtree(DRIVER / module / "target", ignore_errors=True)
     run("mvn", "-o", "-q", "-B", "-ntp", "-f", DRIVER, "-P", "sbom", "-DskipTests", "package")
     (built,) = (DRIVER / "nar" / "target").glob("*.nar")
-    shutil.copyfile(built, place / built.name)
+    (compaction,) = (DRIVER / "compaction" / "target").glob("*.jar")
+    for one in (built, compaction):
+        shutil.copyfile(one, place / one.name)
     shutil.copyfile(DRIVER / "driver" / "target" / "bom.json", place / f"{built.stem}.cdx.json")
 
 

@@ -4,7 +4,7 @@ The environment's PULSAR_VERSION may name another version than that of the other
 
     async with pulsar_broker(BrokerOptions(directory=..., cluster=cluster), clock) as broker: ...
 
-`driver_archive` has Maven build and test ours (deploy/pulsar-offloader) once for a state of its sources; what comes of
+`built_driver` has Maven build and test ours (deploy/pulsar-offloader) once for a state of its sources; what comes of
 it is kept beside the servers' jars. Pulsar's own, which is no archive in its registry, is put together from its jars.
 """
 
@@ -52,13 +52,20 @@ def missing_tools() -> str:
     return f"building the broker's driver needs Maven and a JDK: no {' and no '.join(lacking)}" if lacking else ""
 
 
-def driver_archive() -> Path:
-    """Return our driver's archive, built and tested now unless that was done before. Raises CannotBuild."""
+ARCHIVE, COMPACTION = "offloaderd.nar", "compaction.jar"
+COMPACTION_FACTORY = "offloaderd.pulsar.compaction.TieredCompactionFactory"
+
+
+def built_driver() -> Path:
+    """Return the folder of our driver's archive and of the jar for compacted topics, built and tested once.
+
+    Raises CannotBuild.
+    """
     sources = [path for path in sorted(SOURCES.rglob("*")) if path.is_file() and "target" not in path.parts]
     digest = hashlib.sha256()
     for path in [*sources, *sorted(PROTOS.glob("*.proto"))]:
         digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
-    kept = cache_directory() / f"offloaderd-driver-{digest.hexdigest()[:12]}.nar"
+    kept = cache_directory() / f"offloaderd-driver-{digest.hexdigest()[:12]}"
     if kept.exists():
         return kept
     if lacking := missing_tools():
@@ -83,16 +90,22 @@ def driver_archive() -> Path:
             raise CannotBuild(f"Maven did not build the broker's driver in {PATIENCE_S:g} s") from None
         if done.returncode:
             raise CannotBuild(f"Maven could not build the broker's driver:\n{(done.stdout + done.stderr)[-3000:]}")
-        built = next((home / "nar" / "target").glob("*.nar"))
-        built.rename(kept)
+        both = Path(draft, "built")
+        both.mkdir()
+        next((home / "nar" / "target").glob("*.nar")).rename(both / ARCHIVE)
+        next((home / "compaction" / "target").glob("*.jar")).rename(both / COMPACTION)
+        both.rename(kept)
     return kept
 
 
 def offloaders(home: Path) -> None:
-    """Put both drivers into a broker's directory. Raises CannotBuild, FetchFailed."""
-    directory = home / "offloaders"
+    """Put both drivers and the jar for compacted topics into a broker's directory. Raises CannotBuild, FetchFailed."""
+    directory, library = home / "offloaders", home / "lib"
     directory.mkdir(parents=True, exist_ok=True)
-    shutil.copy(driver_archive(), directory / "offloaderd.nar")
+    library.mkdir(exist_ok=True)
+    built = built_driver()
+    shutil.copy(built / ARCHIVE, directory)
+    shutil.copy(built / COMPACTION, library)
     known = {path.name for path in server_jars(broker_jars()).iterdir()}
     with zipfile.ZipFile(directory / "stock.nar", "w") as archive:
         archive.writestr("META-INF/services/pulsar-offloader.yaml", STOCK_DRIVER)
@@ -105,7 +118,8 @@ def offloaders(home: Path) -> None:
 class BrokerOptions:
     """Where it keeps its files, and on which cluster; more settings, variables and flags of the JVM.
 
-    Its drivers have to be in `offloaders` below its directory: a namespace's policies say `./offloaders`, always.
+    Its drivers have to be in `offloaders` below its directory: a namespace's policies say `./offloaders`, always. Jars
+    in `lib` are on its class path.
     """
 
     directory: Path
@@ -132,7 +146,7 @@ class PulsarBroker(Administered):
             "-Doffloaderd.NamespaceAddresses=true",  # each test has daemons of its own
             *options.flags,
         ]
-        classes = [f"{server_jars(broker_jars())}/*"]
+        classes = [f"{server_jars(broker_jars())}/*", f"{options.directory}/lib/*"]
         command = java_command(
             options.name, options.directory, classes, main, flags=flags, environment=options.environment
         )
