@@ -117,7 +117,8 @@ test-brokers: $(DEPENDENCIES)dev ## Test the driver on each version of Pulsar th
 	@for version in $(VERSIONS); do \
 	  echo "Pulsar $$version"; \
 	  mvn -q -B -ntp -f deploy/pulsar-offloader -pl driver test -Dpulsar.version=$$version && \
-	  PULSAR_VERSION=$$version $(BIN)/python -m pytest -n 0 tests/integration/broker/test_stock_broker.py || exit 1; \
+	  PULSAR_VERSION=$$version $(BIN)/python -m pytest -n 0 tests/integration/broker/test_stock_broker.py \
+	    tests/integration/broker/test_compacted.py || exit 1; \
 	done
 
 PROTO_NAMES = $(patsubst protos/%,%,$(wildcard protos/offloaderd/v1/*.proto))

@@ -15,7 +15,7 @@ from offloaderd.standalone.ports import free_ports
 from offloaderd.standalone.seaweed import PORT_COUNT, SeaweedOptions, seaweed
 from tests.integration.processes import DaemonProcess, Site
 from tests.real.bookies import ClusterOptions, bookkeeper_cluster
-from tests.real.broker import BrokerOptions, offloaders, pulsar_broker
+from tests.real.broker import COMPACTION_FACTORY, BrokerOptions, offloaders, pulsar_broker
 from tests.real.driven import Driven
 from tests.real.relay import relay
 from tests.servers import S3Server, bucket_at
@@ -36,6 +36,7 @@ SETTINGS = {
     "defaultRetentionTimeInMinutes": -1,
     "defaultRetentionSizeInMB": -1,
     "brokerServiceCompactionThresholdInBytes": 0,
+    "compactionServiceFactoryClassName": COMPACTION_FACTORY,
 }
 CACHE_BYTES = 32 << 20
 """Of each daemon's blocks: less than any topic has, so that nothing is left of one read when the next one begins."""

@@ -20,7 +20,30 @@ public final class CompactedBookKeeper extends BookKeeper {
     @Override
     public void asyncOpenLedger(
             long ledgerId, DigestType digest, byte[] password, AsyncCallback.OpenCallback callback, Object context) {
-        client.asyncOpenLedger(ledgerId, digest, password, (code, handle, same) -> {
+        client.asyncOpenLedger(ledgerId, digest, password, tiered(ledgerId, callback), context);
+    }
+
+    /** What Pulsar 4.2 calls, of a client that 4.0 does not have: so it is found by its name, and overrides nothing here. */
+    public void asyncOpenLedger(
+            long ledgerId,
+            DigestType digest,
+            byte[] password,
+            AsyncCallback.OpenCallback callback,
+            Object context,
+            boolean keepUpdateMetadata) {
+        try {
+            BookKeeper.class
+                    .getMethod("asyncOpenLedger", long.class, DigestType.class, byte[].class,
+                            AsyncCallback.OpenCallback.class, Object.class, boolean.class)
+                    .invoke(client, ledgerId, digest, password, tiered(ledgerId, callback), context, keepUpdateMetadata);
+        } catch (ReflectiveOperationException error) {
+            throw new IllegalStateException("BookKeeper's client has another form than Pulsar's caller", error);
+        }
+    }
+
+    /** Returns what answers with a ledger of the tier where BookKeeper has none. */
+    private AsyncCallback.OpenCallback tiered(long ledgerId, AsyncCallback.OpenCallback callback) {
+        return (code, handle, context) -> {
             if (code == BKException.Code.OK) {
                 answer(CompactedLedger.of(client, handle, tier), handle, callback, context);
             } else if (CompactedLedger.missing(code)) {
@@ -34,7 +57,7 @@ public final class CompactedBookKeeper extends BookKeeper {
             } else {
                 callback.openComplete(code, null, context);
             }
-        }, context);
+        };
     }
 
     /** Answers with a ledger; one that cannot be tiered is read as Pulsar's own compaction reads it. */
