@@ -20,6 +20,7 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Denied, InvalidConfig, InvalidInput
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Loss, TopicName
+from offloaderd.core.names.managed_ledgers import compacted_of
 from offloaderd.core.names.patterns import TopicPattern, partitioned_topic
 from offloaderd.daemon import log
 from offloaderd.daemon.stores import sites
@@ -302,7 +303,9 @@ def _mounted(
         problems: Sequence[str] = ()
         async with AsyncExitStack() as stack:
             opened = await _Opened.on(stack, settings)
-            chosen = [topic for topic in opened.bucket.maps if any(pattern.matches(topic) for pattern in patterns)]
+            matching = [topic for topic in opened.bucket.maps if any(pattern.matches(topic) for pattern in patterns)]
+            named = {topic for topic in matching for pattern in patterns if pattern.topic == topic}
+            chosen = [topic for topic in matching if topic in named or compacted_of(topic) is None]
             if not chosen:
                 raise InvalidInput(
                     f"no topic of cluster {settings.daemon.cluster!r} in the bucket matches", hint=CLUSTER_HINT
@@ -314,7 +317,7 @@ def _mounted(
                 at_gap=AtGap(at_gap),
                 any_retention=any_retention,
                 captured=await _captured(opened.objects, settings, capture),
-                named={topic for topic in chosen for pattern in patterns if pattern.topic == topic},
+                named=named,
             )
             if write:
                 with Bars() as bars:

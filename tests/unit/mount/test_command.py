@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 PATTERN = f"{TOPIC.tenant}/*"
 NAME = str(TOPIC)
+COMPACTION = replace(TOPIC, local=f"{TOPIC.local}/__compaction")
 POLICIES = f"/admin/policies/{TOPIC.tenant}/{TOPIC.namespace}"
 
 
@@ -60,13 +62,14 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def fill(directory: Path) -> None:
-    """Store two segments of a topic, with a gap between them."""
+    """Store two segments of a topic, with a gap between them, and its compacted ledger."""
     store = FilesystemStore(directory, LoopClock())
     await store.create_bucket()
     ground = Ground()
     ground.objects = store
     await ground.store(1, runs(3, 0, 10))
     await ground.store(2, runs(3, 12, 5))
+    await ground.store(3, runs(4, 0, 5), topic=COMPACTION)
 
 
 async def found(tree: MemoryTree) -> None:
@@ -112,13 +115,20 @@ def test_what_was_decided_is_mounted_and_taken_out_again(config: Path, at_gap: s
     assert run(config, "plan", PATTERN, "--at-gap", at_gap).stdout == planned.stdout
 
 
+def test_a_compacted_ledger_is_no_topic_of_a_pattern(config: Path) -> None:
+    """Whoever names it is told why it does not come up."""
+    assert "__compaction" not in run(config, "plan", PATTERN).stdout
+    named = run(config, "plan", str(COMPACTION))
+    assert (named.exit_code, "what compaction has made of another topic" in named.stdout) == (1, True)
+
+
 def test_ids_are_raised_before_any_topic_is_chosen(config: Path) -> None:
     """Above every ledger of the bucket, once; the mount that follows takes the same ids."""
     first = run(config, "raise-ids", "--json")
-    assert json.loads(first.stdout) == {"greatest_ledger_id": 3, "first_new_ledger_id": 1 << 32, "raised": True}
+    assert json.loads(first.stdout) == {"greatest_ledger_id": 4, "first_new_ledger_id": 1 << 32, "raised": True}
     again = run(config, "raise-ids")
     assert again.stdout == (
-        "the ids of new ledgers are raised already: they begin at 4294967296, and the greatest in the bucket is 3\n"
+        "the ids of new ledgers are raised already: they begin at 4294967296, and the greatest in the bucket is 4\n"
     )
 
 
