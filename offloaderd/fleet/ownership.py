@@ -74,7 +74,9 @@ async def _try_claim(
         if held.session_id not in ended:
             return None
         steps.append(Delete(owner_path))
-    epoch = ownership.Epoch(epoch=before + 1, daemon_id=me.daemon_id, claimed_ms=clock.wall_ms())
+    epoch = ownership.Epoch(
+        epoch=before + 1, daemon_id=me.daemon_id, claimed_ms=clock.wall_ms(), format=ownership.format_of(topic)
+    )
     owner = Owner(daemon_id=me.daemon_id, address=me.address, session_id=session.session_id, epoch=epoch.epoch)
     encoded = ownership.encode_epoch(epoch)
     raised = Replace(epoch_path, encoded, node.version) if node else Create(epoch_path, encoded)

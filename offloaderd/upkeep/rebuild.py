@@ -448,7 +448,7 @@ async def _write_topic(metadata: MetadataStore, plan: TopicPlan, *, enable: bool
     contexts = {paths.ledger(topic, ledger_id): stored for ledger_id, stored in plan.map.contexts.items()}
     wanted += [(path, stored.value) for path, stored in contexts.items()]
     last_ms = plan.map.segments[-1].offloaded_ms
-    epoch = ownership.Epoch(epoch=plan.epoch, daemon_id=AUTHOR, claimed_ms=last_ms)
+    epoch = ownership.Epoch(epoch=plan.epoch, daemon_id=AUTHOR, claimed_ms=last_ms, format=ownership.format_of(topic))
     wanted.append((paths.epoch(topic), ownership.encode_epoch(epoch)))
     if plan.left_out:  # the operator has decided about them: the owner does not refuse what the heads say of them
         accepted = TopicIdentityRecord(accepted=tuple(_accepted(one, last_ms) for one in plan.left_out))

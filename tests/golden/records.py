@@ -282,6 +282,11 @@ VALUES: dict[str, tuple[Callable[[Any], bytes], Callable[..., Any], Any]] = {
         ownership.decode_epoch,
         ownership.Epoch(epoch=4, daemon_id="d-1", claimed_ms=1_700_000_000_000),
     ),
+    "epoch-of-compacted": (
+        ownership.encode_epoch,
+        ownership.decode_epoch,
+        ownership.Epoch(epoch=4, daemon_id="d-1", claimed_ms=1_700_000_000_000, format=1),
+    ),
     "floor": (
         deletion.encode_floor,
         deletion.decode_floor,

@@ -109,7 +109,8 @@ async def _without_owner(context: OffloadContext, claim: Claim, me: str) -> tupl
     known = await until_answered(clock, lambda: node(store, path))
     owner = await until_answered(clock, lambda: node(store, paths.owner(topic)))
     epoch = ownership.decode_epoch(known.value, path=path).epoch + 1 if known is not None else 1
-    value = ownership.encode_epoch(ownership.Epoch(epoch=epoch, daemon_id=me, claimed_ms=clock.wall_ms()))
+    raised = ownership.Epoch(epoch=epoch, daemon_id=me, claimed_ms=clock.wall_ms(), format=ownership.format_of(topic))
+    value = ownership.encode_epoch(raised)
     steps: list[Step] = [Replace(path, value, known.version) if known is not None else Create(path, value)]
     if owner is not None:
         steps.append(Delete(paths.owner(topic), owner.version))

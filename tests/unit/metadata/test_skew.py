@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.core.errors import CorruptData, NewerRecord
+from offloaderd.core.errors import Conflict, CorruptData, NewerRecord
 from offloaderd.core.names.patterns import TopicPattern, of_topic
+from offloaderd.fleet import ownership
+from offloaderd.format.pb.storage import records_pb2
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import codec
+from offloaderd.metadata.records import ownership as records
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.policy import store as policies
 from offloaderd.policy.policies import OffloadPolicies
@@ -112,9 +115,28 @@ def test_a_record_that_only_a_later_release_may_touch_is_refused(name: str) -> N
 
 
 def test_no_record_of_this_release_is_refused_by_itself() -> None:
-    """It writes format 0, which is nothing at all; 1 in contexts that have pieces, and in no others."""
+    """It writes format 0, which is nothing at all; 1 in contexts with pieces, and in epochs of compacted ledgers."""
     assert codec.FORMAT == 0
     codec.unless_newer(decode_policy, b"\xff\xff", "p")
+
+
+async def test_a_release_before_compacted_ledgers_owns_none_of_their_topics() -> None:
+    """It would take such a topic for a deleted one, and delete its copies: it cannot read the epoch."""
+    rig, compaction = Rig(), replace(TOPIC, local=f"{TOPIC.local}/__compaction")
+    store = rig.tree.connect()
+    for topic in (TOPIC, compaction):
+        for folder in paths.folders(topic):
+            with suppress(Conflict):
+                await store.create(folder, b"")
+        node = records.DaemonNode(daemon_id="one", address="one:7650", version="0", started_ms=0)
+        assert await ownership.claim(store, topic, node, await store.session(), rig.clock) is not None
+    data = await content(store, paths.epoch(TOPIC))
+    assert codec.parse(records_pb2.EpochRecord, data, "p").epoch == 1
+    data = await content(store, paths.epoch(compaction))
+    with pytest.raises(NewerRecord):
+        codec.parse(records_pb2.EpochRecord, data, "p")
+    raised = replace(records.decode_epoch(data, path="p"), epoch=2)
+    assert records.encode_epoch(raised) == data.replace(b"\x08\x01", b"\x08\x02", 1)
 
 
 async def made_newer(store: MetadataStore, path: str, mark: bytes = NEWER) -> bytes:
