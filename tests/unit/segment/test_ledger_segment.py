@@ -17,7 +17,7 @@ from offloaderd.format import v1
 from offloaderd.format.v1 import LedgerLayout
 from offloaderd.format.verify import decode_verified_block
 from offloaderd.metadata.records.attempt import stored_part
-from offloaderd.segment.builder import LedgerBuilder
+from offloaderd.segment.builder import PART_COUNT_MAX, LedgerBuilder, LedgerCut
 from offloaderd.testing.builders import encode_ledger
 
 if TYPE_CHECKING:
@@ -88,6 +88,17 @@ def test_a_new_owner_goes_on_with_the_same_bytes(payloads: list[bytes], block: i
     builder.restore([stored_part("e", part.size_bytes, part.blocks) for part in kept])
     first = kept[-1].end.entry_id + 1 if kept else 0
     assert cut(builder, payloads, [3], first=first) == parts[len(kept) :]
+
+
+def test_a_ledger_of_too_many_parts_has_longer_ones() -> None:
+    """A store takes 10,000 parts of an object: without longer ones the ledger could never be completed."""
+    payloads = [b"x" * 60] * (PART_COUNT_MAX + 100)
+    sizes = LedgerCut(block_bytes=400, part_bytes=50, run_bytes=72)
+    told = sizes.layout(entries=len(payloads), payload_bytes=sum(map(len, payloads)), metadata=b"")
+    parts = cut(LedgerBuilder(UUID_1, told, assigned_ms=1), payloads, [100])
+    assert len(parts) < PART_COUNT_MAX
+    assert parts[-1].end.entry_id == len(payloads) - 1
+    assert sizes.layout(entries=3, payload_bytes=180, metadata=b"").part_bytes == 50
 
 
 @pytest.mark.parametrize(("extra", "text"), [(1, "less"), (-1, "more")])

@@ -42,15 +42,16 @@ class Services(Buckets):
         super().__init__(clock, HOME[0], ARCHIVE[0])
         self.down: set[str] = set()
         self.throttled = 0
-        """How many parts the archive still refuses, as it is asked too often."""
+        """How many parts, and manifests, the archive still refuses, as it is asked too often."""
         self.full = False
         """Whether the archive takes no parts."""
 
     def at(self, bucket: str) -> SegmentStore:  # type: ignore[override]  # with faults
         """See SegmentStore."""
 
-        def refuse(operation: str, _key: str, when: str) -> Exception | None:
-            if (bucket, operation, when) == (ARCHIVE[0], "upload_part", "before") and self.throttled:
+        def refuse(operation: str, key: str, when: str) -> Exception | None:
+            sent = operation == "upload_part" or (operation == "get" and key.endswith("-manifest"))
+            if (bucket, when) == (ARCHIVE[0], "before") and sent and self.throttled:
                 self.throttled -= 1
                 return Throttled("slow down")
             if (bucket, operation, when) == (ARCHIVE[0], "upload_part", "before") and self.full:
@@ -202,6 +203,21 @@ async def test_a_service_that_throttles_slows_down_its_own_uploads() -> None:
         assert services.throttled == 0
         assert up.service(ARCHIVE[0]).pace.limit < before
         assert up.service(HOME[0]).pace.limit == before
+
+
+async def test_a_service_that_a_topic_has_left_does_not_slow_down_its_uploads() -> None:
+    """It is asked for the manifest of the segment before, and throttles: parts to the new one keep their slots."""
+    rig, services = rig_of()
+    async with apart(rig).engine() as engine:
+        await offload(rig, engine, ARCHIVE)
+    async with apart(rig).engine("two") as engine:
+        up = engine.context.upload_context
+        before = {bucket: up.service(bucket).pace.limit for bucket, _ in PLACES}
+        services.throttled = 1
+        await offload(rig, engine, HOME)
+        assert services.throttled == 0
+        assert up.service(ARCHIVE[0]).pace.limit < before[ARCHIVE[0]]
+        assert up.service(HOME[0]).pace.limit == before[HOME[0]]
 
 
 async def test_nothing_of_a_topic_is_deleted_before_the_heads_of_all_services_were_compared() -> None:
