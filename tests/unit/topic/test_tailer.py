@@ -15,6 +15,7 @@ from offloaderd.core.errors import NotFound, OffloaderError, Transient
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Confirmed, Edge, EntryBatch, LedgerInfo, Loss, OfferResult, Position, TopicName
 from offloaderd.core.quotas import Accounts
+from offloaderd.core.retry import PAUSES
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.segment.failures import FailureTracker
 from offloaderd.segment.roll import Requested, TopicView
@@ -341,6 +342,33 @@ async def test_who_reads_the_source_does_not_rest(monkeypatch: pytest.MonkeyPatc
         read.set()
         await until(lambda: tailing.tailer.resting)
         running.cancel()
+
+
+async def test_the_pause_after_a_failed_look_is_short_again_after_a_good_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It doubles with each failure in a row; a source that stumbles once a week is soon looked at again."""
+    tailing, looks, failing = Tailing(), list[float](), 0
+    ledgers = tailing.source.ledgers
+
+    async def stumbling(topic: TopicName) -> list[LedgerInfo]:
+        nonlocal failing
+        looks.append(tailing.clock.monotonic())
+        if failing:
+            failing -= 1
+            raise Transient("no answer")
+        return list(await ledgers(topic))
+
+    monkeypatch.setattr(tailing.source, "ledgers", stumbling)
+    await tailing.source.append(TOPIC, payloads(5))
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        running = group.create_task(tailing.tailer.run())
+        for failures in (6, 1):
+            await until(lambda: tailing.tailer.resting)
+            looks.clear()
+            failing = failures
+            tailing.tailer.nudge()
+            await until(lambda: len(looks) > failures)  # noqa: B023 - awaited here
+        running.cancel()
+    assert looks[1] - looks[0] <= PAUSES[Transient].first_s
 
 
 async def test_a_whole_ledger_within_a_recorded_loss_is_kept() -> None:
