@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import ThrottledOpError
 from kazoo.security import make_acl, make_digest_acl
 
 from offloaderd.core.clock import SystemClock
@@ -208,6 +209,30 @@ async def test_who_is_armed_watches_the_node_and_not_what_is_below(zookeeper: st
         armed.disarm()
         await expire_session(store)
         await eventually(lambda: _forgotten(store))
+
+
+async def test_who_is_armed_is_told_although_the_watch_was_refused_at_first(
+    zookeeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is overloaded keeps the connection, so nothing else would set the watch later."""
+    async with zookeeper_store(zookeeper, f"/offloaderd/{CLOCK.uuid().hex}") as store:
+        client = await store._connection.client()
+        assert isinstance(client, KazooClient)
+        exists, refusals = client.exists_async, [ThrottledOpError(), ThrottledOpError()]
+
+        def overloaded(path: str, watch: object = None) -> object:
+            if not refusals:
+                return exists(path, watch)
+            refused = client.handler.async_result()
+            refused.set_exception(refusals.pop())
+            return refused
+
+        monkeypatch.setattr(client, "exists_async", overloaded)
+        armed = Armed(store)
+        await armed.arm()
+        assert not refusals
+        await store.create("/a", b"")
+        await armed.told()
 
 
 async def test_facts_of_a_node_are_its_last_change_and_whether_all_may_change_it(zookeeper: str) -> None:
