@@ -51,7 +51,13 @@ class Reading:
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"), [(Transient("gone"), "unreachable"), (Denied("no"), "denied"), (NotFound("none"), "missing")]
+    ("error", "reason"),
+    [
+        (Transient("gone"), "unreachable"),
+        (BucketMissing("no such bucket"), "unreachable"),
+        (Denied("no"), "denied"),
+        (NotFound("none"), "missing"),
+    ],
 )
 async def test_what_one_place_does_not_give_is_read_from_the_other(error: OffloaderError, reason: str) -> None:
     """Every entry is the one that was written; a place that does not answer is asked once, and not for every block."""
