@@ -11,10 +11,13 @@ import pytest
 
 from offloaderd.core.errors import Transient
 from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.format import manifest_bytes
 from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.records import copy as copy_record
 from offloaderd.metadata.records import deletion
+from offloaderd.metadata.records import verified as verified_record
 from offloaderd.metadata.records.copy import REMOVAL_S, CopyAttempt
+from offloaderd.metadata.records.verified import Cursor, Verified
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map import merging
 from offloaderd.metadata.topic_map.mirroring import with_copy
@@ -353,30 +356,44 @@ async def test_verify_misses_a_copy_that_the_map_names_and_notes_one_that_it_doe
     assert (report.segments, report.problems) == (2, 3)
 
 
+async def scrubbed(owned: Owned) -> list[str]:
+    """Scrub the segment that is due; return what is said of damage."""
+    said: list[str] = []
+
+    async def damaged(_topic: object, _ledgers: object, why: str) -> None:
+        said.append(why)
+
+    up, options = owned.context.upload_context, ScrubSettings(first_after_s=0.0)
+    scrubber = Scrubber(
+        up.objects, owned.context.metadata, SITES, options, clock=up.clock, metrics=up.metrics, damaged=damaged
+    )
+    await scrubber.turn(owned.offloader, await scrubber._load(owned.offloader))
+    return said
+
+
 async def test_the_scrub_reads_the_copy_as_well() -> None:
     """Damage of the copy is found, and its place is said."""
     rig = await mirrored(10)
     [segment] = await segments_of(rig)
     assert segment.copy is not None
     await damage(rig, segment.copy)
-    owned = await Owned.claim(rig)
-    said: list[str] = []
+    [why] = await scrubbed(await Owned.claim(rig))
+    assert repr(AWAY[0]) in why
 
-    async def damaged(_topic: object, _ledgers: object, why: str) -> None:
-        said.append(why)
 
-    scrubber = Scrubber(
-        rig.store,
-        owned.context.metadata,
-        SITES,
-        ScrubSettings(first_after_s=0.0),
-        clock=rig.clock,
-        metrics=rig.metrics,
-        damaged=damaged,
-    )
-    await scrubber.turn(owned.offloader, await scrubber._load(owned.offloader))
-    assert len(said) == 1
-    assert repr(AWAY[0]) in said[0]
+async def test_a_scrub_that_stopped_in_the_copy_skips_no_block_of_it() -> None:
+    """The cursor counts the blocks of both places: those of the first one are not left out of the copy as well."""
+    rig = await mirrored(150)
+    [segment] = await segments_of(rig)
+    assert segment.copy is not None
+    manifest = await buckets_of(rig).at(HOME[0]).get(segment.keys.manifest)
+    blocks = len(manifest_bytes.decode(manifest, key=segment.keys.manifest).blocks)
+    assert blocks > 2
+    stopped = Verified({}, Cursor(segment.segment_id, blocks + 1))
+    await rig.tree.connect().create(paths.verified(TOPIC), verified_record.encode(stopped))
+    await damage(rig, segment.copy)
+    [why] = await scrubbed(await Owned.claim(rig))
+    assert repr(AWAY[0]) in why
 
 
 async def test_a_merged_segment_puts_both_copies_of_its_sources_in_the_trash() -> None:
@@ -421,6 +438,21 @@ async def test_a_collection_is_waited_for_by_the_clock_of_the_owner(clock_off_ms
     rig = await offloaded(rig_of(), 10)
     await left_by_a_collection(rig, clock_off_ms=clock_off_ms)
     async with mirroring(rig) as owned:
+        await rig.clock.sleep(REMOVAL_S / 2)
+        assert lag(owned) == 1
+        await rig.clock.sleep(REMOVAL_S)
+        assert lag(owned) == 0
+
+
+async def test_each_collection_is_waited_for_anew() -> None:
+    """That one broke off long ago says nothing of the next, which deletes what lies under the keys of the copy."""
+    rig = await offloaded(rig_of(), 10)
+    await left_by_a_collection(rig)
+    async with mirroring(rig) as owned:
+        await rig.clock.sleep(2 * REMOVAL_S)
+        assert lag(owned) == 0
+        await left_by_a_collection(rig)
+        owned.offloader.follow(replace(owned.offloader.policy, mirror=THIRD))
         await rig.clock.sleep(REMOVAL_S / 2)
         assert lag(owned) == 1
         await rig.clock.sleep(REMOVAL_S)
@@ -509,17 +541,8 @@ async def test_a_place_that_is_away_does_not_hide_damage_of_the_other(place: tup
         raise Transient("gone")
 
     breaking(rig, other[0], plan)
-    told: list[str] = []
-
-    async def damaged(_topic: object, _ledgers: object, why: str) -> None:
-        told.append(why)
-
-    owned, options = await Owned.claim(rig), ScrubSettings(first_after_s=0.0)
-    scrubber = Scrubber(
-        rig.store, owned.context.metadata, SITES, options, clock=rig.clock, metrics=rig.metrics, damaged=damaged
-    )
-    await scrubber.turn(owned.offloader, await scrubber._load(owned.offloader))
-    [why] = told
+    owned = await Owned.claim(rig)
+    [why] = await scrubbed(owned)
     assert f"in bucket {place[0]!r}" in why
     found: list[str] = []
     verifier = TopicVerifier(
