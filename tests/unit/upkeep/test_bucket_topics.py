@@ -24,7 +24,7 @@ from offloaderd.read.seek import seek
 from offloaderd.read.stream import NoBuffers
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.upkeep import rebuild
-from offloaderd.upkeep.bucket_topics import LISTING_PAUSE_S, BucketTopics
+from offloaderd.upkeep.bucket_topics import ANSWERS_S, LISTING_PAUSE_S, BucketTopics
 from offloaderd.upkeep.stored import Site
 from tests.unit.rigs.owned import offload_more, offloaded_topic
 from tests.unit.rigs.rig import TOPIC, Rig, memory_ledgers, payloads, until
@@ -498,6 +498,22 @@ async def test_a_damaged_head_is_no_reason_not_to_read() -> None:
     rig = await offloaded_topic(10)
     await rig.store.put(keys.head("seg/", "test", TOPIC.managed_ledger), b"no head")
     assert len((await (await listed(rig)).topic_map(TOPIC)).segments) == 1
+
+
+async def test_a_head_that_does_not_answer_holds_up_one_read_in_a_while() -> None:
+    """The others go on with the map as it is, and the next to ask is not before a head is due again."""
+    rig = await offloaded_topic(10)
+    store = LaterStore(rig.store, Faults())
+    found = BucketTopics(store, [SITE], listing_s=LISTING_S, head_s=HEAD_S, clock=rig.clock, metrics=Metrics())
+    await found.refresh()
+    store.heads.clear()
+    for _ in range(2):
+        await rig.clock.sleep(HEAD_S)
+        began_s = rig.clock.monotonic()
+        for _ in range(10):
+            assert len((await found.topic_map(TOPIC)).segments) == 1
+        assert rig.clock.monotonic() - began_s < 2 * ANSWERS_S
+    assert store.waiting == 2
 
 
 async def test_a_seek_does_not_pass_a_gap_over() -> None:

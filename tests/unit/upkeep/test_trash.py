@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from offloaderd.core.errors import Transient
 from offloaderd.metadata import paths
 from offloaderd.metadata.port import Replace
 from offloaderd.metadata.records import deletion
@@ -121,5 +122,31 @@ async def test_waiters_hear_of_a_map_that_a_job_has_changed() -> None:
     async with asyncio.timeout(PATIENCE_S):
         await changed
     assert len(owned.offloader.map.segments) == 1
+    duty.cancel()
+    await asyncio.wait([duty])
+
+
+async def test_a_map_that_could_not_be_read_again_is_read_at_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the old map the segment would be part of the topic for ever: nothing of it would be deleted."""
+    rig = await offloaded_topic(10, 10)
+    owned = await Owned.claim(rig)
+    record, failures = owned.offloader.record, [Transient("no answer")]
+    reload = record.reload
+
+    async def failing() -> None:
+        if failures:
+            raise failures.pop()
+        await reload()
+
+    monkeypatch.setattr(record, "reload", failing)
+    duty = asyncio.get_running_loop().create_task(keep_trash_empty(owned.context, owned.offloader))
+    await rig.clock.sleep(5)
+    steps, _ = removal.without_oldest(record.map, record.map.segments[0], reason="test", now_ms=rig.clock.wall_ms())
+    folder, store = paths.trash(TOPIC), rig.tree.connect()
+    await store.transact([*steps, Replace(folder, b"", (await store.get(folder)).version)])
+    await rig.clock.sleep(60)
+    assert not failures
+    assert len(record.map.segments) == 1
+    assert await owned.keys() == 3
     duty.cancel()
     await asyncio.wait([duty])
