@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.places import Places
 from offloaderd.objects.stored_as import StoredAs
-from tests.unit.rigs.rig import TOPIC
+from tests.unit.rigs.rig import TOPIC, Rig
 from tests.unit.segment.test_continue import finish, left_behind, made_rig
 
 if TYPE_CHECKING:
@@ -38,3 +38,17 @@ async def test_all_owners_of_a_segment_store_it_in_the_same_class_with_the_same_
         segment.keys.index: StoredAs("", tags),
         segment.keys.manifest: StoredAs("", tags),
     }
+
+
+async def test_a_copy_is_stored_in_the_class_of_the_mirror() -> None:
+    """The policy's class is for the topic's own place, also for what is copied back there; its tags are for both."""
+    own, mirror = ("b", "seg/"), ("eu", "copies/")
+    rig = Rig(places=(own, mirror))
+    made = rig.context(rig.tree.connect(), source=None)
+    home, there = made.places
+    context = replace(made, places=Places(home, replace(there, storage_class="ONEZONE_IA")))
+    policy = replace(rig.policy, place=own, mirror=mirror, storage_class="STANDARD_IA", tags="team=a")
+    tags = {"team": "a"}
+    assert context.place_for(policy, TOPIC).stored_as == StoredAs("STANDARD_IA", tags)
+    assert context.copied_to(own, policy, TOPIC).stored_as == StoredAs("STANDARD_IA", tags)
+    assert context.copied_to(mirror, policy, TOPIC).stored_as == StoredAs("ONEZONE_IA", tags)

@@ -60,6 +60,17 @@ async def test_a_new_owner_knows_how_old_the_oldest_entry_is() -> None:
             assert 160.0 <= status.lag_seconds < 260.0
 
 
+async def test_an_entry_is_no_older_than_its_ledger() -> None:
+    """Whatever the clock of who wrote it says: one that is years behind is no reason to wake anybody."""
+    rig = Rig()
+    rig.ledgers = memory_ledgers(HourAgo())
+    await rig.ledgers.append(TOPIC, stamped(rig, 1e9))
+    async with rig.engine() as engine:
+        status = (await looked(await enabled(engine, HELD))).status()
+        assert status.lag_seconds is not None
+        assert 3600.0 <= status.lag_seconds < 3700.0
+
+
 async def test_what_is_in_the_open_segment_counts_until_it_is_committed() -> None:
     """Its entries may have left memory; what follows a commit has a time of its own."""
     rig = Rig()
