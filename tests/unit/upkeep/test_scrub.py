@@ -392,6 +392,18 @@ async def test_a_record_that_cannot_be_read_begins_anew(ground: Ground) -> None:
         assert len((await recorded(ground)).segments) == 3
 
 
+async def test_a_record_that_another_process_has_written_is_read_again(ground: Ground) -> None:
+    """By the version of before nothing would be recorded any more."""
+    async with scrubbing(ground, scrubber(ground)):
+        await ground.clock.advance(1.2 * HOUR_S)
+        node = await ground.metadata.get(paths.verified(TOPIC))
+        await ground.metadata.replace(paths.verified(TOPIC), node.value, node.version)
+        written_ms = ground.clock.wall_ms()
+        await ground.clock.advance(WEEK_S + HOUR_S)
+        seen = (await recorded(ground)).segments.values()
+        assert [one.verified_ms > written_ms for one in seen] == [True] * 3
+
+
 async def test_what_is_off_does_nothing(ground: Ground) -> None:
     """And ends."""
     site = Site(cluster=CLUSTER, bucket=BUCKET, prefix=PREFIX)
