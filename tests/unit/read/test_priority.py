@@ -186,6 +186,25 @@ async def test_a_read_that_goes_on_for_long_heeds_a_change(monkeypatch: pytest.M
         assert found == tiers
 
 
+async def test_a_long_read_looks_at_the_policy_once_in_a_while() -> None:
+    """However long it has lasted, and however many steps it takes: each would be a request to the metadata store."""
+    rig, _ = await three_tiers()
+    rig.map.enabled = True
+    known, asked = rig.map.of, 0
+
+    async def counted(topic: TopicName) -> Effective:
+        nonlocal asked
+        asked += 1
+        return await known(topic)
+
+    rig.map.of = counted  # type: ignore[method-assign]
+    async with rig.reader, aclosing(rig.reader.read(TOPIC, last=LAST)) as reading:
+        async for _ in reading:
+            if asked == 1:
+                await rig.clock.sleep(1000 * stream.POLICY_S)  # of which that clock sleeps a thousandth
+    assert asked == 2
+
+
 async def test_a_policy_that_cannot_be_read_any_more_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A read goes on under what it knew."""
     monkeypatch.setattr(stream, "POLICY_S", 0.0)
