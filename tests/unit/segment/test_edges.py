@@ -26,7 +26,18 @@ from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.faults import Faults, FaultyMetadata
 from tests.patience import PATIENCE_S
 from tests.unit.rigs.owned import Owned, offloaded_topic
-from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, turn, until_offloaded
+from tests.unit.rigs.rig import (
+    TOPIC,
+    Rig,
+    enabled,
+    memory_ledgers,
+    offloader_of,
+    payloads,
+    turn,
+    until,
+    until_offloaded,
+)
+from tests.unit.segment.test_continue import made_rig, recorded, rewritten, sealed
 from tests.unit.segment.test_writer import Desk, ScriptedFeed
 
 if TYPE_CHECKING:
@@ -189,3 +200,21 @@ async def test_a_trash_record_that_cannot_be_read_leaves_the_others_going() -> N
     await store.create(paths.trash_record(TOPIC, second), deletion.encode_trash(trash))
     assert await owned.empty_trash() == 1
     assert await store.children(paths.trash(TOPIC)) == [str(first)]
+
+
+async def test_a_sealed_segment_whose_entries_are_still_to_be_pushed_does_not_hold_up_a_stop() -> None:
+    """They may never come: the daemon leaves it to the next owner, to whom they are pushed again."""
+    rig, store = await made_rig(push_only=True)
+    left = await sealed(rig, on="complete_upload", push_only=True)
+    await rewritten(rig, left, parts=left.parts[:1])
+    async with rig.engine("two", push_only=True) as engine:
+        topic = await offloader_of(engine)
+        topic.offer(EntryBatch(7, 0, payloads(100)))
+        await until(lambda: topic.progress is not None and topic.progress.entries == 100)
+    assert recorded(rig) is not None
+    async with rig.engine("three", push_only=True) as engine:
+        topic = await offloader_of(engine)
+        topic.offer(EntryBatch(7, 0, payloads(300)))
+        await until(lambda: topic.offloaded == Position(7, 299))
+    assert [payload for _, payload in await rig.committed()] == payloads(300)
+    assert store.sent_again == 0
