@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from offloaderd.metadata.records.grant import Grant
     from offloaderd.metadata.topic_map.map import TopicMap
+    from offloaderd.topic.offloader import TopicOffloader
 
 
 class Maps:
@@ -144,6 +145,31 @@ async def test_an_owner_that_knows_a_grant_hears_that_another_daemon_took_it_bac
     await grant_records.allow(rig.tree.connect(), TOPIC, 0)
     await duty.run_once(owned.offloader, known)
     assert owned.offloader.damaged_ledgers == ()
+
+
+async def test_an_owner_hears_of_a_grant_that_was_taken_back_while_it_reads_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The notice counts for the next look, which comes at once and not an interval later."""
+    owned = await Owned.claim(await offloaded_topic(10))
+    options, looks = OPTIONS.model_copy(update={"interval_s": 3600.0}), 0
+    duty = Grants(owned.context, None, options, owned.book(), daemon_id="one")
+    look = duty.run_once
+
+    async def noticed(offloader: TopicOffloader, known: dict[int, Grant]) -> dict[int, Grant]:
+        nonlocal looks
+        looks += 1
+        found = await look(offloader, known)
+        if looks == 1:
+            offloader.grants_changed.set()
+        return found
+
+    monkeypatch.setattr(duty, "run_once", noticed)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(duty.run(owned.offloader))
+        await owned.context.upload_context.clock.sleep(60)
+        running.cancel()
+    assert looks == 2
 
 
 async def test_a_verification_keeps_the_source() -> None:

@@ -340,6 +340,17 @@ async def test_the_rate_is_kept(ground: Ground) -> None:
         assert 1500 < metric(ground, "bytes_total") - before <= HOUR_S + 1000
 
 
+async def test_another_rate_holds_from_the_next_request_on(ground: Ground) -> None:
+    """A reload of the settings slows down what is under way."""
+    scrub = scrubber(ground)
+    scrub.follow(ScrubSettings.model_construct(interval_s=WEEK_S, first_after_s=HOUR_S, bytes_per_s=1))
+    async with scrubbing(ground, scrub):
+        await ground.clock.advance(HOUR_S)
+        before = metric(ground, "bytes_total")
+        await ground.clock.advance(HOUR_S)
+        assert 1500 < metric(ground, "bytes_total") - before <= HOUR_S + 1000
+
+
 async def test_a_segment_that_is_deleted_meanwhile_is_no_damage(ground: Ground) -> None:
     """Its objects are gone, and so is it."""
 

@@ -89,6 +89,17 @@ async def test_an_upload_that_the_store_does_not_list_is_aborted_by_its_record(
     assert [one async for one in rig.store.list_uploads()] == []
 
 
+async def test_uploads_that_the_record_does_not_name_are_aborted_as_well() -> None:
+    """A lost answer may have left one: nobody sees it, and its parts are paid for."""
+    rig = await offloaded_topic(10, 10)
+    owned = await Owned.claim(rig)
+    segment = owned.offloader.map.segments[0]
+    await rig.store.create_upload(segment.keys.data, metadata={})
+    assert await owned.offloader.record.remove_oldest(segment, reason="test")
+    assert await owned.empty_trash() == 0
+    assert [one async for one in rig.store.list_uploads()] == []
+
+
 async def test_a_segment_that_leaves_the_map_without_a_notification_is_deleted() -> None:
     """The answer to the transaction may come after the trash record was seen; the duty looks again by itself."""
     rig = await offloaded_topic(10, 10)
