@@ -25,6 +25,7 @@ from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.faults import Faults, FaultyMetadata
 from tests.patience import PATIENCE_S
+from tests.unit.rigs.lives import recorded
 from tests.unit.rigs.owned import Owned, offloaded_topic
 from tests.unit.rigs.rig import (
     TOPIC,
@@ -37,7 +38,7 @@ from tests.unit.rigs.rig import (
     until,
     until_offloaded,
 )
-from tests.unit.segment.test_continue import made_rig, recorded, rewritten, sealed
+from tests.unit.segment.test_continue import made_rig, rewritten, sealed
 from tests.unit.segment.test_writer import Desk, ScriptedFeed
 
 if TYPE_CHECKING:
