@@ -6,6 +6,7 @@ import base64
 import json
 from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -41,13 +42,18 @@ def field(name: str, number: int, kind: int, *, many: bool = False, of: str = ""
     return FieldDescriptorProto(name=name, number=number, label=label, **given)
 
 
-def definition(*files: FileDescriptorProto, root: str = "shop.Order") -> dict[str, str]:
-    """Return what Pulsar's registry has of a schema."""
+def described(*files: FileDescriptorProto, stamp_last: bool = False) -> str:
+    """Return a set of files, with Protobuf's timestamp, as text."""
     stamp = FileDescriptorProto()
     timestamp_pb2.DESCRIPTOR.CopyToProto(stamp)
-    described = FileDescriptorSet(file=[stamp, *files]).SerializeToString()
+    held = [*files, stamp] if stamp_last else [stamp, *files]
+    return base64.b64encode(FileDescriptorSet(file=held).SerializeToString()).decode()
+
+
+def definition(*files: FileDescriptorProto, root: str = "shop.Order") -> dict[str, str]:
+    """Return what Pulsar's registry has of a schema."""
     return {
-        "fileDescriptorSet": base64.b64encode(described).decode(),
+        "fileDescriptorSet": described(*files),
         "rootMessageTypeName": root,
         "rootFileDescriptorName": files[-1].name if files else "",
     }
@@ -186,6 +192,70 @@ def test_a_pair_may_have_parts_of_it() -> None:
     assert (found.to_pylist()[0]["key"], found.to_pylist()[0]["value"]["int32"]) == ("k", 3)
 
 
+def test_files_may_come_in_any_order() -> None:
+    """Pulsar's registry has them in the order of a hash map."""
+    files = [
+        file(message("Line", field("article", 1, Field.TYPE_STRING)), name="line.proto"),
+        file(
+            message("Page", field("line", 1, Field.TYPE_MESSAGE, of=".shop.Line")),
+            name="p.proto",
+            needs=("line.proto",),
+        ),
+        file(
+            message("Order", field("page", 1, Field.TYPE_MESSAGE, of=".shop.Page")),
+            needs=("p.proto", "line.proto", STAMP),
+        ),
+    ]
+    for order in permutations(files):
+        kind = protobuf_kind({**definition(*order), "fileDescriptorSet": described(*order, files[0], stamp_last=True)})
+        assert kind.spark.simpleString() == "struct<page:struct<line:struct<article:string>>>"
+        assert kind.read(written(*files, page={"line": {"article": "a"}})) == {"page": {"line": {"article": "a"}}}
+
+
+def test_names_of_fields_are_any() -> None:
+    """Also those of Protobuf's own methods; the first of several names of a number is the one."""
+    names = ["HasField", "Clear", "DESCRIPTOR", "FromString", "ListFields", "from"]
+    fields = [
+        field(name, at, Field.TYPE_STRING, oneof_index=at - 1, proto3_optional=True) for at, name in enumerate(names, 1)
+    ]
+    state = field("state", 9, Field.TYPE_ENUM, of=".shop.Order.State")
+    values = [{"name": "ZERO", "number": 0}, {"name": "FIRST", "number": 1}, {"name": "OLD", "number": 1}]
+    made = file(
+        message(
+            "Order",
+            *fields,
+            state,
+            oneof_decl=[{"name": f"_{name}"} for name in names],
+            enum_type=[{"name": "State", "value": values, "options": {"allow_alias": True}}],
+        )
+    )
+    read = protobuf_kind(definition(made)).read
+    given = {name: f"a {name}" for name in names}
+    assert read(written(made, state=1, **given)) == {**given, "state": "FIRST"}
+    assert read(written(made)) == {**dict.fromkeys(names), "state": "ZERO"}
+
+
+def wide(count: int) -> FileDescriptorProto:
+    """Return messages of two fields each, whose type has as many fields as two to that power."""
+    inner = [
+        message(
+            name, *(field(one, at, Field.TYPE_MESSAGE, of=f".shop.M{number + 1}") for at, one in enumerate("ab", 1))
+        )
+        for number in range(count)
+        for name in (f"M{number}" if number else "Order",)
+    ]
+    return file(*inner, message(f"M{count}", field("end", 1, Field.TYPE_INT32)))
+
+
+def deep(count: int) -> FileDescriptorProto:
+    """Return so many messages in each other."""
+    inner = [
+        message(f"M{number}" if number else "Order", field("in", 1, Field.TYPE_MESSAGE, of=f".shop.M{number + 1}"))
+        for number in range(count)
+    ]
+    return file(*inner, message(f"M{count}", field("end", 1, Field.TYPE_INT32)))
+
+
 INSIDE = file(message("Order", field("inner", 1, Field.TYPE_MESSAGE, many=True, of=".shop.Order")))
 EMPTY = file(message("Order", field("inner", 1, Field.TYPE_MESSAGE, of=".shop.None")), message("None"))
 
@@ -201,6 +271,9 @@ EMPTY = file(message("Order", field("inner", 1, Field.TYPE_MESSAGE, of=".shop.No
         (definition(file(message("Order", field("a", 1, Field.TYPE_INT32)), needs=("missing.proto",))), "descriptors"),
         (definition(INSIDE), "at inner: shop.Order, which is inside of itself"),
         (definition(EMPTY), "at inner: shop.None, a message without a field"),
+        (definition(wide(40)), "10000 fields in all"),
+        (definition(deep(70)), "64 messages in each other"),
+        (definition(file(message("Order", *(field(one, at, 5) for at, one in enumerate("aA", 1))))), "in the case of"),
     ],
 )
 def test_schemas_that_cannot_be_used_say_why(given: object, said: str) -> None:
