@@ -88,9 +88,13 @@ async def _with_live_end(snapshot: Snapshot, client: DaemonClient) -> Snapshot:
     lives: list[LiveSegment] = []
     holes: list[Hole] = []
     for one in ranges:
-        if (live := _live(snapshot.map, one, parts)) is not None:
-            lives.append(live)
-            holes += [] if one.oldest else await _hole_before(client, snapshot.map, one.after, live.begin)
+        if (live := _live(snapshot.map, one, parts)) is None:
+            continue
+        lives.append(live)
+        if not one.oldest:
+            holes += await _hole_before(client, snapshot.map, one.after, live.begin)
+        elif live.begin != oldest:
+            raise _unlisted(topic, oldest, live.begin)
     made = replace(snapshot, live=tuple(lives))
     filled = made.unfinished is None
     holes += [hole for hole in snapshot.holes if not (filled and hole.condition is Condition.UNFINISHED)]
@@ -99,20 +103,29 @@ async def _with_live_end(snapshot: Snapshot, client: DaemonClient) -> Snapshot:
 
 async def _hole_before(client: DaemonClient, topic_map: TopicMap, after: Position, begin: Position) -> list[Hole]:
     """Return what the daemon misses between a position and the begin of the next ledger, if it cannot go from one to
-    the other and that is not on record. Raises as the daemon does.
+    the other and that is not on record. Raises Transient for entries in a ledger that nobody lists, and as the daemon.
     """
     if after.ledger_id == begin.ledger_id or any(after < loss.before <= begin for loss in topic_map.losses):
         return []
     try:
         async with aclosing(client.read(topic_map.topic, first=_next(after), last=begin)) as answers:
-            async for _ in answers:
-                pass
+            async for answer in answers:
+                if answer.batch.first != begin:
+                    raise _unlisted(topic_map.topic, answer.batch.first, begin)
     except CorruptData:
         return []  # of its first entry, which the task comes to
     except EntriesMissing as error:
         condition = Condition.RETENTION if isinstance(error, EntriesDeleted) else Condition.LOSSES
         return [Hole(after=after, before=begin, reason=error.message, condition=condition)]
     return []
+
+
+def _unlisted(topic: TopicName, found: Position, begin: Position) -> Transient:
+    """Return the error for entries before a live range: their ledger was deleted while they were in a buffer."""
+    return Transient(
+        f"{topic}: a daemon has {found}, before {begin}, and its ledger is neither committed nor at the source",
+        hint="run the query again: the owner has it in its open segment, and commits that soon",
+    )
 
 
 def _uncommitted(topic_map: TopicMap, oldest: Position, newest: Position) -> Iterator[Uncommitted]:
