@@ -5,7 +5,7 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3.11
 INPUT ?=
-WORKERS ?= 2
+WORKERS ?= 3
 SEEDS ?= 2000
 MINUTES ?= 10
 MESSAGES ?= 1000000

@@ -13,7 +13,7 @@ from pyspark.sql import datasource as spark
 
 from offloaderd.client import Trust, Unreachable
 from offloaderd.core.errors import Conflict, CorruptData, EntriesMissing, InvalidInput, OffloaderError, Transient
-from offloaderd.core.model import EntryBatch, HistoryOrder, Loss, Position
+from offloaderd.core.model import HistoryOrder, Loss, Position
 from offloaderd.core.read_options import Transactions
 from offloaderd.metadata import identity, paths
 from offloaderd.metadata.records.history import HistoryPlan, Worker
@@ -461,23 +461,6 @@ async def test_a_topic_without_a_source_has_its_newest_ledgers_in_the_buffer() -
         topic.ranges.clear()
         assert entries(await topic.rows(options())) == expected(topic)
         assert topic.ranges == [(Position(2, 1), Position(2, 1))]
-
-
-@pytest.mark.parametrize("committed", [0, 5, 10])
-async def test_entries_that_only_a_buffer_has_are_waited_for(committed: int) -> None:
-    """Pulsar has deleted their ledger, and their segment is open: nobody lists it, and they are not left out."""
-    topic = LiveTopic(ledger_entries_max=10)
-    async with topic.reader:
-        await topic.arrive(payloads(25, ledger_id=1))
-        await topic.commit(committed)
-        gone = committed // 10
-        held = [one for one in topic.entries[committed:] if one[0].ledger_id == gone]
-        before = topic.entries[committed - 1][0] if committed else None
-        topic.hot.add(EntryBatch(gone, held[0][0].entry_id, [data for _, data in held]), before)
-        for ledger_id in range(gone + 1):
-            await topic.source.delete(TOPIC, ledger_id)
-        with pytest.raises(Transient, match=f"has {held[0][0]}, before {gone + 1}:0, and its ledger"):
-            await topic.planned(options())
 
 
 async def test_a_daemon_that_lags_or_is_of_another_cluster_is_refused() -> None:
