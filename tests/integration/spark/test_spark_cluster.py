@@ -117,7 +117,8 @@ async def test_a_cluster_with_a_packed_environment_backfills_a_topic_and_reads_i
     site.settings["bookkeeper"] = {"servers": bookkeeper.zookeeper}
     site.settings["offload"] = {"segment_bytes_max": 70_000, "segment_age_max_s": 3600}
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("OFFLOADERD__", "PYSPARK_"))}
-    environment = {**ours, **site.environment(1, 2), "SPARK_LOCAL_IP": "127.0.0.1"}
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"  # as an activated environment has it: spark-submit asks its Python
+    environment = {**ours, **site.environment(1, 2), "SPARK_LOCAL_IP": "127.0.0.1", "PATH": path}
     names, made = [], [f"{number}/".encode().ljust(300, b"#") for number in range(450)]
     async with (
         asyncio.timeout(DEADLINE_S),
