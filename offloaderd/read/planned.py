@@ -15,20 +15,21 @@ from offloaderd.read.plan import Run
 def plan_message(runs: Sequence[Run], *, complete: bool) -> pb.PlanReadResponse:
     """Return the answer to PlanRead; neighbouring runs of a segment become one, over several ledgers."""
     answer = pb.PlanReadResponse(complete=complete)
-    numbers: dict[UUID | None, int | None] = {None: None}
-    before: UUID | None = None
+    numbers: dict[UUID, int] = {}
+    before: int | None = None
     for run in runs:
         first = common_pb2.Position(ledger_id=run.ledger_id, entry_id=run.first_entry_id)
         last = common_pb2.Position(ledger_id=run.ledger_id, entry_id=run.last_entry_id)
-        segment_id = None if run.segment is None else run.segment.segment_id
-        if run.segment is not None and segment_id not in numbers:
-            numbers[segment_id] = len(answer.segments)
-            answer.segments.append(_stored(run.segment))
-        if segment_id is not None and segment_id == before:
+        number = None
+        if run.segment is not None:
+            number = numbers.setdefault(run.segment.segment_id, len(numbers))
+            if number == len(answer.segments):
+                answer.segments.append(_stored(run.segment))
+        if number is not None and number == before:
             answer.runs[-1].last.CopyFrom(last)
         else:
-            answer.runs.append(pb.PlannedRun(first=first, last=last, segment=numbers[segment_id]))
-        before = segment_id
+            answer.runs.append(pb.PlannedRun(first=first, last=last, segment=number))
+        before = number
     return answer
 
 

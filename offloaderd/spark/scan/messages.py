@@ -207,7 +207,7 @@ class Messages:
         if extent.ledger_id == at.ledger_id:
             upto = min(upto, at.entry_id - 1)
         first, last = Position(extent.ledger_id, extent.first_entry_id), Position(extent.ledger_id, upto)
-        async with aclosing(self._reader.direct(topic, segment, first, last)) as batches:
+        async with aclosing(self._reader.read_segment(topic, segment, first, last)) as batches:
             async for batch in batches:
                 for entry_id, payload in enumerate(batch.payloads, batch.first_entry_id):
                     one = decode_entry(Position(batch.ledger_id, entry_id), payload)[0]

@@ -141,7 +141,7 @@ async def _given(
 ) -> AsyncGenerator[EntryBatch | Skip, None]:
     """Yield what the segment of a run has. Raises as reading it does."""
     if isinstance(run.segment, LiveSegment):
-        async with aclosing(reader.direct(piece.topic, run.segment, run.first, run.last)) as batches:
+        async with aclosing(reader.read_segment(piece.topic, run.segment, run.first, run.last)) as batches:
             async for batch in batches:
                 yield batch
         return

@@ -184,7 +184,7 @@ class LateReader:
         self._live = live
         self._known: dict[TopicName, Snapshot] = {}
 
-    def direct(
+    def read_segment(
         self, topic: TopicName, segment: Segment, first: Position, last: Position, pace: ReadAhead | None = None
     ) -> AsyncGenerator[EntryBatch, None]:
         """Yield every entry of [first, last] from the segment itself. Raises as `entries_of`."""
@@ -206,7 +206,7 @@ class LateReader:
                 raise run.broken(topic, f"{run.first}..{run.last}", run.problem)
             at = run.first
             try:
-                async with aclosing(self.direct(topic, run.segment, run.first, run.last, pace)) as batches:
+                async with aclosing(self.read_segment(topic, run.segment, run.first, run.last, pace)) as batches:
                     async for batch in batches:
                         yield batch
                         at = Position(batch.ledger_id, batch.last_entry_id + 1)
