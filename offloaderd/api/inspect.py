@@ -6,9 +6,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from offloaderd.api.calls import Context, metadata_error, needed
+from offloaderd.core.clock import Clock
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
-from offloaderd.core.errors import InvalidInput, Transient
+from offloaderd.core.errors import CorruptData, InvalidInput, Transient
 from offloaderd.core.model import Position, TopicName
+from offloaderd.core.names.managed_ledgers import system_reason
 from offloaderd.fleet.engine import Engine
 from offloaderd.format.parsing import filled
 from offloaderd.metadata.committed import CommittedSegment
@@ -17,7 +19,11 @@ from offloaderd.metadata.records.verified import SegmentVerified
 from offloaderd.protocol.conversion import from_position, to_position
 from offloaderd.protocol.v1 import inspect_pb2 as pb
 from offloaderd.protocol.v1 import inspect_pb2_grpc
+from offloaderd.read.layout import Holder, HolderKind, Scale, holder, holders
+from offloaderd.read.plan import TopicView
 from offloaderd.read.reader import TopicReader
+from offloaderd.tables import store as tables
+from offloaderd.tables.declaration import Declaration, table_of
 from offloaderd.upkeep.explain import Explainer, Held, Place
 from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.verify.cluster import Between, SegmentReport, TopicVerifier
@@ -32,7 +38,8 @@ EXPLAIN_S = 24.0
 class InspectService(inspect_pb2_grpc.InspectServiceServicer):
     """Explains and verifies. Changes nothing.
 
-    `damaged` is called with damaged segments; `known` raises TopicNotFound for an unknown topic.
+    `damaged` is called with damaged segments; `known` raises TopicNotFound for an unknown topic. `layouts` shows where
+    the entries of a topic are.
     """
 
     explainer: Explainer
@@ -41,6 +48,7 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
     metadata: MetadataStore
     damaged: Callable[[TopicName, CommittedSegment, str], None] = lambda *_: None
     known: Callable[[TopicName], Awaitable[object]] | None = None
+    layouts: Callable[[TopicName], Awaitable[pb.LayoutResponse]] | None = None
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
         """Explain a position. Raises NotFound for an unknown topic, InvalidInput, and as the stores.
@@ -74,6 +82,14 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
             ledger_entries=found.ledger_end.entries if found.ledger_end is not None else None,
         )
 
+    async def Layout(self, request: pb.LayoutRequest, context: Context) -> pb.LayoutResponse:
+        """Show where the entries of a topic are. Raises NotFound for an unknown topic, and as the stores."""
+        topic = TopicName.parse(request.topic)
+        if failure := await metadata_error(self.metadata):
+            raise needed(failure)
+        assert self.layouts is not None  # noqa: S101 - the daemon always gives it
+        return await self.layouts(topic)
+
     async def Verify(self, request: pb.VerifyRequest, context: Context) -> AsyncIterator[pb.VerifyEvent]:
         """Yield a report of each segment, then the flaws between them.
 
@@ -96,14 +112,7 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
 
 async def held(reader: TopicReader, topic: TopicName, position: Position) -> Held:
     """Return the tiers beside the bucket that hold an entry. Raises NotFound for an unknown topic, Transient."""
-    why = ""
-    try:
-        view = await reader.view(topic, source_s=SOURCE_S)
-    except Transient as error:
-        why = error.message
-        view = await reader.view(topic, Position(0, 0), source_s=SOURCE_S)
-    if view.is_empty() and not why:
-        await reader.priority(topic)
+    view, why = await _view(reader, topic)
     buffered = reader.hot.read(topic, position, position, 1) is not None
     ledger = view.ledger(position.ledger_id)
     holds = ledger is not None and position.entry_id <= ledger.last_entry_id
@@ -115,6 +124,84 @@ async def held(reader: TopicReader, topic: TopicName, position: Position) -> Hel
         newest=view.newest(),
         why=why,
     )
+
+
+async def _view(reader: TopicReader, topic: TopicName) -> tuple[TopicView, str]:
+    """Return the view of a topic, and why its source is not in it. Raises NotFound for an unknown topic, Transient."""
+    why = ""
+    try:
+        view = await reader.view(topic, source_s=SOURCE_S)
+    except Transient as error:
+        why = error.message
+        view = await reader.view(topic, Position(0, 0), source_s=SOURCE_S)
+    if view.is_empty() and not why:
+        await reader.priority(topic)
+    return view, why
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """Shows where the entries of topics are: in this daemon's buffer, in the source of this kind, and in the bucket."""
+
+    reader: TopicReader
+    engine: Engine
+    metadata: MetadataStore
+    clock: Clock
+    daemon_id: str
+    source_kind: str
+
+    async def of(self, topic: TopicName) -> pb.LayoutResponse:
+        """Return the layout of a topic. Raises NotFound for an unknown topic, Transient, CorruptData."""
+        view, why = await _view(self.reader, topic)
+        scale = Scale(view)
+        found = [await self._buffer(topic, view, scale)]
+        found += holders(view, scale, source=self.source_kind, why=why)
+        found += [one async for one in self._tables(topic, scale)]
+        return filled(
+            pb.LayoutResponse,
+            first=scale.first,
+            last=view.newest(),
+            entries=scale.entries,
+            deleted=view.floor,
+            holders=found,
+            now_ms=self.clock.wall_ms(),
+        )
+
+    async def _buffer(self, topic: TopicName, view: TopicView, scale: Scale) -> Holder:
+        owner = await self.engine.owner_of(topic)
+        name = owner.daemon_id if owner is not None else ""
+        elsewhere = owner is not None and name != self.daemon_id
+        problem = f"only its owner knows, at {owner.address}" if owner is not None and elsewhere else ""
+        extents = [] if view.hot is None or problem else [scale.extent(*view.hot)]
+        return holder(HolderKind.BUFFER, name, extents, problem)
+
+    async def _tables(self, topic: TopicName, scale: Scale) -> AsyncIterator[Holder]:
+        """Yield the declared tables of a topic, as the application that writes them has last said."""
+        for name, declared in (await tables.load(self.metadata)).items():
+            if not isinstance(declared, Declaration):
+                yield Holder(kind=HolderKind.TABLE, name=name, problem=str(declared))
+                continue
+            if not declared.pattern.matches(topic):
+                continue
+            try:
+                states = await tables.states(self.metadata, name)
+            except CorruptData as error:
+                yield Holder(kind=HolderKind.TABLE, name=name, problem=str(error))
+                continue
+            found = [one for one in states.tables if one.topic == str(table_of(topic))]
+            for one in found:
+                at = one.positions.get(topic.local)
+                waited_s = max(0, self.clock.wall_ms() - states.at_ms) / 1000
+                yield Holder(
+                    kind=HolderKind.TABLE,
+                    name=f"{name}/{one.table}",
+                    extents=scale.through(Position.parse(at)) if at else (),
+                    problem=one.error or ("" if at else "its application has not said how far it is"),
+                    lag_s=one.lag_s + waited_s if one.lag_entries else 0.0,
+                )
+            if not found and (declared.pattern.topic is not None or system_reason(topic) is None):
+                problem = "no application has written it yet: offloaderd spark tables run"
+                yield Holder(kind=HolderKind.TABLE, name=name, problem=problem)
 
 
 def _place(place: Place, verified: SegmentVerified | None) -> pb.ExplainResponse.Place:

@@ -149,7 +149,11 @@ _SERVICES: dict[str, dict[str, Need]] = {
         "FollowRollback": Need(Role.READ, _topic),
         "StopRollback": Need(Role.ADMIN, _topic),
     },
-    "offloaderd.v1.InspectService": {"Explain": Need(Role.READ, _topic), "Verify": Need(Role.READ, _topic)},
+    "offloaderd.v1.InspectService": {
+        "Explain": Need(Role.READ, _topic),
+        "Layout": Need(Role.READ, _topic),
+        "Verify": Need(Role.READ, _topic),
+    },
     "offloaderd.v1.PlacementService": {
         "ListDaemons": Need(Role.READ, _topic_or_everything),
         "Drain": Need(Role.ADMIN, _everything),

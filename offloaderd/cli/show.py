@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from itertools import pairwise
 from typing import TYPE_CHECKING, Generic, TextIO, TypeVar
 
 import click
@@ -17,6 +19,7 @@ from rich.console import Console
 from offloaderd.cli.program import FAILED, OK
 from offloaderd.core.units import age, moment, number, plural, rate, size, visible
 from offloaderd.protocol.conversion import picked, position_of, position_text
+from offloaderd.protocol.status import holder_label, holder_words
 from offloaderd.protocol.v1 import common_pb2
 
 if TYPE_CHECKING:
@@ -181,6 +184,45 @@ SEGMENTS: Table[admin_pb2.Segment] = Table(
     ("OFFLOADED AT (UTC)", "offloaded_ms"),
     ("DATA OBJECT", lambda one: f"{one.bucket}/{one.data_key}"),
 )
+
+
+FILLED, PARTLY, EMPTY = "\u2588", "\u2592", "\u00b7"
+"""Cells of a drawn layout whose entries a holder has, has in part, and has not."""
+PLAIN_CELLS = str.maketrans({FILLED: "#", PARTLY: "+", EMPTY: "."})
+CELLS_MAX = 60
+
+
+def write_layout(topic: str, found: inspect_pb2.LayoutResponse) -> None:
+    """Write which entries of a topic are where, each holder as a line of cells from the oldest entry to the newest."""
+    ends = f", {position_of(found, 'first')} to {position_of(found, 'last')}" if found.entries else ""
+    click.echo(f"{topic}: {plural(found.entries, 'entry', 'entries')}{ends}")
+    if found.HasField("deleted"):
+        click.echo(f"deleted by retention: all up to {position_of(found, 'deleted')}")
+    labels = [visible(holder_label(one)) for one in found.holders]
+    width = max(map(cell_len, labels), default=0)
+    cells = min(CELLS_MAX, found.entries)
+    for label, one in zip(labels, found.holders, strict=True):
+        line = drawn(one, found.entries, cells)
+        try:
+            line.encode(sys.stdout.encoding or "ascii")
+        except UnicodeEncodeError:
+            line = line.translate(PLAIN_CELLS)
+        click.echo(f"  {label}{' ' * (width - cell_len(label))}  {line}  {visible(holder_words(one))}".rstrip())
+
+
+def drawn(one: inspect_pb2.LayoutResponse.Holder, entries: int, cells: int) -> str:
+    """Return the extents of a holder as a line of cells; each cell is an equal part of a scale of `entries`."""
+    there = [0] * cells
+    starts = [entries * at // cells for at in range(cells + 1)]
+    for extent in one.extents:
+        end = extent.offset + extent.entries
+        at = max(0, bisect_right(starts, extent.offset) - 1)
+        while at < cells and starts[at] < end:
+            there[at] += min(end, starts[at + 1]) - max(extent.offset, starts[at])
+            at += 1
+    sizes = [after - before for before, after in pairwise(starts)]
+    kinds = (FILLED if has >= size else PARTLY if has else EMPTY for has, size in zip(there, sizes, strict=True))
+    return "".join(kinds)
 
 
 def write_flaws(flaws: Iterable[Flaw | inspect_pb2.Flaw]) -> None:

@@ -312,6 +312,10 @@ class Calls(Connection):
         request = inspect_pb2.ExplainRequest(topic=str(topic), position=to_position(position))
         return await self._ask(self._inspect.Explain, request)
 
+    async def layout(self, topic: TopicName | str) -> inspect_pb2.LayoutResponse:
+        """Return which entries of a topic are in the buffer, the source, each place and each table."""
+        return await self._ask(self._inspect.Layout, inspect_pb2.LayoutRequest(topic=str(topic)))
+
     def verify(
         self, topic: TopicName | str, *, level: str = "full", timeout_s: float | None = None
     ) -> AsyncGenerator[inspect_pb2.VerifyEvent, None]:

@@ -14,7 +14,7 @@ from offloaderd.api.cache import CacheService
 from offloaderd.api.daemon import ControlService, DoctorService, PlacementService, UpkeepService
 from offloaderd.api.history import HistoryService, RollbackService
 from offloaderd.api.identity import IdentityService
-from offloaderd.api.inspect import InspectService, held
+from offloaderd.api.inspect import InspectService, Layouts, held
 from offloaderd.api.places import PlacesService
 from offloaderd.api.policy import PolicyService
 from offloaderd.api.push import LedgerService, OffloadService
@@ -106,6 +106,8 @@ class Components:
         admin = AdminService(
             engine=engine, metadata=metadata, source=ledgers.source, snapshot=snapshot, places=around.places, lost=lost
         )
+        kind = settings.ledgers.kind if ledgers.source is not None else ""
+        layouts = Layouts(reader, engine, metadata, clock, settings.daemon.id, kind)
         self.services: dict[str, object] = {
             "offload": OffloadService(engine, clock=clock, metrics=metrics),
             "read": reads,
@@ -120,14 +122,14 @@ class Components:
             "history": HistoryService(engine),
             "rollback": RollbackService(engine, metadata),
             "identity": IdentityService(engine.context, daemon_id=settings.daemon.id),
-            "inspect": inspection(settings, engine, reader, metadata, objects, clock, keeper),
+            "inspect": inspection(settings, engine, layouts, objects, keeper),
             "quota": QuotaService(engine, settings.daemon.id),
             "policy": PolicyService(engine.levels, metadata, around, retained=ledgers.retained),
             "control": control_service(metadata, clock, settings.daemon.id, reloader, levels),
         }
         if ledgers.store is not None:
             self.services["ledgers"] = LedgerService(ledgers.store)
-        self.board = Board(admin, engine.statuses, metrics, clock)
+        self.board = Board(admin, engine.statuses, layouts.of, metrics, clock)
 
     @property
     def disk(self) -> DiskCache | None:
@@ -201,20 +203,15 @@ def _upkeep(settings: Settings, context: TopicContext, keeper: GrantRevoker) -> 
 
 
 def inspection(
-    settings: Settings,
-    engine: Engine,
-    reader: TopicReader,
-    metadata: MetadataStore,
-    objects: SegmentStore,
-    clock: Clock,
-    keeper: GrantRevoker,
+    settings: Settings, engine: Engine, layouts: Layouts, objects: SegmentStore, keeper: GrantRevoker
 ) -> InspectService:
-    """Return the service that explains entries and verifies segments."""
+    """Return the service that explains entries and topics, and verifies segments."""
     found, budget = sites(settings), ByteBudget(CALLS_BYTES)
+    reader, metadata, clock = layouts.reader, layouts.metadata, layouts.clock
     retrying_reader = partial(RetryingReader, objects, clock=clock, budget=budget)
     explainer = Explainer(engine, partial(held, reader), metadata, retrying_reader(), found, engine.book.of)
     verifier = TopicVerifier(engine, retrying_reader, found, keeper.found)
-    return InspectService(explainer, verifier, engine, metadata, keeper.found, reader.priority)
+    return InspectService(explainer, verifier, engine, metadata, keeper.found, reader.priority, layouts.of)
 
 
 def services_of(settings: Settings) -> dict[tuple[str, str], tuple[str, str]]:

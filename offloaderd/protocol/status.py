@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from offloaderd.core import units as words
 from offloaderd.protocol.conversion import as_json, picked, position_of
-from offloaderd.protocol.v1 import admin_pb2, history_pb2, read_pb2
+from offloaderd.protocol.v1 import admin_pb2, history_pb2, inspect_pb2, read_pb2
 
 
 class Rate(NamedTuple):
@@ -285,3 +285,22 @@ def _loss_text(loss: admin_pb2.LostRange) -> str:
     lost = f"at least {entries}" if loss.entries else "it is unknown whether any"
     where = f"after {after} and before" if after else "before"
     return f"{lost} {where} {position_of(loss, 'before')}, noticed {words.moment(loss.noticed_ms)} UTC"
+
+
+HOLDERS = {"buffer": "buffer", "source": "source", "place": "bucket", "table": "table"}
+"""Words before the names of holders; a missing range has its kind alone."""
+
+
+def holder_label(one: inspect_pb2.LayoutResponse.Holder) -> str:
+    """Return what a holder is called in a layout."""
+    return " ".join(filter(None, (HOLDERS.get(one.kind, one.kind), one.name)))
+
+
+def holder_words(one: inspect_pb2.LayoutResponse.Holder) -> str:
+    """Return the extents of a holder as words, with its lag and what is wrong."""
+    ends = f"{position_of(one.extents[0], 'begin')} to {position_of(one.extents[-1], 'end')}" if one.extents else ""
+    ranges = f"{len(one.extents):,} ranges, {ends}" if len(one.extents) > 1 else ends
+    counted = words.plural(one.entries, "entry", "entries") if one.entries else "unknown number" if ends else "nothing"
+    lag = f"{words.age(one.lag_s)} behind" if one.HasField("lag_s") and one.lag_s else ""
+    said = ", ".join(filter(None, (ranges, counted if ends or not one.problem else "", lag)))
+    return "; ".join(filter(None, (said, one.problem)))

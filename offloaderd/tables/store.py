@@ -5,9 +5,9 @@ alone. That only saves work: it is the commit of a table that a slow application
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 
 from offloaderd.core.aio import each
 from offloaderd.core.errors import Conflict, CorruptData, NotFound
@@ -20,6 +20,10 @@ from offloaderd.tables.declaration import Declaration
 VERSION = 1
 TABLES_MAX = 1000
 """Tables of a declaration whose state is kept, at most 900 bytes each; those that fail or lag most."""
+POSITIONS_MAX = 2000
+"""Positions of all tables of a declaration that are kept; of more, none is."""
+ADDED = "positions"
+"""The field of a state that records of earlier releases lack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +31,7 @@ class TableState:
     """A table: where it stands, how far it is behind what is offloaded, and why it does not go on.
 
     `lag_s` counts from when the oldest segment that it lacks was offloaded. `apart` are rows that went to dead letters
-    or were skipped.
+    or were skipped. `positions` has the last entry that is in the table, by the local name of the topic or partition.
     """
 
     table: str
@@ -38,6 +42,7 @@ class TableState:
     lag_entries: int = 0
     committed_ms: int = 0
     error: str = ""
+    positions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +144,8 @@ async def release(store: MetadataStore, name: str, writer: str) -> None:
 async def put_states(store: MetadataStore, name: str, states: States) -> None:
     """Write what an application says of its tables, of very many those that lag most. Raises Transient, NotFound."""
     most = sorted(states.tables, key=lambda one: (not one.error, -one.lag_s, one.table))[:TABLES_MAX]
+    if sum(len(one.positions) for one in most) > POSITIONS_MAX:
+        most = [replace(one, positions={}) for one in most]
     content = json.dumps(
         {"version": VERSION, "writer": states.writer, "at_ms": states.at_ms, "tables": [asdict(one) for one in most]}
     ).encode()
@@ -159,7 +166,8 @@ def decode_states(data: bytes, *, path: str) -> States:
     found = declaration.document(data, path=path, version=VERSION)
     names = [one.name for one in fields(TableState)]
     try:
-        tables = [TableState(**{name: one[name] for name in names}) for one in found["tables"]]
+        known = ({name: one[name] for name in names if name in one or name != ADDED} for one in found["tables"])
+        tables = [TableState(**one) for one in known]
         return States(writer=found["writer"], at_ms=found["at_ms"], tables=tables)
     except (KeyError, TypeError) as error:
         raise CorruptData(key=path, offset=0, expected="states of tables", found=error) from None

@@ -22,7 +22,7 @@ COMMANDS = LazyCommands(
         "daemons:drain": "Hand the topics of a daemon to the others.",
         "status:doctor": "Check the dependencies of the daemon.",
         "drill:drill": "Try the promises on your stores, with faults. [daemon]",
-        "segments:explain": "Show where an entry is stored.",
+        "segments:explain": "Show where an entry, or a whole topic, is stored.",
         "gc:gc": "Find objects without a reference in the bucket, and delete them.",
         "ledgers:grants": "Forbid and allow the deletion of ledgers from their source.",
         "history:history": "Plan a topic's history, and see how far it is offloaded.",

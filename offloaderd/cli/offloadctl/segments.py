@@ -94,10 +94,13 @@ UNREACHABLE = "unreachable"
 
 @click.command()
 @click.argument("topic", type=options.TOPIC)
-@click.argument("position", type=options.POSITION)
+@click.argument("position", type=options.POSITION, required=False)
 @options.common
-def explain(session: Session, topic: TopicName, position: Position) -> int:
+def explain(session: Session, topic: TopicName, position: Position | None) -> int:
     """Show where an entry is stored: its tiers, object and bytes, and when it was verified; or why there is none.
+
+    Without POSITION: which entries of the topic are in the buffer, the source, each place and each table, drawn on one
+    scale from the oldest entry to the newest.
 
     Its block is read from the bucket and its checksum compared. Exit code 4 when there is no such entry (deleted, lost,
     not written yet), 5 when the copy in the bucket is damaged, 1 when the bucket does not answer: the
@@ -105,9 +108,12 @@ def explain(session: Session, topic: TopicName, position: Position) -> int:
 
     \b
     Examples:
+      offloadctl explain orders
       offloadctl explain orders 12:345
       offloadctl explain orders 12:345 -o json | jq -r '.place | "\\(.data_key) \\(.payload_offset) \\(.payload_bytes)"'
     """
+    if position is None:
+        return _layout(session, topic)
     found = session.ask(lambda client: client.explain(topic, position))
     todo = f"\n-> {found.what_to_do}" if found.what_to_do else ""
     session.tell(
@@ -117,6 +123,12 @@ def explain(session: Session, topic: TopicName, position: Position) -> int:
     if found.HasField("place") and found.place.HasField("flaw"):
         return FAILED if found.place.flaw.kind == UNREACHABLE else CORRUPT
     return OK if found.state in THERE else NOT_FOUND
+
+
+def _layout(session: Session, topic: TopicName) -> int:
+    found = session.ask(lambda client: client.layout(topic))
+    session.tell({"topic": str(topic), **as_json(found)}, lambda: show.write_layout(str(topic), found))
+    return OK
 
 
 def _facts(found: inspect_pb2.ExplainResponse) -> list[tuple[str, str]]:

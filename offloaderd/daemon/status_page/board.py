@@ -6,7 +6,7 @@ only the topics of the shown page are completed with the answers of their owners
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 from urllib.parse import urlencode
@@ -21,7 +21,7 @@ from offloaderd.core.model import TopicName
 from offloaderd.daemon.status_page.last_hour import Ring, Sampler, by_label, measured, totals
 from offloaderd.protocol.conversion import picked
 from offloaderd.protocol.status import Rate, daemon_json, rated_json
-from offloaderd.protocol.v1 import admin_pb2
+from offloaderd.protocol.v1 import admin_pb2, inspect_pb2
 from offloaderd.topic.status import TopicStatus
 
 Sort = Literal["lag", "bytes", "rate", "segment", "topic", "state"]
@@ -153,10 +153,11 @@ class Shown:
 
 @dataclass(eq=False)
 class Board:
-    """Takes the statuses of the daemon for all visitors."""
+    """Takes the statuses of the daemon for all visitors. `layouts` shows where the entries of a topic are."""
 
     admin: AdminService
     statuses: Callable[[], Sequence[TopicStatus]]
+    layouts: Callable[[TopicName], Awaitable[inspect_pb2.LayoutResponse]]
     metrics: Metrics
     clock: Clock
     _refreshed_s: float | None = field(default=None, init=False)

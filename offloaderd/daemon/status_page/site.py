@@ -29,9 +29,9 @@ from offloaderd.core.errors import Denied, InvalidInput, OffloaderError, Transie
 from offloaderd.core.health import Health
 from offloaderd.daemon.status_page import last_hour
 from offloaderd.daemon.status_page.board import ONLY, SORTS, Board, Wanted, wanted_topic
-from offloaderd.protocol.conversion import position_of
+from offloaderd.protocol.conversion import as_json, position_of
 from offloaderd.protocol.errors import code_of
-from offloaderd.protocol.status import lag_cells, rated_json, topic_facts
+from offloaderd.protocol.status import holder_label, holder_words, lag_cells, rated_json, topic_facts
 from offloaderd.protocol.v1 import admin_pb2
 
 STATUS = "/offloaderd.v1.AdminService/Status"
@@ -87,6 +87,8 @@ class StatusSite:
             "shown": words.visible,
             "position": position_of,
             "lag": lag_cells,
+            "holder_label": holder_label,
+            "holder_words": holder_words,
         }
         self._templates.globals |= {
             "REFRESH_S": REFRESH_S,
@@ -181,6 +183,7 @@ class StatusSite:
                 one=found,
                 rate=rate,
                 facts=topic_facts(found, None),
+                layout=await board.layouts(topic),
                 plots=last_hour.topic_plots(board.sampler.topics, found.topic, board.clock.wall_ms()),
                 now_ms=board.clock.wall_ms(),
             )
@@ -198,7 +201,8 @@ class StatusSite:
     async def _json(self, request: web.Request) -> web.Response:
         board, topic = self._ready(), wanted_topic(request.query)
         if topic is not None:
-            return web.json_response(rated_json(*await board.topic(topic)))
+            document = rated_json(*await board.topic(topic))
+            return web.json_response({**document, "layout": as_json(await board.layouts(topic))})
         return web.json_response((await board.show(Wanted.of(request.query))).as_json())
 
     def _error_page(self, error: OffloaderError) -> web.Response:

@@ -275,6 +275,149 @@ class ExplainResponse(_message.Message):
 Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
 
 @_typing.final
+class LayoutRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LayoutRequest: _TypeAlias = LayoutRequest  # noqa: Y015
+
+@_typing.final
+class LayoutResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Holder(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KIND_FIELD_NUMBER: _builtins.int
+        NAME_FIELD_NUMBER: _builtins.int
+        EXTENTS_FIELD_NUMBER: _builtins.int
+        ENTRIES_FIELD_NUMBER: _builtins.int
+        PROBLEM_FIELD_NUMBER: _builtins.int
+        LAG_S_FIELD_NUMBER: _builtins.int
+        KIND_CODE_FIELD_NUMBER: _builtins.int
+        kind: _builtins.str
+        """buffer, source, place, table; lost or unreadable: no tier has these entries"""
+        name: _builtins.str
+        """The daemon of a buffer, the kind of a source, BUCKET/PREFIX of a place, DECLARATION/TABLE of a table."""
+        entries: _builtins.int
+        """in all extents"""
+        problem: _builtins.str
+        """why the extents are not known, or not all; or why entries are missing"""
+        lag_s: _builtins.float
+        """of a table"""
+        kind_code: _states_pb2.HolderKind.ValueType
+        @_builtins.property
+        def extents(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayoutResponse.Extent]:
+            """ascending; those that follow each other are one"""
+
+        def __init__(
+            self,
+            *,
+            kind: _builtins.str = ...,
+            name: _builtins.str = ...,
+            extents: _abc.Iterable[Global___LayoutResponse.Extent] | None = ...,
+            entries: _builtins.int = ...,
+            problem: _builtins.str = ...,
+            lag_s: _builtins.float | None = ...,
+            kind_code: _states_pb2.HolderKind.ValueType = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["_lag_s", b"_lag_s", "lag_s", b"lag_s"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_lag_s", b"_lag_s", "entries", b"entries", "extents", b"extents", "kind", b"kind", "kind_code", b"kind_code", "lag_s", b"lag_s", "name", b"name", "problem", b"problem"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        _WhichOneofReturnType__lag_s: _TypeAlias = _typing.Literal["lag_s"]  # noqa: Y015
+        _WhichOneofArgType__lag_s: _TypeAlias = _typing.Literal["_lag_s", b"_lag_s"]  # noqa: Y015
+        def WhichOneof(self, oneof_group: _WhichOneofArgType__lag_s) -> _WhichOneofReturnType__lag_s | None: ...
+
+    @_typing.final
+    class Extent(_message.Message):
+        """Consecutive entries; of missing ones `begin` and `end` are the neighbours, and 0 means that their number is unknown."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        BEGIN_FIELD_NUMBER: _builtins.int
+        END_FIELD_NUMBER: _builtins.int
+        OFFSET_FIELD_NUMBER: _builtins.int
+        ENTRIES_FIELD_NUMBER: _builtins.int
+        offset: _builtins.int
+        """of the first, on the scale"""
+        entries: _builtins.int
+        @_builtins.property
+        def begin(self) -> _common_pb2.Position: ...
+        @_builtins.property
+        def end(self) -> _common_pb2.Position: ...
+        def __init__(
+            self,
+            *,
+            begin: _common_pb2.Position | None = ...,
+            end: _common_pb2.Position | None = ...,
+            offset: _builtins.int = ...,
+            entries: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "entries", b"entries", "offset", b"offset"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    DELETED_FIELD_NUMBER: _builtins.int
+    HOLDERS_FIELD_NUMBER: _builtins.int
+    NOW_MS_FIELD_NUMBER: _builtins.int
+    entries: _builtins.int
+    """length of the scale, on which the oldest entry is 0"""
+    now_ms: _builtins.int
+    """the daemon's time"""
+    @_builtins.property
+    def first(self) -> _common_pb2.Position:
+        """the oldest entry that any tier has; not set: there is none"""
+
+    @_builtins.property
+    def last(self) -> _common_pb2.Position:
+        """the newest"""
+
+    @_builtins.property
+    def deleted(self) -> _common_pb2.Position:
+        """retention deleted all up to here; not set: nothing"""
+
+    @_builtins.property
+    def holders(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayoutResponse.Holder]:
+        """the nearest first"""
+
+    def __init__(
+        self,
+        *,
+        first: _common_pb2.Position | None = ...,
+        last: _common_pb2.Position | None = ...,
+        entries: _builtins.int = ...,
+        deleted: _common_pb2.Position | None = ...,
+        holders: _abc.Iterable[Global___LayoutResponse.Holder] | None = ...,
+        now_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "first", b"first", "last", b"last"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "entries", b"entries", "first", b"first", "holders", b"holders", "last", b"last", "now_ms", b"now_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LayoutResponse: _TypeAlias = LayoutResponse  # noqa: Y015
+
+@_typing.final
 class Flaw(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

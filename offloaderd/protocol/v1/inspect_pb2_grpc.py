@@ -39,6 +39,11 @@ class InspectServiceStub:
                 request_serializer=offloaderd_dot_v1_dot_inspect__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=offloaderd_dot_v1_dot_inspect__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.Layout = channel.unary_unary(
+                '/offloaderd.v1.InspectService/Layout',
+                request_serializer=offloaderd_dot_v1_dot_inspect__pb2.LayoutRequest.SerializeToString,
+                response_deserializer=offloaderd_dot_v1_dot_inspect__pb2.LayoutResponse.FromString,
+                _registered_method=True)
         self.Verify = channel.unary_stream(
                 '/offloaderd.v1.InspectService/Verify',
                 request_serializer=offloaderd_dot_v1_dot_inspect__pb2.VerifyRequest.SerializeToString,
@@ -52,6 +57,13 @@ class InspectServiceServicer:
     def Explain(self, request, context):
         """Shows where an entry is: object, bytes and the time of its last verification; or why there is none. The entry's
         block is read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Layout(self, request, context):
+        """Shows which entries of a topic are in the buffer, the source, each place and each table, on one scale.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,6 +84,11 @@ def add_InspectServiceServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=offloaderd_dot_v1_dot_inspect__pb2.ExplainRequest.FromString,
                     response_serializer=offloaderd_dot_v1_dot_inspect__pb2.ExplainResponse.SerializeToString,
+            ),
+            'Layout': grpc.unary_unary_rpc_method_handler(
+                    servicer.Layout,
+                    request_deserializer=offloaderd_dot_v1_dot_inspect__pb2.LayoutRequest.FromString,
+                    response_serializer=offloaderd_dot_v1_dot_inspect__pb2.LayoutResponse.SerializeToString,
             ),
             'Verify': grpc.unary_stream_rpc_method_handler(
                     servicer.Verify,
@@ -106,6 +123,33 @@ class InspectService:
             '/offloaderd.v1.InspectService/Explain',
             offloaderd_dot_v1_dot_inspect__pb2.ExplainRequest.SerializeToString,
             offloaderd_dot_v1_dot_inspect__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Layout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/offloaderd.v1.InspectService/Layout',
+            offloaderd_dot_v1_dot_inspect__pb2.LayoutRequest.SerializeToString,
+            offloaderd_dot_v1_dot_inspect__pb2.LayoutResponse.FromString,
             options,
             channel_credentials,
             insecure,

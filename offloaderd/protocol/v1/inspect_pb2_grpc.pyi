@@ -35,6 +35,8 @@ class InspectServiceStub:
     """Shows where an entry is: object, bytes and the time of its last verification; or why there is none. The entry's
     block is read.
     """
+    Layout: _grpc.UnaryUnaryMultiCallable[_inspect_pb2.LayoutRequest, _inspect_pb2.LayoutResponse]
+    """Shows which entries of a topic are in the buffer, the source, each place and each table, on one scale."""
     Verify: _grpc.UnaryStreamMultiCallable[_inspect_pb2.VerifyRequest, _inspect_pb2.VerifyEvent]
     """Compares the committed segments of a topic with the bucket. Streams the findings of each, oldest first, and at the
     end those between segments, such as gaps. Any daemon answers; nothing is changed.
@@ -47,6 +49,8 @@ class InspectServiceAsyncStub(InspectServiceStub):
     """Shows where an entry is: object, bytes and the time of its last verification; or why there is none. The entry's
     block is read.
     """
+    Layout: _aio.UnaryUnaryMultiCallable[_inspect_pb2.LayoutRequest, _inspect_pb2.LayoutResponse]  # type: ignore[assignment]
+    """Shows which entries of a topic are in the buffer, the source, each place and each table, on one scale."""
     Verify: _aio.UnaryStreamMultiCallable[_inspect_pb2.VerifyRequest, _inspect_pb2.VerifyEvent]  # type: ignore[assignment]
     """Compares the committed segments of a topic with the bucket. Streams the findings of each, oldest first, and at the
     end those between segments, such as gaps. Any daemon answers; nothing is changed.
@@ -62,6 +66,14 @@ class InspectServiceServicer(metaclass=_abc_1.ABCMeta):
         """Shows where an entry is: object, bytes and the time of its last verification; or why there is none. The entry's
         block is read.
         """
+
+    @_abc_1.abstractmethod
+    def Layout(
+        self,
+        request: _inspect_pb2.LayoutRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inspect_pb2.LayoutResponse, _abc.Awaitable[_inspect_pb2.LayoutResponse]]:
+        """Shows which entries of a topic are in the buffer, the source, each place and each table, on one scale."""
 
     @_abc_1.abstractmethod
     def Verify(

@@ -668,3 +668,28 @@ FLAW_KIND_FOREIGN: FlawKind.ValueType  # 24
 FLAW_KIND_ELSEWHERE: FlawKind.ValueType  # 25
 FLAW_KIND_UNREACHABLE: FlawKind.ValueType  # 26
 Global___FlawKind: _TypeAlias = FlawKind  # noqa: Y015
+
+class _HolderKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _HolderKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HolderKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    HOLDER_KIND_UNSPECIFIED: _HolderKind.ValueType  # 0
+    HOLDER_KIND_BUFFER: _HolderKind.ValueType  # 1
+    HOLDER_KIND_SOURCE: _HolderKind.ValueType  # 2
+    HOLDER_KIND_PLACE: _HolderKind.ValueType  # 3
+    HOLDER_KIND_TABLE: _HolderKind.ValueType  # 4
+    HOLDER_KIND_LOST: _HolderKind.ValueType  # 5
+    HOLDER_KIND_UNREADABLE: _HolderKind.ValueType  # 6
+
+class HolderKind(_HolderKind, metaclass=_HolderKindEnumTypeWrapper): ...
+
+HOLDER_KIND_UNSPECIFIED: HolderKind.ValueType  # 0
+HOLDER_KIND_BUFFER: HolderKind.ValueType  # 1
+HOLDER_KIND_SOURCE: HolderKind.ValueType  # 2
+HOLDER_KIND_PLACE: HolderKind.ValueType  # 3
+HOLDER_KIND_TABLE: HolderKind.ValueType  # 4
+HOLDER_KIND_LOST: HolderKind.ValueType  # 5
+HOLDER_KIND_UNREADABLE: HolderKind.ValueType  # 6
+Global___HolderKind: _TypeAlias = HolderKind  # noqa: Y015

@@ -32,6 +32,7 @@ from offloaderd.daemon.stores import open_ledgers
 from offloaderd.ledgers.pulsar.schemas import KEY_VALUE, key_value_text
 from offloaderd.read.transactions import KnownOutcomes
 from offloaderd.spark.scan.options import SourceOptions, parse
+from offloaderd.spark.scan.query import NOTHING, parsed
 from offloaderd.spark.scan.snapshot import Held, Snapshot, Stores, known_topics, opened
 from offloaderd.spark.stream import take_snapshots
 from offloaderd.spark.tables.writer import TableWriter, Written
@@ -442,6 +443,11 @@ class Application:
             apart=written.commit.apart,
             committed_ms=self._clock.wall_ms() if written.moved else before.committed_ms,
             error="",
+            positions={
+                TopicName.parse(name).local: str(at)
+                for name, text in written.commit.positions.items()
+                if (at := parsed(text)[0]) != NOTHING
+            },
         )
 
     def _count(self, label: str, state: TableState, outcome: str, written: Written | None) -> None:

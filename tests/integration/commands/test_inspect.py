@@ -68,6 +68,10 @@ async def test_bit_rot_is_found_by_all_and_served_by_none(site: Site) -> None:
             segments = list(await client.segments(TOPIC))
             await explained_to_the_byte(client, site, segments)
             assert await flaws_of(client) == {}
+            layout = await client.layout(TOPIC)
+            held = {one.kind: (one.entries, len(one.extents), one.problem) for one in layout.holders}
+            assert layout.entries == COUNT
+            assert held["source"] == held["place"] == (COUNT, 1, "")
         daemon.signal(signal.SIGTERM)
         assert await daemon.ended() == 0
     assert len(segments) >= 4

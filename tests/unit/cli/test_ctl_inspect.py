@@ -22,7 +22,7 @@ from offloaderd.metadata.records.grant import Grant
 from offloaderd.metadata.records.ownership import Owner
 from offloaderd.metadata.records.verified import SegmentVerified, Verified
 from offloaderd.objects.retrying import RetryingReader
-from offloaderd.protocol.v1 import inspect_pb2, inspect_pb2_grpc
+from offloaderd.protocol.v1 import common_pb2, inspect_pb2, inspect_pb2_grpc
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.upkeep.explain import Explainer, Held
 from offloaderd.upkeep.flaws import Kind, Level
@@ -69,6 +69,24 @@ class Known:
         """The source holds one entry more."""
         return Held(buffer=False, source=position == Position(3, 4), in_source=True, ended=None, newest=Position(3, 4))
 
+    async def layout(self, topic: TopicName) -> inspect_pb2.LayoutResponse:
+        """Return a buffer and a source that is away, over 120 entries, of which the first sixty are in a bucket."""
+        at, extent = common_pb2.Position, inspect_pb2.LayoutResponse.Extent
+        held = inspect_pb2.LayoutResponse.Holder
+        newest = extent(begin=at(ledger_id=3, entry_id=1), end=at(ledger_id=3, entry_id=4), offset=115, entries=5)
+        stored = extent(begin=at(ledger_id=1), end=at(ledger_id=1, entry_id=60), offset=0, entries=61)
+        return inspect_pb2.LayoutResponse(
+            first=at(ledger_id=1),
+            last=at(ledger_id=3, entry_id=4),
+            entries=120,
+            deleted=at(ledger_id=0, entry_id=9),
+            holders=[
+                held(kind="buffer", name="d1", extents=[newest], entries=5),
+                held(kind="source", name="bookkeeper", problem="no answer within 4 s"),
+                held(kind="place", name=f"{BUCKET}/{PREFIX}", extents=[stored], entries=61),
+            ],
+        )
+
     async def owner_of(self, topic: TopicName) -> Owner:
         """Somebody."""
         return Owner(daemon_id="d1", address="h:1", session_id="s", epoch=4)
@@ -83,6 +101,10 @@ class Threaded(inspect_pb2_grpc.InspectServiceServicer):
     def Explain(self, request: Any, context: Any) -> Any:
         """Explain."""
         return virtually(self._service.Explain(request, context))
+
+    def Layout(self, request: Any, context: Any) -> Any:
+        """Show the layout of a topic."""
+        return virtually(self._service.Layout(request, context))
 
     def Verify(self, request: Any, context: Any) -> Any:
         """Verify."""
@@ -138,7 +160,9 @@ def ctl(ground: Ground) -> Iterator[Ctl]:
 
     explainer = Explainer(known, known.held, ground.metadata, retrying_reader(), [site])
     verifier = TopicVerifier(known, retrying_reader, [site])
-    service = InspectService(explainer, verifier, cast("Engine", known), ground.metadata, known=only_known)
+    service = InspectService(
+        explainer, verifier, cast("Engine", known), ground.metadata, known=only_known, layouts=known.layout
+    )
     with serving(partial(inspect_pb2_grpc.add_InspectServiceServicer_to_server, Threaded(service))) as address:
         yield Ctl(address)
 
@@ -170,6 +194,23 @@ def test_where_an_entry_is(ctl: Ctl) -> None:
     assert facts["owner"] == "d1 (h:1), epoch 4"
     assert facts["ledger"] == "closed, offloaded to its end (15 entries)"
     assert facts["grant"] == "revoked 2023-11-14 22:13:20: why"
+
+
+def test_where_the_entries_of_a_topic_are(ctl: Ctl) -> None:
+    """A line for each tier and place, with a cell for each two entries; a cell that is half there looks so."""
+    answer = ctl("explain", "flights")
+    assert answer.code == 0, answer.err
+    head, deleted, buffer, source, place = answer.out.splitlines()
+    assert head == f"{TOPIC}: 120 entries, 1:0 to 3:4"
+    assert deleted == "deleted by retention: all up to 0:9"
+    labels = ["buffer d1", "source bookkeeper", f"bucket {BUCKET}/{PREFIX}"]
+    assert [" ".join(one.split()[:2]) for one in (buffer, source, place)] == labels
+    assert buffer.split()[2:] == ["·" * 57 + "▒██", "3:1", "to", "3:4,", "5", "entries"]
+    assert source.endswith("·" * 60 + "  no answer within 4 s")
+    assert place.split()[2:] == ["█" * 30 + "▒" + "·" * 29, "1:0", "to", "1:60,", "61", "entries"]
+    found = ctl("explain", "flights", "--json").json
+    assert found["holders"][0]["extents"] == [{"begin": "3:1", "end": "3:4", "offset": 115, "entries": 5}]
+    assert found["holders"][1]["problem"] == "no answer within 4 s"
 
 
 def test_an_explanation_as_a_document(ctl: Ctl, ground: Ground) -> None:

@@ -19,7 +19,7 @@ from offloaderd.daemon.http import HttpServer
 from offloaderd.daemon.settings.sections import HttpSettings
 from offloaderd.daemon.status_page.board import Board
 from offloaderd.daemon.status_page.site import StatusSite
-from offloaderd.protocol.v1 import admin_pb2
+from offloaderd.protocol.v1 import admin_pb2, common_pb2, inspect_pb2
 from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.topic.status import TopicStatus
@@ -100,7 +100,32 @@ class Scene:
 
     def __post_init__(self) -> None:
         """Make the board."""
-        self.board = Board(cast("AdminService", self), self._look, self.metrics, self.clock)
+        self.board = Board(cast("AdminService", self), self._look, self._layout, self.metrics, self.clock)
+
+    async def _layout(self, topic: TopicName) -> inspect_pb2.LayoutResponse:
+        """Return tiers, a place with a name that would like to be markup, and a loss."""
+        held, position, extent = (
+            inspect_pb2.LayoutResponse.Holder,
+            common_pb2.Position,
+            inspect_pb2.LayoutResponse.Extent,
+        )
+
+        def part(begin: int, end: int) -> inspect_pb2.LayoutResponse.Extent:
+            ends = position(ledger_id=17, entry_id=begin), position(ledger_id=17, entry_id=end)
+            return extent(begin=ends[0], end=ends[1], offset=begin, entries=end - begin + 1)
+
+        return inspect_pb2.LayoutResponse(
+            first=position(ledger_id=17, entry_id=0),
+            last=position(ledger_id=17, entry_id=3999),
+            entries=4000,
+            holders=[
+                held(kind="buffer", name="offloaderd-1", extents=[part(2900, 3999)], entries=1100),
+                held(kind="source", name="bookkeeper", problem=self.down),
+                held(kind="place", name=HOSTILE[1], extents=[part(0, 999), part(2000, 2999)], entries=2000),
+                held(kind="table", name="lake/orders", extents=[part(0, 1999)], entries=2000, lag_s=90.0),
+                held(kind="lost", extents=[part(1000, 1000)], entries=1, problem="deleted at the source"),
+            ],
+        )
 
     def _look(self) -> list[TopicStatus]:
         self.looks += 1

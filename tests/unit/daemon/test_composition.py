@@ -176,7 +176,8 @@ async def test_calls_that_verify_hold_so_much_however_many_they_are() -> None:
     await objects.put("block", b"x")
     engine: Any = SimpleNamespace(book=SimpleNamespace(of=None))
     keeper, reader = SimpleNamespace(found=None), SimpleNamespace(priority=None)
-    made: Any = serving.inspection(SETTINGS, engine, reader, MemoryTree().connect(), objects, LoopClock(), keeper)  # type: ignore[arg-type]
+    layouts: Any = SimpleNamespace(reader=reader, metadata=MemoryTree().connect(), clock=LoopClock(), of=None)
+    made: Any = serving.inspection(SETTINGS, engine, layouts, objects, keeper)  # type: ignore[arg-type]
 
     async def look() -> None:
         async with made.verifier._reader().piece("block", 0, 5 << 20):

@@ -200,8 +200,19 @@ async def test_one_topic_in_full() -> None:
         assert "confirmed 17:4001" in text
         assert "method streaming" in text
         assert len(found.findall(".//figure")) == 2
+        assert [words(one) for one in found.findall(".//dl[@class='layout']//dd")] == [
+            "17:2900 to 17:3999, 1,100 entries",
+            "<b>no answer</b>",
+            "2 ranges, 17:0 to 17:2999, 2,000 entries",
+            "17:0 to 17:1999, 2,000 entries, 1 min 30 s behind",
+            "17:1000 to 17:1000, 1 entry; deleted at the source",
+        ]
+        drawn = [one for one in found.iter() if name_of(one) == "rect" and one.get("class") == "place"]
+        assert [(one.get("x"), one.get("width")) for one in drawn] == [("0.00", "150.00"), ("300.00", "150.00")]
         async with client.get("/status.json", params={"topic": str(topic(1))}) as answer:
-            assert (await answer.json())["stalled_reason"] == "the bucket is full"
+            document = await answer.json()
+        assert document["stalled_reason"] == "the bucket is full"
+        assert document["layout"]["holders"][0]["extents"][0]["begin"] == "17:2900"
         scene.statuses.append(status(2))
         await scene.clock.advance(3)
         assert "Nothing is kept of this topic" in words(await page(client, f"/status?topic={topic(2)}"))
