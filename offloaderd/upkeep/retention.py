@@ -25,6 +25,7 @@ from offloaderd.core.aio import Signal, race
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, Fenced, IdentityRefused, NotFound, OffloaderError, Transient
 from offloaderd.core.model import LedgerInfo, TierRetention, TopicName
+from offloaderd.core.names.managed_ledgers import compacted_of
 from offloaderd.ledgers.port import LedgerRegister
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.identity import deletion_refused
@@ -238,14 +239,14 @@ class Retention:
             absent.clear()
             return limits
         follows = limits.kind is TierRetention.FOLLOW
-        theirs = {one.end.ledger_id for one in offloader.map.segments if one.foreign}
-        if self._register is not None and (follows or theirs):
+        partly = any(one.foreign for one in offloader.map.segments) or compacted_of(offloader.topic) is not None
+        if self._register is not None and (follows or partly):
             try:
                 await self._kept(offloader)
             except IdentityRefused:
                 absent.clear()
                 raise
-            await self._follow(offloader, self._register, absent, None if follows else theirs)
+            await self._follow(offloader, self._register, absent, everything=follows)
         else:
             absent.clear()
         await offloader.record.note_source_deleted(offloader.record.trimmed())
@@ -313,12 +314,13 @@ class Retention:
         offloader: TopicOffloader,
         register: LedgerRegister,
         absent: dict[int, float],
-        only: Collection[int] | None,
+        *,
+        everything: bool,
     ) -> None:
         """Mark ledgers that have been missing at the source for the whole lag.
 
-        `only` restricts it to ledgers that brokers have offloaded themselves: when they delete one, nothing of it is
-        kept.
+        Whatever else is kept (`everything` is False), two kinds are not: ledgers that brokers have offloaded
+        themselves, and compacted ledgers, once a later one has replaced them.
         """
         topic_map = offloader.map
         if not topic_map.contexts.keys() - topic_map.deleted.keys():
@@ -331,8 +333,8 @@ class Retention:
             absent.clear()
             return
         missing = missing_ledgers(topic_map, listed) - topic_map.deleted.keys()
-        if only is not None:
-            missing &= set(only)
+        if not everything and (listed is None or compacted_of(offloader.topic) is None):
+            missing &= {one.end.ledger_id for one in topic_map.segments if one.foreign}
         now_s = self._clock.monotonic()
         for ledger_id in absent.keys() - missing:
             del absent[ledger_id]

@@ -226,20 +226,20 @@ class Directory:
     async def _list(self, topic: TopicName, *, fresh: bool = False) -> ManagedLedger:
         """Return a topic's list; a compaction's is the ledger that its cursor names.
 
-        The cursor's newest position may be unconfirmed, and its broker may lose it when it crashes: so the ledger
-        before counts as deleted only after a while, or when the broker says so. Raises NotFound, CorruptData, and
-        Transient for a cursor whose newest position cannot be read.
+        The cursor's newest position may get lost when its broker crashes. Until it cannot any more, the ledgers that
+        the positions before it name are in the list too. Raises NotFound, CorruptData, and Transient for a cursor whose
+        positions cannot be read.
         """
         path = self.topic_path(topic)
         if pulsar_names.compacted_of(topic) is None:
             return await self.nodes.get(path, partial(_managed, path=path), fresh=fresh)
-        found = await self.internal.cursor(lambda: self.nodes.get(path, _value, fresh=True), path=path)
+        found = await self.internal.possible(lambda: self.nodes.get(path, _value, fresh=True), path=path)
         assert found is not None  # noqa: S101 - without a node there is NotFound
-        cursor, failure = found
+        positions, failure = found
         if failure is not None:
             raise Transient(f"cannot read which ledger the last compaction made, in {path}: {failure}") from failure
-        ledger_id = dict(cursor.numbers).get(pulsar_names.COMPACTED_LEDGER, -1)
-        return ManagedLedger(ledgers=(ListedLedger(ledger_id=ledger_id, replaces=True),) if ledger_id >= 0 else ())
+        named = {dict(one.numbers).get(pulsar_names.COMPACTED_LEDGER, -1) for one in positions} - {-1}
+        return ManagedLedger(ledgers=tuple(ListedLedger(ledger_id=one, replaces=True) for one in sorted(named)))
 
     async def listed(self, topic: TopicName) -> list[int]:
         """Return the ids of a topic's list as it is now, after the server has caught up with its leader.

@@ -248,6 +248,40 @@ async def test_a_ledger_must_be_missing_for_the_lag() -> None:
     assert owned.offloader.map.floor == Position(0, 9)
 
 
+@pytest.mark.parametrize("kind", [TierRetention.KEEP, TierRetention.LIMITED, TierRetention.FOLLOW])
+async def test_a_compacted_ledger_goes_once_a_later_one_has_replaced_it(
+    kind: TierRetention, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the tier keeps else, also if its broker could not delete it; not while the list has it, as both count.
+
+    A list that goes back names an older one, and deletes nothing; with a deleted topic its last one goes by `follow`.
+    """
+    monkeypatch.setattr("offloaderd.upkeep.retention.compacted_of", lambda topic: topic)
+    rig = await offloaded_topic(10, 10, 10)
+    owned = await Owned.claim(rig)
+    register = Register([0, 1])
+    retention = Retention(
+        owned.context, register, FOLLOW.model_copy(update={"follow_lag_s": 3600.0}), owned.book(retention=kind)
+    )
+    absent: dict[int, float] = {}
+
+    async def looked_after_the_lag() -> set[int]:
+        await retention.run_once(owned.offloader, absent)
+        absent.update((one, since_s - 3600.0) for one, since_s in absent.items())
+        await retention.run_once(owned.offloader, absent)
+        return {one.end.ledger_id for one in owned.offloader.map.segments}
+
+    assert await looked_after_the_lag() == {0, 1, 2}
+    register.answer = [0]
+    assert await looked_after_the_lag() == {0, 1, 2}
+    register.answer = [1, 2]
+    assert await looked_after_the_lag() == {1, 2}
+    register.answer = [2]
+    assert await looked_after_the_lag() == {2}
+    register.answer = NotFound("no such topic")
+    assert await looked_after_the_lag() == (set() if kind is TierRetention.FOLLOW else {2})
+
+
 async def test_what_cannot_be_read_deletes_nothing() -> None:
     """A source that does not answer, and one whose ledgers cannot be read although it lists them, delete nothing."""
     rig = await offloaded_topic(10, 10, 10)
