@@ -6,8 +6,10 @@ and all behind it. The planning fixes the positions. Live segments have
 - the entries behind the newest that is committed, up to the newest that the daemon can read, and
 - where history is unfinished, the entries of its gap. A gap in which the daemon lists nothing stays a hole.
 
-Recorded losses stay holes. Where a range begins with another ledger than the one before it, its first entry is read
-once: a daemon that does not know what was between them says so, and that is a hole as well.
+Recorded losses stay holes. Wherever a range passes to another ledger, at its begin and inside it, the first entry there
+is read once, from the end of the ledger before, if the query has both: a task may begin there, so no task reads over
+it. A daemon that does not know what was between them says so, and that is a hole as well. One that has more entries of
+the ledger before than it lists, or a ledger between that it does not list, makes the planning fail.
 
 The ledgers are those that the daemon lists. A topic without a ledger source has its newest ones in the daemon's buffer
 alone; that is read once, to know them.
@@ -15,9 +17,10 @@ alone; that is read once, to know them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Container, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from offloaderd.core.aio import each
@@ -61,12 +64,12 @@ async def with_live_ends(
             )
 
     async def ended(snapshot: Snapshot) -> Snapshot:
-        return await _with_live_end(snapshot, client) if query.holds_topic(str(snapshot.topic)) else snapshot
+        return await _with_live_end(snapshot, query, client) if query.holds_topic(str(snapshot.topic)) else snapshot
 
     return await each(snapshots, ended, in_flight_max=4)
 
 
-async def _with_live_end(snapshot: Snapshot, client: DaemonClient) -> Snapshot:
+async def _with_live_end(snapshot: Snapshot, query: EntryQuery, client: DaemonClient) -> Snapshot:
     topic, offloaded = snapshot.topic, snapshot.map.offloaded
     try:
         found = await client.last_positions(topic)
@@ -91,10 +94,13 @@ async def _with_live_end(snapshot: Snapshot, client: DaemonClient) -> Snapshot:
         if (live := _live(snapshot.map, one, parts)) is None:
             continue
         lives.append(live)
+        passages = list(_inner(live, {part.ledger_id for part in query.of(live)}))
         if not one.oldest:
-            holes += await _hole_before(client, snapshot.map, one.after, live.begin)
+            passages.append((one.after, live.begin))
         elif live.begin != oldest:
             raise _unlisted(topic, oldest, live.begin)
+        asked = await each(passages, lambda ends: _hole_before(client, snapshot.map, *ends), in_flight_max=4)
+        holes += chain.from_iterable(asked)
     made = replace(snapshot, live=tuple(lives))
     filled = made.unfinished is None
     holes += [hole for hole in snapshot.holes if not (filled and hole.condition is Condition.UNFINISHED)]
@@ -120,8 +126,15 @@ async def _hole_before(client: DaemonClient, topic_map: TopicMap, after: Positio
     return []
 
 
+def _inner(live: LiveSegment, wanted: Container[int]) -> Iterator[tuple[Position, Position]]:
+    """Yield the end of each ledger of a live segment and the begin of the next one, where both are wanted."""
+    for one, following in pairwise(live.slices):
+        if one.ledger_id in wanted and following.ledger_id in wanted:
+            yield Position(one.ledger_id, one.last_entry_id), Position(following.ledger_id, following.first_entry_id)
+
+
 def _unlisted(topic: TopicName, found: Position, begin: Position) -> Transient:
-    """Return the error for entries before a live range: their ledger was deleted while they were in a buffer."""
+    """Return the error for entries before a ledger that nobody lists: they are in a buffer, their ledger is deleted."""
     return Transient(
         f"{topic}: a daemon has {found}, before {begin}, and its ledger is neither committed nor at the source",
         hint="run the query again: the owner has it in its open segment, and commits that soon",

@@ -168,7 +168,9 @@ async def test_the_daemon_is_asked_for_what_is_not_committed() -> None:
         made = await topic.planned(wish)
         pieces = live_pieces(made)
         assert (pieces[0].first, pieces[-1].last) == (Position(1, 10), topic.entries[-1][0])
-        assert topic.ranges == [], "nothing is read at the planning"
+        asked = [(Position(one, 20), Position(one + 1, 0)) for one in (1, 2, 3)]
+        assert topic.ranges == asked, "the planning reads the first entries of ledgers behind others alone"
+        topic.ranges.clear()
         assert len(pieces) >= 4
         assert max(one.object_bytes for one in pieces) < wish.partition_bytes + 3 * entry_bytes
         rows = [row for share in made for row in await topic.read_share(share, wish)]
@@ -317,6 +319,39 @@ async def test_what_the_daemon_lost_after_the_planning_is_told() -> None:
             assert counted(rows) == [one[:2] for one in every[20:30]]
 
 
+class Unlisting(LiveTopic):
+    """A daemon whose list of ledgers lacks what it has: `fewer` entries of ledger 2, or all of it."""
+
+    fewer = 0
+    lists = True
+
+    async def ledgers(self, topic: TopicName | str) -> retention_pb2.ListLedgersResponse:
+        """Answer as RetentionService."""
+        found = await super().ledgers(topic)
+        kept = [one for one in found.ledgers if one.ledger_id != 2 or self.lists]
+        for one in kept:
+            one.entries -= self.fewer if one.ledger_id == 2 else 0
+        return retention_pb2.ListLedgersResponse(ledgers=kept)
+
+
+@pytest.mark.parametrize("partition_bytes", [150, 10**9])
+async def test_what_is_missing_inside_the_live_end_is_told(partition_bytes: int) -> None:
+    """At the end of an inner ledger, and between two: tasks begin there, and none of them reads over it."""
+    topic = Unlisting(ledger_entries_max=10)
+    wish = options(partition_bytes=partition_bytes)
+    async with topic.reader:
+        await topic.arrive(payloads(45, ledger_id=1))
+        await topic.commit(5)
+        topic.fewer = 1
+        with pytest.raises(Transient, match="has 2:9, before 3:0, and its ledger is neither"):
+            await topic.planned(wish)
+        topic.fewer, topic.lists = 0, False
+        with pytest.raises(Transient, match="has 2:0, before 3:0, and its ledger is neither"):
+            await topic.planned(wish)
+        topic.lists = True
+        assert entries(await topic.rows(wish)) == expected(topic)
+
+
 async def test_what_may_be_missing_before_the_live_end_is_told() -> None:
     """Nothing is left out between the last committed entry and the oldest that the source still lists."""
     topic = LiveTopic(ledger_entries_max=10)
@@ -441,7 +476,7 @@ async def test_the_driver_reads_the_newest_of_the_live_end_alone(monkeypatch: py
         await topic.arrive([entry(b"0"), entry(b"1"), entry(b"2"), entry(b"3"), sent(IDS[0], b"4")])
         await topic.commit(1)
         made = await topic.planned(options(messages=True))
-        assert topic.ranges == [(Position(1, 1), Position(1, 1))]
+        assert topic.ranges == [(Position(0, 3), Position(1, 0)), (Position(1, 1), Position(1, 1))]
         assert live_pieces(made)[-1].last == Position(1, 0), "nothing from the open transaction on"
 
 
