@@ -7,6 +7,7 @@ recovery drops (`possible`).
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from offloaderd.bookkeeper.metadata import LedgerMetadata
@@ -25,14 +26,15 @@ ENDS_MAX = 100
 class _End(NamedTuple):
     """A stored entry that may be the last one of its ledger; `lac` is the newest confirmed entry that is known of.
 
-    `lasts`: no recovery drops it, as it is confirmed, or on as many bookies as a writer waits for. A recovery takes an
-    entry for missing only if so many lack it that fewer can have it (write quorum - ack quorum + 1).
+    `stored`: it is on as many bookies as a writer waits for. Then a recovery does not take it for missing, which write
+    quorum - ack quorum + 1 of them would have to lack. So it lasts if all between the LAC and it are stored too: a
+    recovery ends before the first entry that is missing.
     """
 
     entry_id: int
     payload: bytes
     lac: int
-    lasts: bool
+    stored: bool
 
 
 class InternalLedgers:
@@ -119,22 +121,24 @@ class InternalLedgers:
         """
         metadata = await self._metadata(ledger_id)
         end = await self._end(ledger_id, metadata)
-        found: list[tuple[int, bytes] | None] = []
+        ends: list[_End] = []
         while end is not None:
-            found.append((end.entry_id, end.payload))
-            if end.lasts:
-                return found
-            if len(found) == ENDS_MAX:
+            ends.append(end)
+            if end.entry_id <= end.lac + end.stored:
+                break  # whatever is below it is confirmed
+            if len(ends) == ENDS_MAX:
                 what = f"the last {ENDS_MAX} entries of ledger {ledger_id} may be dropped by a recovery"
                 raise Transient(what, hint="load its topic; see offloadctl doctor for bookies that are down")
             end = await self._end_at(ledger_id, metadata, end.entry_id - 1, end.lac) if end.entry_id else None
-        return [*found, None]
+        lasting = len(list(takewhile(lambda one: one.stored or one.entry_id <= one.lac, reversed(ends))))
+        found = [(one.entry_id, one.payload) for one in ends[: len(ends) - max(0, lasting - 1)]]
+        return found if lasting else [*found, None]
 
     async def _end(self, ledger_id: int, metadata: LedgerMetadata) -> _End | None:
         """Return the last stored entry; None where none was written."""
         if metadata.last_entry_id is not None:
             last = metadata.last_entry_id
-            return _End(last, await self.entry(ledger_id, last), last, lasts=True) if last >= 0 else None
+            return _End(last, await self.entry(ledger_id, last), last, stored=True) if last >= 0 else None
         for ensemble in reversed(metadata.ensembles):  # a new one has nothing before its first entry is written
             known = await self._asked(ensemble.bookies, f"the end of ledger {ledger_id}", ledger_id, metadata, None)
             if known:
@@ -147,7 +151,7 @@ class InternalLedgers:
         what, bookies = f"entry {ledger_id}:{entry_id}", metadata.replicas(entry_id)
         copies = await self._asked(bookies, what, ledger_id, metadata, entry_id)
         end = _ended(metadata, copies, copies)
-        return end._replace(lac=max(end.lac, lac), lasts=end.lasts or entry_id <= lac)
+        return end._replace(lac=max(end.lac, lac))
 
     async def _asked(
         self, bookies: Sequence[str], what: str, ledger_id: int, metadata: LedgerMetadata, entry_id: int | None
@@ -182,9 +186,8 @@ class InternalLedgers:
 
 def _ended(metadata: LedgerMetadata, copies: Sequence[Entry], known: Sequence[Entry]) -> _End:
     """Return an entry by its copies, each on another bookie; `known` are all entries whose LAC counts."""
-    entry_id = copies[0].entry_id
     lac = max(metadata.confirmed_at_least, *(entry.lac for entry in known))
-    return _End(entry_id, copies[0].payload, lac, lasts=entry_id <= lac or len(copies) >= max(1, metadata.ack_quorum))
+    return _End(copies[0].entry_id, copies[0].payload, lac, stored=len(copies) >= max(1, metadata.ack_quorum))
 
 
 class _Failures:

@@ -507,6 +507,18 @@ async def test_all_positions_that_may_get_lost_have_their_ledgers_listed(cursors
         await cursors.listed()
 
 
+async def test_a_position_behind_one_that_may_get_lost_may_get_lost_as_well(cursors: Cursors) -> None:
+    """A recovery ends before the first entry that is missing, on however many bookies the next ones are."""
+    await cursors.write(75, "b1", lac=-1)
+    await cursors.write(78, "b1", "b2", lac=-1)
+    assert await cursors.listed() == [70, 75, 78]
+    cursors.ledger.store("b0", 1, lac=-1)
+    assert await cursors.listed() == [78]
+    for bookie_id in ("b1", "b2"):
+        cursors.ledger.lose(bookie_id, 0)
+    assert await cursors.listed() == [65, 70, 75, 78]
+
+
 async def test_a_new_ensemble_confirms_what_was_before_it(cursors: Cursors) -> None:
     """Its first entry may get lost, and so the position before it counts too, but none before that."""
     await cursors.write(75, "b1", lac=-1)

@@ -6,7 +6,6 @@ import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ConcurrentHashMap;
-import java.util.function.Supplier;
 import org.apache.bookkeeper.client.BKException;
 import org.apache.bookkeeper.client.api.ReadHandle;
 import org.apache.bookkeeper.mledger.LedgerOffloader;
@@ -25,19 +24,24 @@ import org.slf4j.LoggerFactory;
  * by the same deletion lag: counted since this broker saw it covered, and after the daemon has verified the copy once more.
  * Without a lag it stays. The broker deletes a copy with the ledger, when the next compaction has replaced it.
  *
- * <p>What does not succeed is tried again until the topic is unloaded. Nothing throws, and nothing waits.
+ * <p>What does not succeed is tried again until the topic is unloaded, and policies that change count within five minutes.
+ * Deletions are tried again beyond that. Nothing throws, and nothing waits.
  */
 public final class CompactedTier implements AutoCloseable {
     static final String DRIVER = "offloaderd";
     static final long FIRST_MS = 1_000;
     static final long RETRY_MS = 5_000;
     static final long RETRY_MS_MAX = 300_000;
+    /** How long a read waits for a ledger to open in the tier; then it fails, and the next one opens it again. */
+    static final long OPEN_MS = 60_000;
+    /** Within about eight hours. */
+    static final int DELETIONS_MAX = 100;
     private static final long NEVER = Long.MIN_VALUE;
     private static final Logger LOG = LoggerFactory.getLogger(CompactedTier.class);
     private static final String MANAGED_LEDGER = "ManagedLedgerName";
     private static final String COMPACTION = "%2F__compaction";
 
-    private final Supplier<CompletableFuture<LedgerOffloader>> offloaders;
+    private final Topic loaded;
     private final Time time;
     private final String topic;
     private final String managedLedger;
@@ -46,9 +50,8 @@ public final class CompactedTier implements AutoCloseable {
     private final Map<Long, Ledger> opened = new ConcurrentHashMap<>();
     private volatile boolean closed;
 
-    CompactedTier(
-            Supplier<CompletableFuture<LedgerOffloader>> offloaders, Time time, String topic) {
-        this.offloaders = offloaders;
+    CompactedTier(Topic loaded, Time time, String topic) {
+        this.loaded = loaded;
         this.time = time;
         this.topic = topic;
         this.managedLedger = TopicName.get(topic).getPersistenceNamingEncoding() + COMPACTION;
@@ -66,8 +69,17 @@ public final class CompactedTier implements AutoCloseable {
         /** Has it read from the tier from now on, once it is opened there. */
         CompletableFuture<ReadHandle> toTier();
 
-        /** Lets go of what is read ahead: the topic is unloaded, or the next compaction has replaced the ledger. */
+        /** Lets go of what is read ahead: the topic is closed, or the next compaction has replaced it. Reads go on anew. */
         void release();
+    }
+
+    /** The topic as its broker has it. */
+    interface Topic {
+        /** Returns the offloader that it has by its policies now. */
+        CompletableFuture<LedgerOffloader> offloader();
+
+        /** Says whether it is loaded, with these compacted ledgers: also one that could not be closed. */
+        boolean has(CompactedTier tier);
     }
 
     /** The time, which tests move themselves. */
@@ -92,22 +104,20 @@ public final class CompactedTier implements AutoCloseable {
             stored.put(ledger.getId(), one);
             one.later(FIRST_MS);
         }
-        if (closed) {
-            close();
-        }
     }
 
     /**
-     * Opens a ledger in the tier. A daemon that is away, or does not know it, is asked again; of a topic with another
-     * offloader, and of a ledger that is on record as deleted, the answer is what BookKeeper says of a ledger that it lacks.
+     * Opens a ledger in the tier. A daemon that is away, or does not know it, is asked again, for a minute; of a topic with
+     * another offloader, and of a ledger that is on record as deleted, the answer is what BookKeeper says of a ledger that
+     * it lacks.
      */
     public CompletableFuture<ReadHandle> open(long ledgerId) {
         CompletableFuture<ReadHandle> found = new CompletableFuture<>();
-        open(ledgerId, found, RETRY_MS);
+        open(ledgerId, found, time.nowMs() + OPEN_MS);
         return found;
     }
 
-    private void open(long ledgerId, CompletableFuture<ReadHandle> found, long pauseMs) {
+    private void open(long ledgerId, CompletableFuture<ReadHandle> found, long untilMs) {
         ours().thenCompose(ours -> ours == null
                         ? CompletableFuture.<ReadHandle>failedFuture(gone())
                         : ours.readOffloaded(ledgerId, uid(ledgerId), named(ours)))
@@ -116,46 +126,69 @@ public final class CompactedTier implements AutoCloseable {
                     if (cause == null) {
                         LOG.info("[{}] Compacted ledger {} is read from the tier", topic, ledgerId);
                         found.complete(handle);
-                    } else if (closed || cause instanceof LedgerNotExistException || cause instanceof BKException) {
+                    } else if (cause instanceof LedgerNotExistException || cause instanceof BKException) {
                         found.completeExceptionally(cause instanceof BKException ? cause : gone());
                     } else {
                         LOG.warn("[{}] Compacted ledger {} is not in BookKeeper, and cannot be opened in the tier yet: {}",
                                 topic, ledgerId, cause.getMessage());
-                        time.later(() -> open(ledgerId, found, Math.min(2 * pauseMs, RETRY_MS_MAX)), pauseMs);
+                        if (time.nowMs() + RETRY_MS > untilMs || over()) {
+                            found.completeExceptionally(cause);
+                        } else {
+                            time.later(() -> open(ledgerId, found, untilMs), RETRY_MS);
+                        }
                     }
                 });
     }
 
-    /** The broker has deleted a ledger: the next compaction has replaced it, or the topic goes. */
-    public void deleted(long ledgerId) {
+    /**
+     * Deletes a ledger from BookKeeper, then its copy: the next compaction has replaced it, or the topic goes. Returns how
+     * it went in BookKeeper at first; it goes on until both succeeded, whatever becomes of the topic.
+     */
+    public CompletableFuture<Void> deleted(long ledgerId, Deletion deletion) {
         stored.remove(ledgerId);
         Ledger ledger = opened.remove(ledgerId);
         if (ledger != null) {
             ledger.release();
         }
-        ours().thenCompose(ours -> ours == null
+        return delete(ledgerId, deletion, 1, RETRY_MS);
+    }
+
+    private CompletableFuture<Void> delete(long ledgerId, Deletion deletion, int tries, long pauseMs) {
+        CompletableFuture<Void> inBookKeeper = deletion.delete(ledgerId);
+        inBookKeeper.thenCompose(nothing -> ours())
+                .thenCompose(ours -> ours == null
                         ? CompletableFuture.<Void>completedFuture(null)
                         : ours.deleteOffloaded(ledgerId, uid(ledgerId), named(ours)))
                 .whenComplete((nothing, error) -> {
-                    if (error != null) { // by its retention the daemon comes to the same
-                        LOG.warn("[{}] The copy of compacted ledger {} is not deleted yet: {}",
+                    if (error != null && tries < DELETIONS_MAX) {
+                        LOG.warn("[{}] Compacted ledger {} is replaced, and is not deleted everywhere yet: {}",
                                 topic, ledgerId, cause(error).getMessage());
+                        long nextMs = Math.min(2 * pauseMs, RETRY_MS_MAX);
+                        time.later(() -> delete(ledgerId, deletion, tries + 1, nextMs), pauseMs);
+                    } else if (error != null) {
+                        LOG.error("[{}] Compacted ledger {} is replaced, and is not deleted everywhere after {} tries: look "
+                                + "for it in BookKeeper; the daemon deletes its copy", topic, ledgerId, tries, cause(error));
                     }
                 });
+        return inBookKeeper;
     }
 
+    /** The topic is about to be closed; if that fails, everything goes on. */
     @Override
     public void close() {
         closed = true;
-        stored.clear();
         opened.values().forEach(Ledger::release);
-        opened.clear();
+    }
+
+    /** Says whether the topic is closed; its next broker has the same to do. */
+    private boolean over() {
+        return closed && !loaded.has(this);
     }
 
     /** Returns the topic's offloader if it is ours, else null. */
     private CompletableFuture<LedgerOffloader> ours() {
         try {
-            return offloaders.get().thenApply(
+            return loaded.offloader().thenApply(
                     one -> one != null && DRIVER.equals(one.getOffloadDriverName()) ? one : null);
         } catch (Throwable error) { // of a broker that ends
             return CompletableFuture.failedFuture(error);
@@ -207,32 +240,36 @@ public final class CompactedTier implements AutoCloseable {
             time.later(this::step, pauseMs);
         }
 
-        private boolean over() {
-            return closed || stored.get(ledger.getId()) != this;
+        private boolean isDone() {
+            if (over()) {
+                stored.remove(ledger.getId(), this);
+            }
+            return stored.get(ledger.getId()) != this;
         }
 
-        /** Has the ledger covered, which verifies its copy each time, and frees BookKeeper of it when its time has come. */
+        /** Has the ledger covered, and frees BookKeeper of it when its time has come, by the policies of that moment. */
         private void step() {
-            if (over()) {
+            if (isDone()) {
                 return;
             }
             ours().thenCompose(this::ensure).whenComplete((lagMs, error) -> {
-                if (over()) {
+                if (isDone()) {
                     return;
                 }
                 if (error != null) {
                     LOG.warn("[{}] Compacted ledger {} is not offloaded yet, and stays in BookKeeper: {}",
                             topic, ledger.getId(), cause(error).getMessage());
                     again();
-                } else if (lagMs >= 0) {
-                    long leftMs = coveredMs + lagMs - time.nowMs();
-                    if (leftMs <= 0) {
-                        free();
-                    } else {
-                        later(leftMs);
-                    }
+                } else if (isDue(lagMs)) {
+                    free();
+                } else {
+                    later(lagMs < 0 ? RETRY_MS_MAX : Math.min(coveredMs + lagMs - time.nowMs(), RETRY_MS_MAX));
                 }
             });
+        }
+
+        private boolean isDue(long lagMs) {
+            return lagMs >= 0 && coveredMs != NEVER && coveredMs + lagMs <= time.nowMs();
         }
 
         private void again() {
@@ -240,26 +277,33 @@ public final class CompactedTier implements AutoCloseable {
             pauseMs = Math.min(2 * pauseMs, RETRY_MS_MAX);
         }
 
-        /** Returns the deletion lag in ms of a ledger that is covered; -1: it stays in BookKeeper. */
+        /**
+         * Returns the deletion lag in ms of a ledger that is covered; -1: it stays in BookKeeper. Its copy is verified at
+         * first, and before it is the only one.
+         */
         private CompletableFuture<Long> ensure(LedgerOffloader ours) {
             if (ours == null || !automatic(ours.getOffloadPolicies())) {
                 return CompletableFuture.completedFuture(-1L);
             }
-            Long lagMs = ours.getOffloadPolicies().getManagedLedgerOffloadDeletionLagInMillis();
+            Long set = ours.getOffloadPolicies().getManagedLedgerOffloadDeletionLagInMillis();
+            long lagMs = set == null ? -1L : set;
+            if (coveredMs != NEVER && !isDue(lagMs)) {
+                return CompletableFuture.completedFuture(lagMs);
+            }
             return ours.offload(ledger.inBookKeeper(), uid(ledger.getId()), named(ours)).thenApply(nothing -> {
                 coveredMs = coveredMs == NEVER ? time.nowMs() : coveredMs;
                 pauseMs = RETRY_MS;
-                return lagMs == null ? -1L : lagMs;
+                return lagMs;
             });
         }
 
         /** Readers have the ledger of the tier first; then BookKeeper's goes. */
         private void free() {
-            ledger.toTier().thenCompose(handle -> over()
+            ledger.toTier().thenCompose(handle -> isDone()
                             ? CompletableFuture.<Void>completedFuture(null)
                             : deletion.delete(ledger.getId()))
                     .whenComplete((nothing, error) -> {
-                        if (over()) {
+                        if (isDone()) {
                             return;
                         }
                         if (error != null) {

@@ -8,9 +8,11 @@ import java.util.concurrent.ScheduledExecutorService;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Supplier;
 import org.apache.bookkeeper.client.CompactedBookKeeper;
+import org.apache.bookkeeper.mledger.Position;
 import org.apache.pulsar.broker.PulsarServerException;
 import org.apache.pulsar.common.naming.SystemTopicNames;
 import org.apache.pulsar.common.naming.TopicName;
+import org.apache.pulsar.compaction.CompactedTopicImpl;
 import org.apache.pulsar.compaction.Compactor;
 import org.apache.pulsar.compaction.PulsarCompactionServiceFactory;
 import org.apache.pulsar.compaction.PulsarTopicCompactionService;
@@ -33,10 +35,10 @@ public final class TieredCompactionFactory extends PulsarCompactionServiceFactor
         if (SystemTopicNames.isSystemTopic(TopicName.get(topic))) {
             return super.newTopicCompactionService(topic);
         }
-        CompactedTier tier = new CompactedTier(
-                new BrokerOffloader(getPulsarService(), topic), new BrokerTime(getPulsarService().getExecutor()), topic);
-        return CompletableFuture.completedFuture(new Service(
-                topic, tier, new CompactedBookKeeper(getPulsarService().getBookKeeperClient(), tier), this::compactor));
+        CompactedTier.Time time = new BrokerTime(getPulsarService().getExecutor());
+        CompactedTier tier = new CompactedTier(new BrokerTopic(getPulsarService(), topic), time, topic);
+        CompactedBookKeeper ledgers = new CompactedBookKeeper(getPulsarService().getBookKeeperClient(), tier);
+        return CompletableFuture.completedFuture(new Service(topic, tier, time, ledgers, this::compactor));
     }
 
     private Compactor compactor() {
@@ -63,12 +65,35 @@ public final class TieredCompactionFactory extends PulsarCompactionServiceFactor
         }
     }
 
-    private static final class Service extends PulsarTopicCompactionService {
+    static final class Service extends PulsarTopicCompactionService {
         private final CompactedTier tier;
+        private final ReopenedTopic reopened;
 
-        Service(String topic, CompactedTier tier, CompactedBookKeeper ledgers, Supplier<Compactor> compactor) {
+        Service(
+                String topic,
+                CompactedTier tier,
+                CompactedTier.Time time,
+                CompactedBookKeeper ledgers,
+                Supplier<Compactor> compactor) {
             super(topic, ledgers, compactor);
             this.tier = tier;
+            this.reopened = new ReopenedTopic(ledgers, super.getCompactedTopic(), time);
+        }
+
+        CompactedTier tier() {
+            return tier;
+        }
+
+        @Override
+        public CompactedTopicImpl getCompactedTopic() {
+            return reopened;
+        }
+
+        /** Every read asks for this first. */
+        @Override
+        public CompletableFuture<Position> getLastCompactedPosition() {
+            reopened.reopen();
+            return super.getLastCompactedPosition();
         }
 
         /** The topic is unloaded: its next broker has a service of its own. */

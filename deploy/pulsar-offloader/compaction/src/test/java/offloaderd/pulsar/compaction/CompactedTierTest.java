@@ -8,10 +8,8 @@ import static org.junit.Assert.assertTrue;
 
 import java.lang.reflect.Proxy;
 import java.util.ArrayList;
-import java.util.Comparator;
 import java.util.List;
 import java.util.Map;
-import java.util.PriorityQueue;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
@@ -31,9 +29,10 @@ public class CompactedTierTest {
     private final List<String> calls = new ArrayList<>();
     private final FakeTime time = new FakeTime();
     private final FakeOffloader offloader = new FakeOffloader();
-    private final CompactedTier tier = new CompactedTier(
-            () -> CompletableFuture.completedFuture(offloader), time, "persistent://acme/eu/orders-partition-0");
+    private final FakeTopic topic = new FakeTopic();
+    private final CompactedTier tier = new CompactedTier(topic, time, "persistent://acme/eu/orders-partition-0");
     private final FakeLedger ledger = new FakeLedger();
+    private Throwable deletionFailure;
 
     @Test
     public void aLedgerIsReadFromTheTierBeforeBookKeeperIsFreed() {
@@ -71,6 +70,26 @@ public class CompactedTierTest {
     }
 
     @Test
+    public void policiesThatAreSetLaterCountWithoutAnUnload() {
+        offloader.policies.setManagedLedgerOffloadThresholdInBytes(-1L);
+        offloader.driver = "aws-s3";
+        opened();
+        time.advance(CompactedTier.FIRST_MS);
+        offloader.driver = CompactedTier.DRIVER;
+        time.advance(CompactedTier.RETRY_MS_MAX);
+        assertEquals(List.of(), calls);
+        offloader.policies.setManagedLedgerOffloadThresholdInBytes(0L);
+        offloader.policies.setManagedLedgerOffloadDeletionLagInMillis(-1L);
+        time.advance(2 * CompactedTier.RETRY_MS_MAX);
+        assertEquals(List.of("offload 7 " + NAME), calls);
+        offloader.policies.setManagedLedgerOffloadDeletionLagInMillis(1_000L);
+        time.advance(CompactedTier.RETRY_MS_MAX);
+        assertEquals(List.of("offload 7 " + NAME, "to tier", "delete 7"), calls.subList(1, 4));
+        time.advance(86_400_000);
+        assertEquals(4, calls.size());
+    }
+
+    @Test
     public void otherDriversAndOffloadsByHandKeepTheirLedgers() {
         offloader.policies.setManagedLedgerOffloadThresholdInBytes(-1L);
         opened();
@@ -79,15 +98,15 @@ public class CompactedTierTest {
         offloader.driver = "aws-s3";
         opened();
         time.advance(CompactedTier.FIRST_MS);
-        tier.deleted(LEDGER);
-        assertEquals(List.of("release"), calls);
+        deleted();
+        assertEquals(List.of("release", "delete 7"), calls);
         CompletionException error = assertThrows(CompletionException.class, () -> tier.open(LEDGER).join());
         assertEquals(
                 BKException.Code.NoSuchLedgerExistsException, ((BKException) error.getCause()).getCode());
     }
 
     @Test
-    public void aDaemonThatIsAwayIsAskedAgainUntilTheTopicIsUnloaded() {
+    public void aDaemonThatIsAwayIsAskedAgainForAMinute() {
         offloader.failure = new ManagedLedgerException("away");
         CompletableFuture<ReadHandle> read = tier.open(LEDGER);
         assertFalse(read.isDone());
@@ -96,9 +115,15 @@ public class CompactedTierTest {
         assertSame(offloader.handle, read.join());
         offloader.failure = new ManagedLedgerException("away");
         CompletableFuture<ReadHandle> late = tier.open(LEDGER);
+        time.advance(CompactedTier.OPEN_MS - CompactedTier.RETRY_MS);
+        assertFalse(late.isDone());
+        time.advance(CompactedTier.RETRY_MS);
+        assertSame(offloader.failure, assertThrows(CompletionException.class, late::join).getCause());
+        CompletableFuture<ReadHandle> ended = tier.open(LEDGER);
+        topic.loaded = false;
         tier.close();
         time.advance(CompactedTier.RETRY_MS);
-        assertTrue(late.isCompletedExceptionally());
+        assertTrue(ended.isCompletedExceptionally());
         assertTrue(time.steps.isEmpty());
     }
 
@@ -114,27 +139,82 @@ public class CompactedTierTest {
         offloader.policies.setManagedLedgerOffloadDeletionLagInMillis(1_000L);
         opened();
         time.advance(CompactedTier.FIRST_MS);
-        tier.deleted(LEDGER);
+        assertTrue(deleted().isDone());
         time.advance(86_400_000);
-        assertEquals(List.of("offload 7 " + NAME, "release", "delete copy 7 " + NAME), calls);
+        assertEquals(List.of("offload 7 " + NAME, "release", "delete 7", "delete copy 7 " + NAME), calls);
+        assertTrue(time.steps.isEmpty());
+    }
+
+    @Test
+    public void aDeletionThatFailsIsTriedAgainAlsoOfATopicThatIsGone() {
+        deletionFailure = new ManagedLedgerException("no session");
+        assertTrue(deleted().isCompletedExceptionally());
+        topic.loaded = false;
+        tier.close();
+        deletionFailure = null;
+        offloader.failure = new ManagedLedgerException("away");
+        time.advance(CompactedTier.RETRY_MS);
+        offloader.failure = null;
+        time.advance(2 * CompactedTier.RETRY_MS);
+        assertEquals(
+                List.of("delete 7", "delete 7", "delete copy 7 " + NAME, "delete 7", "delete copy 7 " + NAME), calls);
+        assertTrue(time.steps.isEmpty());
+        offloader.failure = new ManagedLedgerException("away");
+        deleted();
+        time.advance(CompactedTier.DELETIONS_MAX * CompactedTier.RETRY_MS_MAX);
+        assertEquals(5 + 2 * CompactedTier.DELETIONS_MAX, calls.size());
+        assertTrue(time.steps.isEmpty());
     }
 
     @Test
     public void anUnloadedTopicsLedgerIsLeftToItsNextBroker() {
         opened();
+        topic.loaded = false;
         tier.close();
         time.advance(86_400_000);
         assertEquals(List.of("release"), calls);
         opened();
         time.advance(86_400_000);
-        assertEquals(List.of("release", "release"), calls);
+        assertEquals(List.of("release"), calls);
+        assertTrue(time.steps.isEmpty());
+    }
+
+    @Test
+    public void whatATopicThatCouldNotBeClosedHasGoesOn() {
+        opened();
+        tier.close();
+        time.advance(CompactedTier.FIRST_MS);
+        assertEquals(List.of("release", "offload 7 " + NAME, "to tier", "delete 7"), calls);
+        assertSame(offloader.handle, tier.open(LEDGER).join());
+    }
+
+    private CompletableFuture<Void> deleted() {
+        return tier.deleted(LEDGER, this::delete);
+    }
+
+    private CompletableFuture<Void> delete(long ledgerId) {
+        calls.add("delete " + ledgerId);
+        return deletionFailure == null
+                ? CompletableFuture.completedFuture(null)
+                : CompletableFuture.failedFuture(deletionFailure);
     }
 
     private void opened() {
-        tier.opened(ledger, true, ledgerId -> {
-            calls.add("delete " + ledgerId);
-            return CompletableFuture.completedFuture(null);
-        });
+        tier.opened(ledger, true, this::delete);
+    }
+
+    private final class FakeTopic implements CompactedTier.Topic {
+        private boolean loaded = true;
+
+        @Override
+        public CompletableFuture<LedgerOffloader> offloader() {
+            return CompletableFuture.completedFuture(offloader);
+        }
+
+        @Override
+        public boolean has(CompactedTier with) {
+            return loaded && with == tier;
+        }
     }
 
     private final class FakeLedger implements CompactedTier.Ledger {
@@ -212,34 +292,5 @@ public class CompactedTierTest {
 
         @Override
         public void close() {}
-    }
-
-    private record Step(Runnable what, long atMs, int number) {}
-
-    private static final class FakeTime implements CompactedTier.Time {
-        private final PriorityQueue<Step> steps =
-                new PriorityQueue<>(Comparator.comparingLong(Step::atMs).thenComparing(Step::number));
-        private long nowMs;
-        private int number;
-
-        @Override
-        public long nowMs() {
-            return nowMs;
-        }
-
-        @Override
-        public void later(Runnable step, long pauseMs) {
-            steps.add(new Step(step, nowMs + pauseMs, ++number));
-        }
-
-        void advance(long ms) {
-            long untilMs = nowMs + ms;
-            while (!steps.isEmpty() && steps.peek().atMs <= untilMs) {
-                Step next = steps.remove();
-                nowMs = next.atMs;
-                next.what.run();
-            }
-            nowMs = untilMs;
-        }
     }
 }

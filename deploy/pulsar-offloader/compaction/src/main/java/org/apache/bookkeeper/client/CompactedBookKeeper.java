@@ -51,7 +51,7 @@ public final class CompactedBookKeeper extends BookKeeper {
                     if (error == null) {
                         answer(CompactedLedger.of(client, found, tier), null, callback, context);
                     } else {
-                        callback.openComplete(code, null, context);
+                        callback.openComplete(CompactedLedger.code(error), null, context);
                     }
                 });
             } else {
@@ -75,10 +75,9 @@ public final class CompactedBookKeeper extends BookKeeper {
 
     @Override
     public void asyncDeleteLedger(long ledgerId, AsyncCallback.DeleteCallback callback, Object context) {
-        client.asyncDeleteLedger(ledgerId, (code, same) -> {
-            tier.deleted(ledgerId);
-            callback.deleteComplete(CompactedLedger.missing(code) ? BKException.Code.OK : code, context);
-        }, context);
+        tier.deleted(ledgerId, this::delete)
+                .whenComplete((nothing, error) -> callback.deleteComplete(
+                        error == null ? BKException.Code.OK : CompactedLedger.code(error), context));
     }
 
     private CompletableFuture<Void> delete(long ledgerId) {

@@ -29,10 +29,10 @@ public final class CompactedLedger extends LedgerHandle implements CompactedTier
     private final CompactedTier tier;
     private final long last;
     private final long bytes;
-    private final ReadHandle first;
-    private volatile ReadHandle source;
+    /** Of BookKeeper; null where it was opened in the tier. */
+    private final ReadHandle stored;
+    /** In the tier; null while nobody reads it there. */
     private CompletableFuture<ReadHandle> inTier;
-    private boolean released;
 
     private CompactedLedger(BookKeeper client, ReadHandle source, CompactedTier tier) throws GeneralSecurityException {
         super(client.getClientCtx(), source.getId(), new Versioned<>(described(source), Version.NEW),
@@ -40,9 +40,9 @@ public final class CompactedLedger extends LedgerHandle implements CompactedTier
         this.tier = tier;
         this.last = source.getLastAddConfirmed();
         this.bytes = source.getLength();
-        this.first = source;
-        this.source = source;
-        this.inTier = source instanceof LedgerHandle ? null : CompletableFuture.completedFuture(source);
+        boolean tiered = !(source instanceof LedgerHandle);
+        this.stored = tiered ? null : source;
+        this.inTier = tiered ? CompletableFuture.completedFuture(source) : null;
     }
 
     /** Returns the ledger that reads what was opened; null, and an error in the log, where it cannot be made. */
@@ -79,34 +79,27 @@ public final class CompactedLedger extends LedgerHandle implements CompactedTier
 
     @Override
     public ReadHandle inBookKeeper() {
-        return first;
+        return stored;
     }
 
     @Override
     public synchronized CompletableFuture<ReadHandle> toTier() {
-        if (inTier == null) {
+        if (inTier == null || inTier.isCompletedExceptionally()) {
             inTier = tier.open(getId());
-            inTier.whenComplete((handle, error) -> take(handle));
         }
         return inTier;
     }
 
-    private synchronized void take(ReadHandle handle) {
-        if (handle == null) {
-            inTier = null;
-        } else if (released) {
-            handle.closeAsync();
-        } else {
-            source = handle;
-        }
+    private synchronized boolean isInTier() {
+        return stored == null || (inTier != null && inTier.isDone() && !inTier.isCompletedExceptionally());
     }
 
     @Override
     public synchronized void release() {
-        released = true;
-        if (source != first || !(first instanceof LedgerHandle)) {
-            source.closeAsync();
+        if (inTier != null) {
+            inTier.thenAccept(ReadHandle::closeAsync);
         }
+        inTier = null;
     }
 
     @Override
@@ -123,25 +116,23 @@ public final class CompactedLedger extends LedgerHandle implements CompactedTier
     /** Reads; what BookKeeper lacks of an entry that it confirmed is read from the tier. */
     @Override
     public CompletableFuture<LedgerEntries> readAsync(long from, long to) {
-        ReadHandle asked = source;
-        CompletableFuture<LedgerEntries> read = new CompletableFuture<>();
-        asked.readAsync(from, to).whenComplete((entries, error) -> {
+        if (isInTier()) {
+            return fromTier(from, to);
+        }
+        return stored.readAsync(from, to).handle((entries, error) -> {
             int code = error == null ? BKException.Code.OK : code(error);
-            if (error == null) {
-                read.complete(entries);
-            } else if (asked instanceof LedgerHandle && (missing(code) || code == BKException.Code.NoSuchEntryException)) {
-                toTier().thenCompose(handle -> handle.readAsync(from, to)).whenComplete((found, failure) -> {
-                    if (failure == null) {
-                        read.complete(found);
-                    } else {
-                        read.completeExceptionally(cause(failure));
-                    }
-                });
-            } else {
-                read.completeExceptionally(cause(error));
+            boolean lacks = missing(code) || code == BKException.Code.NoSuchEntryException;
+            if (lacks) {
+                return fromTier(from, to);
             }
-        });
-        return read;
+            return error == null
+                    ? CompletableFuture.completedFuture(entries)
+                    : CompletableFuture.<LedgerEntries>failedFuture(cause(error));
+        }).thenCompose(read -> read);
+    }
+
+    private CompletableFuture<LedgerEntries> fromTier(long from, long to) {
+        return toTier().thenCompose(handle -> handle.readAsync(from, to));
     }
 
     private static Enumeration<LedgerEntry> enumerated(LedgerEntries entries) {
@@ -153,7 +144,7 @@ public final class CompactedLedger extends LedgerHandle implements CompactedTier
         return Collections.enumeration(found);
     }
 
-    private static int code(Throwable error) {
+    static int code(Throwable error) {
         return cause(error) instanceof BKException known ? known.getCode() : BKException.Code.ReadException;
     }
 
