@@ -131,8 +131,8 @@ class InternalLedgers:
                 raise Transient(what, hint="load its topic; see offloadctl doctor for bookies that are down")
             end = await self._end_at(ledger_id, metadata, end.entry_id - 1, end.lac) if end.entry_id else None
         lasting = len(list(takewhile(lambda one: one.stored or one.entry_id <= one.lac, reversed(ends))))
-        found = [(one.entry_id, one.payload) for one in ends[: len(ends) - max(0, lasting - 1)]]
-        return found if lasting else [*found, None]
+        possible = ends[: len(ends) - max(0, lasting - 1)]
+        return [*((one.entry_id, one.payload) for one in possible), *(() if lasting else (None,))]
 
     async def _end(self, ledger_id: int, metadata: LedgerMetadata) -> _End | None:
         """Return the last stored entry; None where none was written."""

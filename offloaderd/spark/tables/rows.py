@@ -10,7 +10,8 @@
 | `_publish_time`, `_event_time`, `_producer`, `_sequence_id`, `_key`, `_properties` | the message's |
 | `_deleted` | appended rows: the message has no value |
 
-A message is one row: chunks are in the row of the whole, and what a compaction left out is in none.
+A message is one row: chunks are in the row of the whole, and what a compaction left out is in none. With a key, an
+empty value deletes a row as a missing one does: so Pulsar's compaction and its table views take it.
 """
 
 from __future__ import annotations
@@ -97,6 +98,8 @@ _FROM = {
 _PLAIN = f"coalesce(state = '{MessageState.PLAIN}', false)"
 _UNREADABLE = f"coalesce(state IN ('{MALFORMED}', '{MessageState.ENCRYPTED}', '{MessageState.RAW}'), true)"
 """A row without a state stands for entries that are lost."""
+_EMPTIED = f"coalesce(state = '{MALFORMED}' AND length(undecoded) = 0, false)"
+"""An empty value does not fit most schemas."""
 
 
 class _Field(NamedTuple):
@@ -157,7 +160,8 @@ class TableRows:
         values = [f.expr(one.place).alias(name) for name, one in self._fields.items()]
         system = [f.expr(text).alias(name) for name, text in _FROM.items()]
         value = f"{VALUE}.{VALUE}" if isinstance(self.values, KeyValueSchema) else VALUE
-        rows = source.where(self._is_row()).select(*values, *system, f.isnull(value).alias(DELETED))
+        deleted = f.isnull(value) | self._is_empty()
+        rows = source.where(self._is_row()).select(*values, *system, deleted.alias(DELETED))
         if not self.key:
             return rows
         from pyspark.sql import Window  # noqa: PLC0415
@@ -167,7 +171,7 @@ class TableRows:
 
     def apart(self) -> Column:
         """Return the condition of the rows that are neither in the table nor parts of others."""
-        return f.expr(_UNREADABLE) | (f.expr(_PLAIN) & ~self._has_key())
+        return (f.expr(_UNREADABLE) | f.expr(_PLAIN)) & ~self._is_row()
 
     def dead_letters(self, source: DataFrame) -> DataFrame:
         """Return the rows of dead letters."""
@@ -188,7 +192,16 @@ class TableRows:
         )
 
     def _is_row(self) -> Column:
-        return f.expr(_PLAIN) & self._has_key()
+        return (f.expr(_PLAIN) | self._is_empty()) & self._has_key()
+
+    def _is_empty(self) -> Column:
+        """Return whether a message deletes the row of its key by an empty value; of pairs none does."""
+        if not self.key or isinstance(self.values, KeyValueSchema):
+            return f.lit(False)
+        one = self._fields.get(VALUE)
+        plain = one is not None and one.place == VALUE and isinstance(one.kind, StringType | BinaryType)
+        empty = f.coalesce(f.length(VALUE) == 0, f.lit(False)) if plain else f.lit(False)
+        return empty if self.values is None else empty | f.expr(_EMPTIED)
 
     def _has_key(self) -> Column:
         """Return whether a row has all of its key; a message without a value has only its own, or that of its pair."""

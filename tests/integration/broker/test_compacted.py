@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pulsar
 import pytest
+from deltalake import DeltaTable
+from pulsar.schema import StringSchema
 
 from offloaderd.core.clock import SystemClock
 from tests.integration.broker.test_stock_broker import again, emptied, killed, site
@@ -126,3 +130,85 @@ async def test_a_compacted_reader_reads_from_the_tier_what_bookkeeper_has_no_mor
         assert not status.losses
         assert await driven_broker.send("DELETE", f"{driven.path}?force=true") == 204
         await emptied(s3_server, s3_bucket)
+
+
+Change = tuple[str, str]
+"""A key and its new value; an empty one deletes it."""
+
+
+async def change(driven: Driven, changes: list[Change], *, batched: bool) -> None:
+    """Send a message for each change, several in a batch or each alone."""
+
+    def send() -> None:
+        with pulsar_client(driven.broker.service_url) as client:
+            producer = client.create_producer(str(driven.topic), schema=StringSchema(), batching_enabled=batched)
+            for key, value in changes:
+                producer.send_async(value, None, partition_key=key)
+            producer.flush()
+
+    await asyncio.to_thread(send)
+
+
+async def state(driven: Driven) -> dict[bytes, str]:
+    """Return the value of each key as a compacted reader has it at the end of the topic."""
+    found: dict[bytes, str] = {}
+    for key, value in await read(driven):
+        found[key.encode()] = value.decode()
+    return {key: value for key, value in found.items() if value}
+
+
+async def tables(site: Site, daemon: DaemonProcess, *arguments: str) -> None:
+    """Run a command of declared tables with the daemon's settings."""
+    config = site.directory / "tables.toml"
+    config.touch()
+    process = await asyncio.create_subprocess_exec(
+        *(str(Path(sys.executable).with_name(arguments[0])), *arguments[1:], "--config", str(config)),
+        env=site.process_environment(daemon.grpc_port, daemon.http_port),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await process.communicate()
+    assert process.returncode == 0, said.decode()
+
+
+async def test_an_upsert_table_has_what_a_compacted_reader_gets(
+    site: Site, driven_broker: PulsarBroker, bookkeeper: BookKeeperCluster
+) -> None:
+    """Pulsar's own compaction is the oracle: of keys that change, go and come again, at the same position, twice."""
+    async with DaemonProcess(site) as daemon:
+        await daemon.serving()
+        driven = Driven(driven_broker, bookkeeper, daemon.address)
+        await driven.create()
+        await driven.offload()
+        folder = site.directory / "lake"
+        first = [(f"k{number % KEYS}", f"first {number}") for number in range(3 * KEYS)]
+        gone = [(f"k{number}", "") for number in range(0, KEYS, 3)]
+        back = [(f"k{number}", f"back {number}") for number in range(0, KEYS, 6)]
+        await change(driven, [*first, *gone, *back], batched=True)
+        await compact(driven)
+        await change(
+            driven, [("k1", "later"), ("k2", ""), ("new", "a"), ("new", "b"), ("k2", "again"), ("k4", "")], batched=True
+        )
+        await driven.cleared()
+        name = str(driven.topic).removeprefix("persistent://")
+        declared = ("--to", str(folder), "--format", "delta", "--mode", "upsert")
+        await tables(site, daemon, "offloadctl", "tables", "create", name, *declared)
+        expected = await state(driven)
+        assert len(expected) == KEYS + 1 - len(gone) + len(back) - 1
+        assert await current(site, daemon, folder) == expected
+
+        await change(driven, [(key, "") for key in ("k1", "new", "never")], batched=False)
+        await compact(driven)
+        await change(driven, [("k1", "last"), ("k5", "")], batched=False)
+        await driven.cleared()
+        expected = await state(driven)
+        assert (expected[b"k1"], b"k5" in expected, b"new" in expected) == ("last", False, False)
+        assert await current(site, daemon, folder) == expected
+
+
+async def current(site: Site, daemon: DaemonProcess, folder: Path) -> dict[bytes, str]:
+    """Have the table written; return the value of each of its keys."""
+    await tables(site, daemon, "offloaderd", "spark", "tables", "run", "--once")
+    rows = await asyncio.to_thread(lambda: DeltaTable(str(folder / "t")).to_pyarrow_table().to_pylist())
+    assert len({row["_key"] for row in rows}) == len(rows)
+    return {row["_key"]: row["value"] for row in rows}

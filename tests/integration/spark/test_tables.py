@@ -153,7 +153,7 @@ def test_a_table_follows_its_topic(spark: SparkSession, site: Site, tmp_path: Pa
 
 @pytest.mark.parametrize("form", list(TableFormat))
 def test_the_current_state_of_each_key(spark: SparkSession, site: Site, tmp_path: Path, form: TableFormat) -> None:
-    """The last message of a key is its row, also within a step; one without a value deletes it; no key, no row."""
+    """The last message of a key is its row, also within a step; one without a value, or an empty one, deletes it."""
 
     def keyed(key: str, number: int | None) -> bytes:
         if number is None:
@@ -179,7 +179,7 @@ def test_the_current_state_of_each_key(spark: SparkSession, site: Site, tmp_path
     asyncio.run(site.commit(TOPIC, [Piece(2, 0, [keyed("b", None), keyed("d", 6), keyed("d", 7)], 3)]))
     assert run(spark, site)[0]
     assert current() == {b"a": 3, b"d": 7}
-    asyncio.run(site.commit(TOPIC, [Piece(3, 0, [keyed("a", None), keyed("x", None)], 2)]))
+    asyncio.run(site.commit(TOPIC, [Piece(3, 0, [entry(b"", partition_key="a"), entry(b"", partition_key="x")], 2)]))
     assert run(spark, site)[0]
     assert current() == {b"d": 7}
     asyncio.run(site.commit(TOPIC, [Piece(4, 0, [entry(b"\x80", partition_key="d")], 1)]))
