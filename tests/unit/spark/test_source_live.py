@@ -319,39 +319,6 @@ async def test_what_the_daemon_lost_after_the_planning_is_told() -> None:
             assert counted(rows) == [one[:2] for one in every[20:30]]
 
 
-class Unlisting(LiveTopic):
-    """A daemon whose list of ledgers lacks what it has: `fewer` entries of ledger 2, or all of it."""
-
-    fewer = 0
-    lists = True
-
-    async def ledgers(self, topic: TopicName | str) -> retention_pb2.ListLedgersResponse:
-        """Answer as RetentionService."""
-        found = await super().ledgers(topic)
-        kept = [one for one in found.ledgers if one.ledger_id != 2 or self.lists]
-        for one in kept:
-            one.entries -= self.fewer if one.ledger_id == 2 else 0
-        return retention_pb2.ListLedgersResponse(ledgers=kept)
-
-
-@pytest.mark.parametrize("partition_bytes", [150, 10**9])
-async def test_what_is_missing_inside_the_live_end_is_told(partition_bytes: int) -> None:
-    """At the end of an inner ledger, and between two: tasks begin there, and none of them reads over it."""
-    topic = Unlisting(ledger_entries_max=10)
-    wish = options(partition_bytes=partition_bytes)
-    async with topic.reader:
-        await topic.arrive(payloads(45, ledger_id=1))
-        await topic.commit(5)
-        topic.fewer = 1
-        with pytest.raises(Transient, match="has 2:9, before 3:0, and its ledger is neither"):
-            await topic.planned(wish)
-        topic.fewer, topic.lists = 0, False
-        with pytest.raises(Transient, match="has 2:0, before 3:0, and its ledger is neither"):
-            await topic.planned(wish)
-        topic.lists = True
-        assert entries(await topic.rows(wish)) == expected(topic)
-
-
 async def test_what_may_be_missing_before_the_live_end_is_told() -> None:
     """Nothing is left out between the last committed entry and the oldest that the source still lists."""
     topic = LiveTopic(ledger_entries_max=10)
