@@ -19,13 +19,13 @@ from offloaderd.tables import store as tables
 from offloaderd.tables.declaration import Declaration
 from offloaderd.tables.store import States, TableState
 from offloaderd.testing.clock import FakeClock
-from offloaderd.testing.memory.metadata import MemoryTree
+from offloaderd.testing.memory.metadata import MemoryMetadata, MemoryTree
 from tests.unit.read.build import TOPIC, Piece, ReadRig, make_read_rig, payloads, put_segment
 
 if TYPE_CHECKING:
     from offloaderd.api.calls import Context
     from offloaderd.fleet.engine import Engine
-    from offloaderd.metadata.port import MetadataStore
+
 
 NO_CALL = cast("Context", None)
 
@@ -46,7 +46,7 @@ class Scene:
     """A topic with a segment of 1:0 to 1:5 and a buffer of 1:4 to 1:8."""
 
     rig: ReadRig
-    metadata: MetadataStore
+    metadata: MemoryMetadata
     owners: Owners
     clock: FakeClock
 
