@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import KW_ONLY, InitVar, dataclass, field
-from typing import TypedDict
 
 from offloaderd.api.calls import Context
 from offloaderd.api.gate import account_of_caller, share_of_caller
@@ -34,6 +33,7 @@ from offloaderd.read.planned import plan_message
 from offloaderd.read.reader import TopicReader
 from offloaderd.read.search import Answered
 from offloaderd.read.seek import Sought, seek
+from offloaderd.read.stream import Wanted
 from offloaderd.read.transactions import ConsumerView, KnownOutcomes
 
 UNPACK_BYTES = 64 * 1024 * 1024
@@ -47,17 +47,6 @@ _ANSWERS = {
     Answered.BLOCK: pb.SEEK_ANSWER_BLOCK,
     Answered.SCAN: pb.SEEK_ANSWER_SCAN,
 }
-
-
-class _Range(TypedDict):
-    """A range of a topic, as TopicReader takes it."""
-
-    topic: TopicName
-    first: Position | None
-    last: Position | None
-    follow: bool
-    priority: ReadPriority | None
-    entries_max: int
 
 
 @dataclass(eq=False)
@@ -120,10 +109,11 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
     async def PlanRead(self, request: pb.ReadRequest, context: Context) -> pb.PlanReadResponse:
         """Return where the entries of a range are stored. Raises as Read."""
         with self.counted():
-            wanted = await self._range(request)
+            topic = TopicName.parse(request.topic)
+            wanted = await self._range(topic, request)
             if wanted is None:
                 return pb.PlanReadResponse(complete=True)
-            runs, complete = await self.reader.plan(**wanted)
+            runs, complete = await self.reader.plan(topic, **wanted)
             return plan_message(runs, complete=complete)
 
     async def _entries(self, request: pb.ReadRequest, *, framed: bool) -> AsyncGenerator[tuple[Entries, Tier], None]:
@@ -131,17 +121,17 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
         if request.batch_bytes > self.batch_bytes_max:
             hint = f"at most {self.batch_bytes_max}, or 0"
             raise InvalidInput(f"batch_bytes of {request.batch_bytes} is too large", hint=hint)
-        wanted = await self._range(request)
+        topic = TopicName.parse(request.topic)
+        wanted = await self._range(topic, request)
         if wanted is None:
             return
-        reading = self.reader.read(**wanted, batch_bytes=request.batch_bytes, framed=framed)
+        reading = self.reader.read(topic, **wanted, batch_bytes=request.batch_bytes, framed=framed)
         async with aclosing(reading) as batches:
             async for batch, tier in batches:
                 yield batch, tier
 
-    async def _range(self, request: pb.ReadRequest) -> _Range | None:
+    async def _range(self, topic: TopicName, request: pb.ReadRequest) -> Wanted | None:
         """Return the requested range, None for an empty one. Raises InvalidInput, and as a seek."""
-        topic = TopicName.parse(request.topic)
         first = from_position(request.first) if request.HasField("first") else None
         last = from_position(request.last) if request.HasField("last") else None
         if request.HasField("seek"):
@@ -153,8 +143,7 @@ class ReadService(read_pb2_grpc.ReadServiceServicer):
             if beyond or (found.hit is None and not request.follow):
                 return None
         priority = ReadPriority.parse(request.read_priority) if request.read_priority else None
-        return _Range(
-            topic=topic,
+        return Wanted(
             first=first,
             last=last,
             follow=request.follow,

@@ -43,6 +43,10 @@ class Position(NamedTuple):
             raise InvalidInput(f"not a position: {text!r}", hint="write LEDGER:ENTRY, for instance 12:0")
         return cls(int(ledger), int(entry)).checked()
 
+    def next(self) -> "Position":
+        """Return the position of the entry after it in its ledger."""
+        return Position(self.ledger_id, self.entry_id + 1)
+
     def checked(self) -> "Position":
         """Return itself if both numbers are in range; raises InvalidInput."""
         if not (0 <= self.ledger_id <= LEDGER_ID_MAX and 0 <= self.entry_id <= ENTRY_ID_MAX):

@@ -33,6 +33,7 @@ from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 
 _BEGIN = attrgetter("begin")
+_LEDGER_ID = attrgetter("ledger_id")
 
 
 class Why(StrEnum):
@@ -48,11 +49,16 @@ class Why(StrEnum):
 
 
 class SourceLedger(NamedTuple):
-    """One ledger of the source: its newest readable entry (-1: none), and whether that is final."""
+    """One ledger of the source: its newest readable entry (-1: none), and whether that is final.
+
+    `previous` is the ledger directly before it in the source's own list, whether or not that can be read; None if
+    unknown.
+    """
 
     ledger_id: int
     last_entry_id: int
     closed: bool
+    previous: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +94,7 @@ class TopicView:
 
     def ledger(self, ledger_id: int) -> SourceLedger | None:
         """Return a ledger of the source; None without it."""
-        at = bisect_left(self.source, ledger_id, key=lambda one: one.ledger_id)
+        at = bisect_left(self.source, ledger_id, key=_LEDGER_ID)
         return self.source[at] if at < len(self.source) and self.source[at].ledger_id == ledger_id else None
 
     def oldest(self) -> Position | None:
@@ -160,7 +166,7 @@ def checked_range(
     (None, ...) means that there is nothing yet. The end stays open before a gap too, which the read comes to. Raises
     InvalidInput for a reversed range or a negative position, IdentityRefused for what only a source that is refused may
     have, OutOfRange beyond the newest entry, EntriesMissing before the oldest (EntriesDeleted up to the floor) and in a
-    gap.
+    gap. What is between the floor and the oldest entry is left to `next_step`: whoever read up to the floor goes on.
     """
     for bound in (first, last):
         if bound is not None:
@@ -183,7 +189,7 @@ def checked_range(
             _not_in_gap(view, bound)
             raise OutOfRange(f"position {bound} is beyond the end", hint=f"the topic holds {oldest} to {newest}")
     for bound in (first, last):
-        if bound is not None and bound < oldest:
+        if bound is not None and bound < oldest and view.floor is None:
             raise EntriesMissing(f"position {bound} is older than all stored entries", hint=f"the oldest is {oldest}")
     return first or oldest, last if last is not None or follow or view.ends_in_gap else newest
 
@@ -195,7 +201,8 @@ def _only_offloaded(view: TopicView, refused: IdentityRefused, first: Position |
     for bound in (first, last):
         if bound is not None and oldest is not None and bound < oldest:
             _not_deleted(view, bound)
-        outside |= bound is not None and oldest is not None and newest is not None and not oldest <= bound <= newest
+            outside |= view.floor is None
+        outside |= bound is not None and newest is not None and bound > newest
     if outside or (first is None and view.unfinished is not None):
         raise refused
 
@@ -304,22 +311,26 @@ def _leave(view: TopicView, cursor: Position) -> Step:
         return _hop(view, cursor, view.complete[ledger_id].entries - 1)
     at = _last_segment(view, ledger_id)
     held = _slice(view.segments[at], ledger_id) if at >= 0 else None
-    if held is None:
-        if _later_ledgers(view, ledger_id):
-            raise EntriesMissing(f"no tier knows ledger {ledger_id} of {cursor}", hint="it was deleted; begin after it")
-        return Stop.WAIT
-    asked = (view.segments[at].segment_id, ledger_id)
-    if asked not in view.ends:
-        return ReadEnd(ledger_id, view.segments[at])
-    end = view.ends[asked]
-    if end is not None:
-        return _hop(view, cursor, end)
     followed = at + 1 < len(view.segments) and not _before_gap(view, ledger_id)
-    if view.segments[at].end.ledger_id > ledger_id or followed:
+    if held is not None:
+        asked = (view.segments[at].segment_id, ledger_id)
+        if asked not in view.ends:
+            return ReadEnd(ledger_id, view.segments[at])
+        if (end := view.ends[asked]) is not None:
+            return _hop(view, cursor, end)
+        followed |= view.segments[at].end.ledger_id > ledger_id
+        committed = held.last_entry_id
+    elif view.floor is not None and view.floor.ledger_id == ledger_id:
+        committed = view.floor.entry_id
+    elif _later_ledgers(view, ledger_id):
+        raise EntriesMissing(f"no tier knows ledger {ledger_id} of {cursor}", hint="it was deleted; begin after it")
+    else:
+        return Stop.WAIT
+    if followed:
         return _next_ledger(view, ledger_id)
     if (view.source and view.source[-1].ledger_id > ledger_id) or _before_gap(view, ledger_id):
         raise EntriesMissing(
-            f"it is unknown whether ledger {ledger_id} ended at entry {held.last_entry_id}",
+            f"it is unknown whether ledger {ledger_id} ended at entry {committed}",
             hint="the ledger source has dropped it, and its segment was sealed before it was closed",
         )
     return Stop.WAIT
@@ -332,7 +343,7 @@ def _before_gap(view: TopicView, ledger_id: int) -> bool:
 
 
 def _later_source_ledgers(view: TopicView, ledger_id: int) -> list[int]:
-    at = bisect_right(view.source, ledger_id, key=lambda one: one.ledger_id)
+    at = bisect_right(view.source, ledger_id, key=_LEDGER_ID)
     return [one.ledger_id for one in view.source[at : at + 1]]
 
 
@@ -364,23 +375,36 @@ def _hop(view: TopicView, cursor: Position, end_entry_id: int) -> Step:
 def _next_ledger(view: TopicView, ledger_id: int) -> Step:
     """Return the hop to the ledger after an ended one, if there is one and none can be between.
 
-    The buffer proves nothing: it shows its two ends only. Nor does the bucket before a gap: only a source that lists
-    the ledger, or the ledger's record, shows that the gap is empty. The bucket's ledgers behind the gap come before
-    later ones of the source.
+    The buffer proves nothing: it shows its two ends only. Nor does the bucket before a gap: only the source's list, or
+    the ledger's record, shows that the gap is empty. The bucket's ledgers behind the gap come before later ones of the
+    source.
     """
     gap = _before_gap(view, ledger_id)
     stored, listed = _later_segment_ledgers(view, ledger_id), _later_source_ledgers(view, ledger_id)
     later = [*stored, *listed]
-    if (gap or not stored) and later and view.ledger(ledger_id) is None:
-        known = view.complete.get(ledger_id)
-        if known is None or known.next_ledger_id != min(later):
-            raise EntriesMissing(
-                f"it is unknown what was between ledgers {ledger_id} and {min(later)}",
-                hint="the source has deleted the first; what was lost is known once the owner has read the source",
-            )
+    if (gap or not stored) and later and not _directly_follows(view, ledger_id, min(later)):
+        raise EntriesMissing(
+            f"it is unknown what was between ledgers {ledger_id} and {min(later)}",
+            hint="the source does not have it any more; what was lost is known once the owner has read the source",
+        )
     if not later and gap:
         raise EntriesMissing(
             f"what follows ledger {ledger_id} is not offloaded yet, and not at the source",
             hint="`offloadctl history status` shows how far the topic's history is offloaded",
         )
     return Hop(Position(min(later), 0)) if later else Stop.WAIT
+
+
+def _directly_follows(view: TopicView, ledger_id: int, later: int) -> bool:
+    """Whether it is known that no ledger with entries was between two neighbours of what can be read.
+
+    The source's own list also names ledgers that it cannot give any more: BookKeeper has deleted them. One that is gone
+    from the middle of that list was empty, since all others are deleted from its front.
+    """
+    listed = view.ledger(later)
+    if listed is not None and listed.previous is not None and listed.previous >= ledger_id:
+        return listed.previous == ledger_id
+    if view.ledger(ledger_id) is not None:
+        return True
+    known = view.complete.get(ledger_id)
+    return known is not None and known.next_ledger_id == later

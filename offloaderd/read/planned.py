@@ -13,7 +13,10 @@ from offloaderd.read.plan import Run
 
 
 def plan_message(runs: Sequence[Run], *, complete: bool) -> pb.PlanReadResponse:
-    """Return the answer to PlanRead; neighbouring runs of a segment become one, over several ledgers."""
+    """Return the answer to PlanRead.
+
+    Neighbouring runs of a segment become one, over several ledgers; so do those that only Read gives, of a ledger.
+    """
     answer = pb.PlanReadResponse(complete=complete)
     numbers: dict[UUID, int] = {}
     before: int | None = None
@@ -25,8 +28,9 @@ def plan_message(runs: Sequence[Run], *, complete: bool) -> pb.PlanReadResponse:
             number = numbers.setdefault(run.segment.segment_id, len(numbers))
             if number == len(answer.segments):
                 answer.segments.append(_stored(run.segment))
-        if number is not None and number == before:
-            answer.runs[-1].last.CopyFrom(last)
+        newest = answer.runs[-1] if answer.runs else None
+        if newest and number == before and (number is not None or newest.last.ledger_id == run.ledger_id):
+            newest.last.CopyFrom(last)
         else:
             answer.runs.append(pb.PlannedRun(first=first, last=last, segment=number))
         before = number

@@ -9,13 +9,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self, TypeVar, cast
+from typing import NamedTuple, Protocol, Self, TypeVar, Unpack, cast
 
 from offloaderd.core.clock import Clock
 from offloaderd.core.entries import Entries
 from offloaderd.core.errors import IdentityRefused, InvalidInput, NotFound, TopicNotFound, Transient
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.model import START, Position, TopicName
+from offloaderd.core.model import START, LedgerInfo, Position, TopicName
 from offloaderd.core.quotas import Accounts
 from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.core.retry import retried
@@ -25,7 +25,7 @@ from offloaderd.objects.port import ObjectReader
 from offloaderd.policy.policies import Effective
 from offloaderd.read.plan import Run, SourceLedger, TopicView, Why
 from offloaderd.read.segments import SegmentOptions, SegmentReader
-from offloaderd.read.stream import ChangeSignal, ChangeSignals, HotTier, ReadContext, Stream
+from offloaderd.read.stream import ChangeSignal, ChangeSignals, HotTier, ReadContext, Stream, Wanted
 
 
 class Maps(Protocol):
@@ -130,35 +130,23 @@ class TopicReader:
         self,
         topic: TopicName,
         *,
-        first: Position | None = None,
-        last: Position | None = None,
-        follow: bool = False,
-        priority: ReadPriority | None = None,
         batch_bytes: int = 0,
-        entries_max: int = 0,
         framed: bool = False,
+        **wanted: Unpack[Wanted],
     ) -> AsyncGenerator[tuple[Entries, Tier], None]:
         """Yield the entries of [first, last] in order, each once, in batches of one ledger and one tier.
 
-        `first` None is the oldest entry; `last` None the newest at the time of the call, or none when following.
         A batch has at most `batch_bytes` of payload, and what the options say (0: that alone), or one entry.
-        `entries_max` 0 is no limit.
         `framed`: what comes from the bucket is FramedEntries, as it lies there, and `batch_bytes` counts heads as well.
         Following, the read waits for new entries until `last`. Raises TopicNotFound, InvalidInput (OutOfRange beyond
         the newest entry), NotFound before the oldest; EntriesMissing, CorruptData, Transient and Denied when no tier
         can give an entry, IdentityRefused once only a source that is refused may have more. What was yielded is right
         whatever comes after. Close the iterator when done with it.
         """
-        if batch_bytes < 0 or entries_max < 0:
-            raise InvalidInput("batch_bytes and entries_max must be 0 or greater")
         started = self.clock.monotonic()
-        waiting = True
+        waiting, follow, entries_max = True, wanted.get("follow", False), wanted.get("entries_max", 0)
         with self._change_signals.following(topic) if follow else nullcontext() as change_signal:
-            limit = self.options.answer_bytes(batch_bytes)
-            stream = Stream(self._context, topic, change_signal, limit, entries_max=entries_max, framed=framed)
-            await stream.begin(first, last, priority)
-            if self.accounts is not None:
-                self.accounts.of(topic)
+            stream = await self._begun(topic, wanted, change_signal, batch_bytes, framed=framed)
             async with aclosing(stream.batches()) as batches:
                 async for batch, tier, why in batches:
                     kept = batch
@@ -176,27 +164,29 @@ class TopicReader:
         if not follow:
             self.metrics.read_duration_seconds.observe(self.clock.monotonic() - started)
 
-    async def plan(
-        self,
-        topic: TopicName,
-        *,
-        first: Position | None = None,
-        last: Position | None = None,
-        follow: bool = False,
-        priority: ReadPriority | None = None,
-        entries_max: int = 0,
-    ) -> tuple[list[Run], bool]:
+    async def plan(self, topic: TopicName, **wanted: Unpack[Wanted]) -> tuple[list[Run], bool]:
         """Return where the first entries of a range are, and whether that is all of it, for a reader of the bucket.
 
-        The runs follow each other without a gap, and end with one of the bucket, before entries of the buffer; there
-        are none if none of the bucket comes before those. At most PLANNED_MAX. Raises as `read`.
+        The runs follow each other without a gap, and end with one of the bucket; there are none without one. At most
+        PLANNED_MAX. Raises as `read`.
         """
-        signal = ChangeSignal() if follow else None
-        stream = Stream(self._context, topic, signal, self.options.batch_bytes, entries_max=entries_max, framed=True)
-        await stream.begin(first, last, priority)
+        change_signal = ChangeSignal() if wanted.get("follow") else None
+        stream = await self._begun(topic, wanted, change_signal, 0, framed=True)
+        return await stream.planned(PLANNED_MAX)
+
+    async def _begun(
+        self, topic: TopicName, wanted: Wanted, change_signal: ChangeSignal | None, batch_bytes: int, *, framed: bool
+    ) -> Stream:
+        """Return a read at its first entry. Raises as `read` before that."""
+        entries_max = wanted.get("entries_max", 0)
+        if batch_bytes < 0 or entries_max < 0:
+            raise InvalidInput("batch_bytes and entries_max must be 0 or greater")
+        limit = self.options.answer_bytes(batch_bytes)
+        stream = Stream(self._context, topic, change_signal, limit, entries_max=entries_max, framed=framed)
+        await stream.begin(wanted)
         if self.accounts is not None:
             self.accounts.of(topic)
-        return await stream.planned(PLANNED_MAX)
+        return stream
 
     def _count(self, batch: Entries, tier: Tier, why: Why) -> None:
         entries, size = batch.count, batch.payload_bytes()
@@ -274,11 +264,16 @@ class TopicReader:
         """Return the source's ledgers of a topic; None for an unknown topic."""
         try:
             infos = await self.patiently(lambda: source.ledgers(topic))
-            ledgers = [SourceLedger(info.ledger_id, info.entries - 1, True) for info in infos if info.closed]
+            ledgers = [_source_ledger(info, info.entries - 1, closed=True) for info in infos if info.closed]
             if infos and not infos[-1].closed:
-                open_id = infos[-1].ledger_id
-                confirmed = await self.patiently(lambda: source.confirmed(topic, open_id))
-                ledgers.append(SourceLedger(open_id, confirmed.last_entry_id, confirmed.closed))
+                newest = infos[-1]
+                confirmed = await self.patiently(lambda: source.confirmed(topic, newest.ledger_id))
+                ledgers.append(_source_ledger(newest, confirmed.last_entry_id, closed=confirmed.closed))
         except NotFound:
             return None
         return ledgers
+
+
+def _source_ledger(info: LedgerInfo, last_entry_id: int, *, closed: bool) -> SourceLedger:
+    """Return a listed ledger; one that replaces those before it follows each of them."""
+    return SourceLedger(info.ledger_id, last_entry_id, closed, None if info.replaces else info.previous)

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import InitVar, dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 import structlog
 
@@ -162,6 +162,8 @@ class ChangeSignals:
 FALL_BACK_ON = (NotFound, CorruptData, Transient, Denied)
 POLICY_S = 10.0
 """A read refreshes the topic's read priority at this interval."""
+ENDS_MAX = 16
+"""Manifests that planning reads for the ends of ledgers, one after the other, before it answers."""
 URGENCY = (Transient, CorruptData, Denied)
 """Kinds of errors when every tier fails, the one to raise first."""
 
@@ -184,6 +186,20 @@ class ReadContext:
     priority: Callable[[TopicName], Awaitable[ReadPriority]]
 
 
+class Wanted(TypedDict, total=False):
+    """A range to read of a topic.
+
+    `first` None is the oldest entry; `last` None the newest at the time of the call, or none when following. `priority`
+    None is the topic's. `entries_max` 0 is no limit.
+    """
+
+    first: Position | None
+    last: Position | None
+    follow: bool
+    priority: ReadPriority | None
+    entries_max: int
+
+
 @dataclass(slots=True, eq=False)
 class Stream:
     """The state of one read. `change_signal` is None unless the read follows; `framed` as for `TopicReader.read`.
@@ -202,6 +218,9 @@ class Stream:
     _policy_s: float | None = None  # the last refresh of the policy; None: the request sets the priority
     _view: TopicView = field(default_factory=TopicView)
     _cursor: Position | None = None
+    _behind: Position | None = None  # where the cursor was before it went to another ledger, and read nothing there yet
+    _gone: int = -1  # the newest ledger that the cursor went to and came back from
+    _ends: int = 0  # manifests read for the ends of ledgers
     _last: Position | None = None
     _bounded: bool = False  # the request sets the end
     _failed: dict[object, Position] = field(default_factory=dict)
@@ -214,8 +233,9 @@ class Stream:
     def __post_init__(self, entries_max: int) -> None:
         self._left = entries_max or ENTRY_ID_MAX
 
-    async def begin(self, first: Position | None, last: Position | None, priority: ReadPriority | None) -> None:
+    async def begin(self, wanted: Wanted) -> None:
         """Get the view and check the range. Raises what `TopicReader.read` names for that."""
+        first, last, priority = wanted.get("first"), wanted.get("last"), wanted.get("priority")
         self._view = await self.context.view(self.topic, last)
         if priority is None or self._view.is_empty():
             configured = await self.context.priority(self.topic)
@@ -235,21 +255,16 @@ class Stream:
                     return
                 await self.change_signal.after(seen)
                 continue
-            if (held := self._hot_batch()) is not None:
-                self._advance(held)
+            step = await self._next()
+            if isinstance(step, EntryBatch):
+                self._advance(step)
                 self.context.metrics.read_requests.labels(source=Tier.BUFFER, outcome="ok").inc()
-                yield held, Tier.BUFFER, Why.CHOSEN
-                continue
-            step = await self._step()
-            if isinstance(step, Run):
+                yield step, Tier.BUFFER, Why.CHOSEN
+            elif isinstance(step, Run):
                 async with aclosing(self._run(step)) as run:
                     async for batch in run:
                         for piece in split(batch, self.batch_bytes):
                             yield piece, step.tier, self._why(step)
-            elif isinstance(step, Hop):
-                self._cursor = step.to
-            elif isinstance(step, ReadEnd):
-                await self._ask_end(step)
             elif step is Stop.DONE:
                 return
             elif self.change_signal is not None:
@@ -262,27 +277,27 @@ class Stream:
     async def planned(self, runs_max: int) -> tuple[list[Run], bool]:
         """Return the next runs, unread, at most `runs_max`, and whether the range ends with them.
 
-        They end before entries of the buffer, and with a run of the bucket. Raises what `batches` would raise at the
-        first entry.
+        They end with a run of the bucket, and where ENDS_MAX manifests were read for the ends of ledgers. Raises what
+        `batches` would raise at the first entry.
         """
         runs: list[Run] = []
         complete = False
-        while not complete and len(runs) < runs_max and self._cursor is not None and self._hot_batch() is None:
+        while not complete and len(runs) < runs_max and self._cursor is not None and self._ends < ENDS_MAX:
             try:
-                step = await self._step()
+                step = await self._next()
             except OffloaderError:
                 if runs:
                     break  # the next plan begins there, and raises it
                 raise
+            if isinstance(step, EntryBatch):
+                if not self._view.segments or self._view.segments[-1].end <= step.last:
+                    break
+                step = self._limited(Run(Tier.BUFFER, step.ledger_id, step.first_entry_id, step.last_entry_id))
             if isinstance(step, Run):
                 runs.append(step)
-                self._cursor = Position(step.ledger_id, step.last_entry_id + 1)
+                self._go_behind(Position(step.ledger_id, step.last_entry_id))
                 self._left -= step.last_entry_id - step.first_entry_id + 1
                 complete = not self._left or (self._last is not None and self._cursor > self._last)
-            elif isinstance(step, Hop):
-                self._cursor = step.to
-            elif isinstance(step, ReadEnd):
-                await self._ask_end(step)
             elif step is Stop.DONE:
                 complete = True
             else:
@@ -291,6 +306,21 @@ class Stream:
             runs.pop()
             complete = False
         return runs, complete
+
+    async def _next(self) -> EntryBatch | Run | Stop:
+        """Return the next entries of the buffer, else the next run or the end, behind the ends of ledgers."""
+        while True:
+            if (held := self._hot_batch()) is not None:
+                return held
+            step = await self._step()
+            if isinstance(step, Hop):
+                self._behind = self._behind or self._cursor
+                self._cursor = step.to
+            elif isinstance(step, ReadEnd):
+                self._ends += 1
+                await self._ask_end(step)
+            else:
+                return step
 
     async def _find_start(self) -> bool:
         """Set the cursor of a topic without entries to its oldest one; return whether there is one."""
@@ -309,8 +339,22 @@ class Stream:
             return None
         return self.context.hot.read(self.topic, self._cursor, self._last, self.batch_bytes)
 
+    def _go_behind(self, last: Position) -> None:
+        self._cursor, self._behind = last.next(), None
+
+    def _came_back(self) -> bool:
+        """Go back from a ledger that is gone to behind the last entry, once for each; return whether it did.
+
+        Brokers drop an empty ledger when they start again, and what follows then is another one.
+        """
+        back, cursor = self._behind, self._cursor
+        if back is None or cursor is None or self._failure_tracker or cursor.ledger_id <= self._gone:
+            return False
+        self._gone, self._cursor, self._behind = cursor.ledger_id, back, None
+        return True
+
     def _advance(self, batch: Entries) -> None:
-        self._cursor = Position(batch.ledger_id, batch.last_entry_id + 1)
+        self._go_behind(batch.last)
         for tier, _ in self._failure_tracker:
             self.context.metrics.read_requests.labels(source=tier, outcome="fallback").inc()
         self._failure_tracker.clear()
@@ -324,15 +368,18 @@ class Stream:
         if step is None or step is Stop.WAIT:
             await self._refresh()
             step = self._decide()
+        if step is None and self._came_back():
+            step = self._decide()
         if step is None:
             for tier, _ in self._failure_tracker:
                 self.context.metrics.read_requests.labels(source=tier, outcome="error").inc()
             raise self._worst()
         if self._view.refused is not None and (step is Stop.WAIT or (step is Stop.DONE and not self._bounded)):
             raise self._view.refused
-        if isinstance(step, Run):
-            step = replace(step, last_entry_id=min(step.last_entry_id, step.first_entry_id + self._left - 1))
-        return step
+        return self._limited(step) if isinstance(step, Run) else step
+
+    def _limited(self, run: Run) -> Run:
+        return replace(run, last_entry_id=min(run.last_entry_id, run.first_entry_id + self._left - 1))
 
     async def _refresh_policy(self) -> None:
         """Refresh the priority of a long read; one that cannot be read stays."""

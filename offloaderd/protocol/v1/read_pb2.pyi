@@ -268,8 +268,9 @@ class PlanReadResponse(_message.Message):
     """The range ends with the last run. Else plan again, from behind that run: the next one may have none."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedRun]:
-        """Parts of the range without a gap between them, from its first entry on. None, unless the range is empty (complete):
-        Read has to serve it, since no entries of the bucket come before those of the buffer, or the first cannot be read.
+        """Parts of the range without a gap between them, from its first entry on; the last one is of the bucket. None, unless
+        the range is empty (complete): Read has to serve it, since nothing of it is in the bucket, or the first entry cannot
+        be read.
         """
 
     @_builtins.property
@@ -291,7 +292,7 @@ Global___PlanReadResponse: _TypeAlias = PlanReadResponse  # noqa: Y015
 
 @_typing.final
 class PlannedRun(_message.Message):
-    """Consecutive entries of one segment, or of one ledger in another tier."""
+    """Consecutive entries of one segment, or of one ledger in other tiers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

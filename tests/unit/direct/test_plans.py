@@ -21,7 +21,7 @@ from offloaderd.core.read_options import ReadPriority
 from offloaderd.direct.bucket import segments_of
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.protocol.v1 import common_pb2, read_pb2
-from offloaderd.read import reader
+from offloaderd.read import reader, stream
 from offloaderd.testing.faults import Faults, FaultyStore
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.direct.here import Here
@@ -434,3 +434,38 @@ async def test_a_direct_read_that_is_left_leaves_no_task() -> None:
         assert reading.cancelled()
         assert bucket._segments.pinned_bytes == 0
     assert found
+
+
+async def test_a_read_that_goes_on_where_retention_has_deleted_up_to() -> None:
+    """By a plan and without one: nothing of what it asks for is missing."""
+    rig = await three_segments()
+    here, wanted = Here(rig), Wanted(first=Position(3, 10))
+    rig.map.expire(1)
+    async with rig.reader:
+        assert await here.direct(wanted) == (ALL[10:], "")
+        assert not here.streams
+        assert await here.through(wanted) == (ALL[10:], "")
+
+
+@pytest.mark.parametrize("entries_max", [0, 11, 12, 18])
+async def test_entries_of_the_buffer_between_those_of_the_bucket(entries_max: int) -> None:
+    """The daemon sends these, by one stream, and the plan goes on behind them."""
+    rig = await three_segments()
+    for entry in range(5):
+        rig.hot.add(EntryBatch(4, entry, payloads(4, entry, entry)), follows=Position(3, 9) if not entry else None)
+    here, wanted = Here(rig), Wanted(entries_max=entries_max)
+    async with rig.reader:
+        assert await here.direct(wanted) == (ALL[: entries_max or len(ALL)], "")
+        assert len(here.streams) == 1
+        assert len(here.plans) == (2 if entries_max in {11, 12} else 1)
+
+
+async def test_a_plan_reads_few_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only manifests say that ledgers have ended, it ends early, and another one goes on."""
+    monkeypatch.setattr(stream, "ENDS_MAX", 2)
+    rig = make_read_rig()
+    rig.map.segments = [await segment(rig, number, (number, 0, 3)) for number in range(5, 11)]
+    here = Here(rig)
+    async with rig.reader:
+        assert await here.direct(Wanted()) == await here.through(Wanted())
+    assert [one.first.ledger_id for one in here.plans] == [0, 7, 9]

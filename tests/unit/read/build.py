@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import google_crc32c
@@ -19,6 +19,7 @@ from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import LedgerInfo
 from offloaderd.format.pulsar.entry_time import block_times
 from offloaderd.format.v1_and_v2 import IndexEntry
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+from offloaderd.metadata.records.deletion import Floor
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
 from offloaderd.policy.policies import Effective, Level, OffloadPolicies, Origin, effective
@@ -189,12 +190,19 @@ class Map:
     losses: tuple[Loss, ...] = ()
     history: HistoryPlan | None = None
     gaps: tuple[Gap, ...] = ()
+    base: Floor | None = None
 
     async def topic_map(self, topic: TopicName) -> TopicMap:
         """Return the segments as they are now."""
         self.looks += 1
         await asyncio.sleep(0)  # noqa: TID251 - a real store takes a turn
-        return TopicMap(topic, tuple(self.segments), losses=self.losses, history=self.history, gaps=self.gaps)
+        known = TopicMap(topic, tuple(self.segments), losses=self.losses, history=self.history, gaps=self.gaps)
+        return replace(known, base=self.base)
+
+    def expire(self, count: int) -> None:
+        """Delete the oldest segments, as retention does."""
+        end, self.segments = self.segments[count - 1].end, self.segments[count:]
+        self.base = Floor(position=end, end=None, deleted_ms=1, segments=count, object_bytes=1, reason="age")
 
     async def of(self, topic: TopicName) -> Effective:
         """Return the policy if the topic is enabled."""

@@ -20,6 +20,8 @@ class Shelf:
         self.ledgers_by_id: dict[int, list[bytes]] = {}
         self.closed: set[int] = set()
         self.rotten: set[tuple[int, int]] = set()
+        self.unreadable: set[int] | None = None
+        """Ledgers of Pulsar's list that BookKeeper does not have; None: the source does not say which it lists."""
         self.stumbles = 0
         self.reads: list[tuple[int, int, int]] = []
         self._changed = asyncio.Event()
@@ -57,8 +59,11 @@ class Shelf:
         await self._turn()
         if not self.known:
             raise NotFound(f"no topic {topic}")
+        listed = sorted(self.ledgers_by_id.keys() | (self.unreadable or set()))
+        before = {} if self.unreadable is None else dict(zip(listed[1:], listed, strict=False))
         return [
             LedgerInfo(
+                previous=before.get(ledger_id),
                 ledger_id=ledger_id,
                 closed=ledger_id in self.closed,
                 entries=len(found) if ledger_id in self.closed else 0,

@@ -230,6 +230,51 @@ def test_what_retention_deleted_is_told_as_such() -> None:
     assert step(with_source, Position(5, 1)) == Run(Tier.SOURCE, 5, 1, 2)
 
 
+@pytest.mark.parametrize("last", [None, Position(3, 10), Position(4, 0), Position(5, 8)])
+def test_whoever_has_read_what_retention_deleted_goes_on_behind_it(last: Position | None) -> None:
+    """Nothing of what is asked for is missing: what is kept was committed directly behind what was deleted."""
+    first, cut = Position(3, 10), segment(1, (5, 0, 8))
+    for refused in (None, IdentityRefused("of another cluster")):
+        view = TopicView(segments=(cut,), floor=Position(3, 9), refused=refused)
+        assert checked_range(view, first, last, follow=False) == (first, last or Position(5, 8))
+        assert step(view, first, last) == Hop(Position(5, 0))
+        assert step(view, Position(5, 0), Position(4, 0)) is Stop.DONE
+    with pytest.raises(EntriesDeleted):
+        checked_range(TopicView(segments=(cut,), floor=Position(3, 10)), first, last, follow=False)
+
+
+def test_what_was_behind_deleted_entries_is_not_made_up() -> None:
+    """A loss, a history that is not offloaded, and a ledger that nobody knows are told, each as what it is."""
+    first, floor, cut = Position(3, 10), Position(3, 9), segment(1, (5, 0, 8))
+    lost = TopicView(segments=(cut,), floor=floor, losses=(Loss(floor, Position(5, 0), 4),))
+    unfinished = TopicView(segments=(cut,), floor=floor, unfinished=(floor, Position(5, 0)))
+    for view, error, words in ((lost, EntriesLost, "were deleted"), (unfinished, EntriesMissing, "unknown whether")):
+        assert checked_range(view, first, None, follow=False)[0] == first
+        with pytest.raises(error, match=words):
+            step(view, first)
+    listed = TopicView(source=(SourceLedger(5, 8, False),), floor=floor)
+    with pytest.raises(EntriesMissing, match="unknown whether ledger 3 ended at entry 9"):
+        step(listed, first)
+    with pytest.raises(EntriesMissing, match="no tier knows ledger 4"):
+        step(TopicView(segments=(cut,), floor=floor), Position(4, 0))
+    assert step(TopicView(floor=floor), first) is Stop.WAIT
+
+
+def test_a_listed_ledger_that_cannot_be_read_is_not_passed_over() -> None:
+    """The list says which ledger was directly before, whether or not BookKeeper still has it; nothing else does."""
+    sources = {before: (SourceLedger(3, 9, True), SourceLedger(8, 4, False, before)) for before in (None, 3, 5)}
+    assert step(TopicView(source=sources[3]), Position(3, 10)) == Hop(Position(8, 0))
+    assert step(TopicView(source=sources[None]), Position(3, 10)) == Hop(Position(8, 0))
+    unread = TopicView(source=sources[5])
+    with pytest.raises(EntriesMissing, match="unknown what was between ledgers 3 and 8"):
+        step(unread, Position(3, 10))
+    stored = replace(unread, segments=(A, B), ends={(B.segment_id, 3): 9, (B.segment_id, 5): 2})
+    assert step(stored, Position(3, 10)) == Hop(Position(5, 0))
+    assert step(stored, Position(5, 3)) == Hop(Position(8, 0)), "the list shows that it follows"
+    with pytest.raises(EntriesLost):
+        step(replace(unread, losses=(Loss(Position(3, 9), Position(8, 0), 0),)), Position(3, 10))
+
+
 def test_a_topic_of_which_nothing_is_left_is_known() -> None:
     """With all deleted, a read below the floor says so, one without a range is empty, and one behind it goes on."""
     view = TopicView(floor=Position(5, 8), complete={5: LedgerEnd(9, 8)})
