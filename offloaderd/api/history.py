@@ -140,7 +140,7 @@ def first_left(topic_map: TopicMap, extent: Extent) -> Position | None:
     end = topic_map.history_end if topic_map.history is not None else topic_map.floor
     if end is None:
         return extent.begin
-    behind = Position(end.ledger_id, end.entry_id + 1)
+    behind = end.next()
     left = [info for info in extent.infos if behind < (info.ledger_id, info.entries)]
     return max(behind, Position(left[0].ledger_id, 0)) if left else None
 

@@ -183,7 +183,7 @@ class Reading:
         """Move behind a batch. Raises OffloaderError for one that does not follow."""
         came = batch.first
         if self._done is not None:
-            following = Position(self._done.ledger_id, self._done.entry_id + 1)
+            following = self._done.next()
             if came < following or (came.ledger_id == following.ledger_id and came != following):
                 raise OffloaderError(f"the daemon sent {came} behind {self._done}", hint="report this: entries repeat")
         self._done = batch.last
@@ -431,7 +431,7 @@ def _check_run(request: read_pb2.ReadRequest, plan: read_pb2.PlanReadResponse, r
 
 def _is_behind(request: read_pb2.ReadRequest, run: read_pb2.PlannedRun) -> bool:
     """Whether a request has moved behind a run."""
-    return from_position(request.first) == Position(run.last.ledger_id, run.last.entry_id + 1)
+    return from_position(request.first) == from_position(run.last).next()
 
 
 def _unsound(planned: str) -> OffloaderError:

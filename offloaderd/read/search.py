@@ -242,7 +242,7 @@ class SourceSeek(EntrySeek):
             async with aclosing(self._from_source(cursor, last)) as batches:
                 async for batch in batches:
                     yield batch, Tier.SOURCE
-                    cursor = Position(batch.ledger_id, batch.last_entry_id + 1)
+                    cursor = batch.last.next()
 
     async def _from_source(self, first: Position, last: Position) -> AsyncGenerator[EntryBatch, None]:
         """Yield entries of the source. Raises EntriesMissing without all of them."""
@@ -255,7 +255,7 @@ class SourceSeek(EntrySeek):
                     self._cost.source_reads += 1
                     self._cost.source_bytes += batch.payload_bytes()
                     yield batch
-                    cursor = Position(batch.ledger_id, batch.last_entry_id + 1)
+                    cursor = batch.last.next()
         if cursor <= last:
             raise _missing(cursor)
 

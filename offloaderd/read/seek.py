@@ -119,7 +119,7 @@ class _Log:
     def behind(self) -> Position | None:
         """The position of the next entry; None for a topic without entries."""
         newest = self._newest
-        return None if newest is None else Position(newest.ledger_id, newest.entry_id + 1)
+        return None if newest is None else newest.next()
 
     async def find(self, goal: Goal, failed: Collection[UUID]) -> Hit | None:
         """Search all pieces but the failed segments."""

@@ -129,7 +129,7 @@ class Outcomes:
     async def look_ahead(self) -> bool:
         """Take the next entries; return whether there were any. Raises as `behind` and `take`."""
         if self._ahead is None and self._upto is not None:
-            self._ahead = self._behind(Position(self._upto.ledger_id, self._upto.entry_id + 1))
+            self._ahead = self._behind(self._upto.next())
         while self._ahead is not None:
             batch = await anext(self._ahead, None)
             if batch is None:
@@ -266,7 +266,7 @@ class ConsumerView:
             return
         if (known := self._known.find(self._topic, start, first)) is not None:
             self._outcomes.resume(known)
-            start = Position(known.upto.ledger_id, known.upto.entry_id + 1)
+            start = known.upto.next()
             if start >= first:
                 return
         try:

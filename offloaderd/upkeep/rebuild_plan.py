@@ -332,7 +332,7 @@ def _missing(
     offloaded, or within one another.
     """
     lost = lost_up_to(losses, gone, begin)
-    first = lost if lost is not None else Position(gone.ledger_id, gone.entry_id + 1)
+    first = lost if lost is not None else gone.next()
     missing = [_Run(loss.after, 1) for loss in losses if first <= loss.after < begin]
     if begin.ledger_id == first.ledger_id:
         runs = [_Run(first, begin.entry_id - first.entry_id)]

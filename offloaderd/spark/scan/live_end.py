@@ -114,7 +114,7 @@ async def _hole_before(client: DaemonClient, topic_map: TopicMap, after: Positio
     if after.ledger_id == begin.ledger_id or any(after < loss.before <= begin for loss in topic_map.losses):
         return []
     try:
-        async with aclosing(client.read(topic_map.topic, first=_next(after), last=begin)) as answers:
+        async with aclosing(client.read(topic_map.topic, first=after.next(), last=begin)) as answers:
             async for answer in answers:
                 if answer.batch.first != begin:
                     raise _unlisted(topic_map.topic, answer.batch.first, begin)
@@ -154,7 +154,7 @@ def _uncommitted(topic_map: TopicMap, oldest: Position, newest: Position) -> Ite
     if plan is not None and offloaded is not None and offloaded >= plan.live_begin:
         yield behind(topic_map.history_end or topic_map.floor, plan.live_begin)
     if offloaded is None or offloaded < newest:
-        yield behind(offloaded, _next(newest))
+        yield behind(offloaded, newest.next())
 
 
 async def _parts(client: DaemonClient, topic: TopicName, ranges: Sequence[Uncommitted], newest: Position) -> list[Part]:
@@ -188,7 +188,7 @@ async def _read_through(
 ) -> AsyncIterator[Part]:
     """Yield the ledgers of a range by what a read of it gives. Raises as the read does."""
     part: Part | None = None
-    async with aclosing(client.read(topic, first=_next(wanted.after), last=newest)) as answers:
+    async with aclosing(client.read(topic, first=wanted.after.next(), last=newest)) as answers:
         async for answer in answers:
             batch = answer.batch
             if part is not None and part.ledger_id != batch.ledger_id:
@@ -203,17 +203,13 @@ async def _read_through(
 def _live(topic_map: TopicMap, within: Uncommitted, parts: Sequence[Part]) -> LiveSegment | None:
     """Return the live segment of a range, None for no entry."""
     entry_bytes = entry_bytes_of(topic_map.segments[-1].slices[-1]) if topic_map.segments else ENTRY_BYTES
-    bounds = ((one.ledger_id, *clipped(*one, _next(within.after), _previous(within.before))) for one in parts)
+    bounds = ((one.ledger_id, *clipped(*one, within.after.next(), _previous(within.before))) for one in parts)
     slices = tuple(
         LedgerSlice(ledger_id, low, high, (high - low + 1) * entry_bytes)
         for ledger_id, low, high in bounds
         if low <= high
     )
     return LiveSegment(slices=slices, object_bytes=sum(one.payload_bytes for one in slices)) if slices else None
-
-
-def _next(position: Position) -> Position:
-    return Position(position.ledger_id, position.entry_id + 1)
 
 
 def _previous(position: Position) -> Position:

@@ -225,4 +225,4 @@ def parsed(text: str) -> tuple[Position, int | None]:
 
 def following(at: Position) -> Position | None:
     """Return the next position; None for the oldest entry."""
-    return None if at == NOTHING else Position(at.ledger_id, at.entry_id + 1)
+    return None if at == NOTHING else at.next()

@@ -90,7 +90,7 @@ async def record_batches(
         for one in share:
             if isinstance(one, Missing):
                 hole = one.hole
-                first = Position(hole.after.ledger_id, hole.after.entry_id + 1)
+                first = hole.after.next()
                 reason = hole.reason if hole.entries is not None else f"{hole.reason}; {UNCOUNTED}"
                 yield columns.skipped(one.topic, Skip(first, hole.entries, reason))
                 continue
@@ -203,7 +203,7 @@ def _skipped(piece: Piece, run: Run, part: Part, error: OffloaderError, skip: fr
 def _following(batch: EntryBatch | Skip) -> Position:
     if isinstance(batch, Skip):
         return Position(batch.first.ledger_id, batch.first.entry_id + (batch.entries or 0))
-    return Position(batch.ledger_id, batch.last_entry_id + 1)
+    return batch.last.next()
 
 
 def _rows_of(extents: Sequence[Extent]) -> Iterator[list[Extent]]:

@@ -209,7 +209,7 @@ class LateReader:
                 async with aclosing(self.read_segment(topic, run.segment, run.first, run.last, pace)) as batches:
                     async for batch in batches:
                         yield batch
-                        at = Position(batch.ledger_id, batch.last_entry_id + 1)
+                        at = batch.last.next()
             except BucketMissing:
                 raise
             except NotFound as error:
@@ -275,7 +275,7 @@ class LateReader:
                 pass
             case _:
                 raise error
-        behind = parts_of(segment, Position(end.ledger_id, end.entry_id + 1), run.last)
+        behind = parts_of(segment, end.next(), run.last)
         rest = [Run(segment, Position(one.ledger_id, one.first_entry_id), run.last) for one in behind[:1]]
         return [Run(segment, run.first, end, error, condition), *rest]
 

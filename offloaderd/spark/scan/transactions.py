@@ -67,13 +67,13 @@ async def _first_open(
     gap = (topic_map.history_end or START, unfinished.live_begin) if unfinished is not None else None
     ledgers = [SourceLedger(one.ledger_id, one.last_entry_id, True) for held in snapshot.live for one in held.slices]
     view = TopicView(segments=topic_map.segments, source=ledgers, losses=topic_map.losses, unfinished=gap)
-    start = look_back_from(view, Position(end.ledger_id, end.entry_id + 1), LOOK_BACK_BYTES)
+    start = look_back_from(view, end.next(), LOOK_BACK_BYTES)
     if start is None:
         return None
     origin, log = start, TransactionLog()
     if (found := known.find(snapshot.topic, start, end)) is not None and found.upto <= end:
         origin, log = found.origin, found.log
-        start = Position(found.upto.ledger_id, found.upto.entry_id + 1)
+        start = found.upto.next()
     for segment in snapshot.segments:
         first = begin_in(segment, start)
         if first is None or first > end:
@@ -155,7 +155,7 @@ class PieceOutcomes:
     async def _search(self, piece: Piece, upto: Position) -> None:
         """Note aborts up to a position, from the end of the last search."""
         for segment in (*piece.before, piece.segment):
-            begin = begin_in(segment, Position(self._searched.ledger_id, self._searched.entry_id + 1))
+            begin = begin_in(segment, self._searched.next())
             if begin is None or begin > upto:
                 continue
             async with aclosing(self._read(piece.topic, segment, begin, min(segment.end, upto))) as batches:
