@@ -135,6 +135,8 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
     def __init__(self, engine: Engine, registration: Registration) -> None:
         self._engine = engine
         self._registration = registration
+        self._counts: Counter[str] | None = None
+        """Topics of each daemon when a first page was shown; the pages behind it show the same."""
 
     async def ListDaemons(
         self, request: placement_pb2.ListDaemonsRequest, context: Context
@@ -157,7 +159,9 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
                 response.reason = self._engine.placed(topic, response.owner)
         ranked = bool(request.topic)
         found, response.next_page_token = page(request, found, lambda one: one.daemon_id, ranked=ranked)
-        counts = await self._topics_of_each()
+        if not request.page_token or self._counts is None:
+            self._counts = await self._topics_of_each()
+        counts = self._counts
         response.daemons.extend(
             filled(
                 placement_pb2.Daemon,
@@ -209,7 +213,7 @@ class PlacementService(placement_pb2_grpc.PlacementServiceServicer):
         """Return for how many topics each daemon ranks first, giving other tasks their turn."""
         found: Counter[str] = Counter()
         for number, topic in enumerate(self._engine.enabled()):
-            found[self._engine.placement.ranking(str(topic))[0].daemon_id] += 1
+            found[self._engine.placement.first(str(topic)).daemon_id] += 1
             if not number % TURN_TOPICS:
                 await asyncio.sleep(0)  # noqa: TID251 - gives others a turn, measures no time
         return found

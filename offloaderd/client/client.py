@@ -6,10 +6,11 @@
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Self, TypeVar, Unpack
 
 from offloaderd.client.channel import CONNECT_S, RESUME_S
-from offloaderd.client.reading import AHEAD, EntryCalls, ReadAnswer, Wanted
+from offloaderd.client.reading import AHEAD, Bucket, EntryCalls, ReadAnswer, Wanted
 from offloaderd.client.trust import Trust
 from offloaderd.client.writing import WriteCalls
 from offloaderd.core.errors import Closed
@@ -93,12 +94,26 @@ class BlockingClient:
         timeout_s: float | None = None,
         resume_s: float | None = RESUME_S,
         ahead: int = AHEAD,
+        direct: AbstractAsyncContextManager[Bucket] | None = None,
         **wanted: Unpack[Wanted],
     ) -> Iterator[ReadAnswer]:
-        """Yield a range in batches, as DaemonClient.read does; the next ones are fetched meanwhile."""
-        return self.iterate(
-            lambda daemon: daemon.read(topic, timeout_s=timeout_s, resume_s=resume_s, ahead=ahead, **wanted)
-        )
+        """Yield a range in batches, as DaemonClient.read does; the next ones are fetched meanwhile.
+
+        `direct` is what `bucket_reads` returns, not entered: the bucket is open for this one read, in the client's
+        thread.
+        """
+
+        async def answers(daemon: DaemonClient) -> AsyncGenerator[ReadAnswer, None]:
+            async with (
+                direct or nullcontext() as bucket,
+                aclosing(
+                    daemon.read(topic, timeout_s=timeout_s, resume_s=resume_s, ahead=ahead, direct=bucket, **wanted)
+                ) as found,
+            ):
+                async for answer in found:
+                    yield answer
+
+        return self.iterate(answers)
 
     def append(self, topic: TopicName | str, batches: Iterable[Sequence[bytes]]) -> list[ledgers_pb2.AppendResponse]:
         """Append batches to the daemon's ledger store; returns the answer to each, once all are durable."""

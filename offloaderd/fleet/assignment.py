@@ -212,7 +212,7 @@ class Assignment:
         return bool(self._cooldown_until) and self._cooldown_until.get(self._first(topic), 0.0) > now_s
 
     def _first(self, topic: TopicName) -> str:
-        return self.placement.ranking(str(topic))[0].daemon_id
+        return self.placement.first(str(topic)).daemon_id
 
     def _keep_here(self, topic: TopicName) -> None:
         """Keep a topic that belongs to another daemon here for some time; claim it if it has no owner."""

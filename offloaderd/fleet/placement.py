@@ -80,6 +80,10 @@ class Placement:
         """Return the daemons for a key, the best first."""
         return ranked(key, self.members.values())
 
+    def first(self, key: str) -> DaemonNode:
+        """Return the best daemon for a key."""
+        return min(self.members.values(), key=lambda one: _order(one, key))
+
     def rank(self, key: str) -> int:
         """Return this daemon's rank for a key; 0 is the first."""
         found = self._ranks.get(key)

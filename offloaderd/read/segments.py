@@ -5,8 +5,9 @@ Rules:
   manifest has a checksum of itself (checked when it is decoded) and of the index, which other readers of the format
   use. A segment in which they differ is not read at all.
 - Neighbouring blocks are fetched with one GET. A read begins with one block; each further block doubles the window, up
-  to `read_ahead_bytes`, and half of it is fetched while the other half is yielded. The window continues in the next
-  segment, or ledger; the block that a read waits for has a small request of its own.
+  to `read_ahead_bytes`. A GET is for a third of it, so two are under way while what the one before gave is yielded: one
+  alone does not keep a store busy. The window continues in the next segment, or ledger; the block that a read waits for
+  has a small request of its own.
 - Blocks ahead are pinned in the shared block cache, so all readers together stay within its budget, each with an equal
   share of it at most; only the next block of a reader may exceed it.
 - A few entries of a block are read by its chunks, two at most for one entry, unless more of it, or of the block before,
@@ -273,6 +274,8 @@ def _chunk_key(table: SegmentTable, number: int, chunk: int) -> Hashable:
     return "chunk", table.manifest.segment_id, number, chunk
 
 
+WINDOW_REQUESTS = 3
+"""Requests that fill the window of a read."""
 SLOT_BLOCK_BYTES = 512
 """Memory of a block in the cache beside its bytes."""
 
@@ -554,14 +557,14 @@ class _Window:
         return slot
 
     def _top_up(self) -> None:
-        """Claim more while half of the window, or more, is empty; always the next block."""
+        """Claim more while there is room for a request in the window; always the next block."""
         limit = self._pace.window_bytes
-        half = limit // 2
-        while self._next <= self._last and (not self._slots or self._bytes <= limit - half):
+        request = limit // WINDOW_REQUESTS
+        while self._next <= self._last and (not self._slots or self._bytes <= limit - request):
             length = self._length(self._next)
             if self._slots and self._bytes + length > limit:
                 return
-            if not self._claim_run(max(half if self._slots else cache.WINDOW_BYTES_MIN // 2, length)):
+            if not self._claim_run(max(request if self._slots else cache.WINDOW_BYTES_MIN // 2, length)):
                 return
 
     def _claim_run(self, run_bytes: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from offloaderd.cli import forms, options, show
-from offloaderd.cli.options import MOMENT, Session, ago_ms, duration_param
+from offloaderd.cli.options import MOMENT, Session, ago_ms, duration_param, from_command_line
 from offloaderd.cli.program import NOT_FOUND, OK
 from offloaderd.cli.progress import Bars
 from offloaderd.cli.settings import CONFIG, settings_at
@@ -342,6 +342,8 @@ def read(
         raise click.UsageError("--transactions needs --messages: entries are printed whatever transaction they are in")
     if session.form not in {forms.TABLE, forms.JSON}:
         raise click.UsageError(f"read knows no -o {session.form}\nhint: --format " + "|".join(FORMATS))
+    if not direct and from_command_line(click.get_current_context(), "config"):
+        raise click.UsageError("--config has the settings of the bucket, which only --direct reads: add --direct")
     if direct and messages:
         raise click.UsageError("--direct gives entries as they are stored: the daemon unpacks --messages")
     style, terminal = "json" if session.structured else style, sys.stdout.isatty()

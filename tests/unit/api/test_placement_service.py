@@ -43,6 +43,10 @@ class View:
         """All by id."""
         return {one.daemon_id: one for one in [self.me, *self.others]}
 
+    def first(self, key: str) -> DaemonNode:
+        """Return the best daemon."""
+        return self.ranking(key)[0]
+
     def ranking(self, key: str) -> list[DaemonNode]:
         """Return the real ranking."""
         return ranked(key, self.members.values())
@@ -109,7 +113,7 @@ async def reports(service: PlacementService, **request: bool) -> list[placement_
     return [one async for one in service.Drain(placement_pb2.DrainRequest(**request), CONTEXT)]
 
 
-async def test_daemons_are_told_with_their_standing_and_share() -> None:
+async def test_daemons_are_told_with_their_standing_and_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """By name without a topic; counts are those of topics for which a daemon ranks first."""
     service, engine, _ = served(node("c", impaired="no bucket"), node("b", draining=True))
     found = await service.ListDaemons(placement_pb2.ListDaemonsRequest(), CONTEXT)
@@ -126,6 +130,8 @@ async def test_daemons_are_told_with_their_standing_and_share() -> None:
     rest = placement_pb2.ListDaemonsRequest(page_token=first.next_page_token)
     assert [*first.daemons, *(await service.ListDaemons(rest, CONTEXT)).daemons] == [*found.daemons]
     assert len(first.daemons) == 2
+    monkeypatch.setattr(engine, "enabled", pytest.fail)  # the pages behind the first one count no topics again
+    assert (await service.ListDaemons(rest, CONTEXT)).daemons[0].topics == found.daemons[2].topics
 
 
 async def test_pages_of_a_ranking_are_of_one_order() -> None:

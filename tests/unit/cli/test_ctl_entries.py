@@ -89,12 +89,23 @@ def settings_file(fake: FakeDaemon, tmp_path: Path) -> Path:
 
 
 def test_a_direct_read_takes_the_bucket_of_the_settings(ctl: Ctl, fake: FakeDaemon, settings_file: Path) -> None:
-    """The daemon is asked for its plan, and for no entry; without --direct it sends all."""
+    """The daemon is asked for its plan, and for no entry."""
     answer = ctl("read", "orders", "--direct", "--config", str(settings_file), "--max", "4")
     assert (answer.code, answer.raw, answer.err) == (0, b"a\nb\nc\nd\n", "")
     assert [type(one).__name__ for one in fake.requests] == ["LastPositionsRequest", "ReadRequest"]
     assert (fake.requests[1].topic, fake.requests[1].entries_max) == (TOPIC, 4)
-    assert ctl("read", "orders", "--config", str(settings_file)).raw == b"sent\n"
+
+
+def test_settings_without_a_direct_read_are_a_mistake(
+    ctl: Ctl, fake: FakeDaemon, settings_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever names them wants the bucket read; in the environment they are those of other commands as well."""
+    answer = ctl("read", "orders", "--config", str(settings_file))
+    assert answer.code == 2
+    assert "add --direct" in answer.err
+    assert not fake.requests
+    monkeypatch.setenv("OFFLOADERD_CONFIG", str(settings_file))
+    assert ctl("read", "orders").raw == b"sent\n"
 
 
 def test_a_direct_read_needs_the_settings_of_a_bucket(ctl: Ctl, fake: FakeDaemon) -> None:

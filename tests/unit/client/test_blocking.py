@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from typing import TYPE_CHECKING
 
 import grpc
@@ -10,11 +11,20 @@ import pytest
 
 from offloaderd.client import BlockingClient, Goal, Position, SeekKind, Unreachable
 from offloaderd.core.errors import Closed, CorruptData, InvalidInput, NotFound
+from offloaderd.core.read_options import Tier
+from offloaderd.direct import bucket_reads
+from offloaderd.objects.filesystem import FilesystemStore
+from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.protocol.v1 import admin_pb2, common_pb2, read_pb2
+from offloaderd.read.plan import Run
+from offloaderd.read.planned import plan_message
 from tests.unit.cli.fake_daemon import Failure, FakeDaemon, at, running_fake
+from tests.unit.read.build import Piece, put_segment
+from tests.virtual import virtually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 REAL_TIME = "gRPC"
 
@@ -69,6 +79,20 @@ def test_a_read_that_is_left_ends(fake: FakeDaemon) -> None:
             assert answer.batch.first_entry_id == 0
             break
         assert client.topics() == []
+
+
+def test_a_direct_read_opens_the_bucket_for_itself(fake: FakeDaemon, tmp_path: Path) -> None:
+    """In the client's thread, and once more for the next read, also after one that was left."""
+    segment = virtually(
+        put_segment(FilesystemStore(tmp_path), [Piece(7, 0, [b"a", b"b", b"c"])], segment_id=uuid.UUID(int=1))
+    )
+    fake.plan = plan_message([Run(Tier.OBJECTS, 7, 0, 2, segment)], complete=True)
+    objects = ObjectsSettings(kind="filesystem", directory=str(tmp_path))
+    with BlockingClient(fake.address, connect_s=60) as client:
+        for _ in client.read("orders", direct=bucket_reads(objects), batch_bytes=1):
+            break
+        found = list(client.read("orders", direct=bucket_reads(objects)))
+    assert [bytes(one) for answer in found for one in answer.batch.payloads] == [b"a", b"b", b"c"]
 
 
 def test_errors_are_raised_in_the_callers_thread(fake: FakeDaemon) -> None:

@@ -82,6 +82,7 @@ def test_rank_says_the_place_in_the_ranking(names: set[str], key: str) -> None:
         placement._registered = {one: node(one) for one in names}
         placement.become(node(name))
         assert placement.ranking(key)[placement.rank(key)].daemon_id == name
+        assert placement.first(key) == placement.ranking(key)[0]
 
 
 @asynccontextmanager

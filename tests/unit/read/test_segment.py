@@ -138,7 +138,7 @@ async def test_tables_are_fetched_once_for_all_readers() -> None:
 
 
 async def test_one_entry_costs_one_block_and_a_long_read_few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single entry fetches its block only; a sequential read grows its requests up to half of the read-ahead."""
+    """A single entry fetches its block only; a sequential read grows its requests up to a third of the read-ahead."""
     monkeypatch.setattr(cache, "WINDOW_BYTES_MIN", 64)
     rig = make_read_rig(read_ahead_bytes=4096)
     segment = await put_segment(
@@ -153,8 +153,8 @@ async def test_one_entry_costs_one_block_and_a_long_read_few_requests(monkeypatc
         assert len(await read(rig.reader.segments, segment, Position(1, 60), Position(1, 199))) == 140
         sizes = [length or 0 for _, length in counting.ranges()]
         assert sizes[0] == 244
-        assert max(sizes) == 2048 // 244 * 244
-        assert len(sizes) < 35
+        assert max(sizes) == 4096 // 3 // 244 * 244
+        assert len(sizes) < 40
     assert 0 < sample(rig.metrics, "offloaderd_prefetch_bytes_total") < 140 * 244
 
 
@@ -171,7 +171,24 @@ async def test_a_sequential_read_keeps_its_pace(monkeypatch: pytest.MonkeyPatch)
             counting.gets.clear()
             read_ = rig.reader.segments.read(TOPIC, segment, Position(1, first), Position(1, last), pace)
             assert sum([len(batch.payloads) async for batch in read_]) == 100
-    assert [length for _, length in counting.ranges()][:2] == [244, 2048 // 244 * 244]
+    assert [length for _, length in counting.ranges()][:2] == [244, 4096 // 3 // 244 * 244]
+
+
+async def test_two_requests_are_under_way_while_blocks_are_yielded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One alone does not keep a store busy: the next is asked for before the one before has been used up."""
+    monkeypatch.setattr(cache, "WINDOW_BYTES_MIN", 64)
+    rig = make_read_rig(read_ahead_bytes=6 * 244, cache_bytes=1 << 20)
+    segment = await put_segment(rig.store, [Piece(1, 0, [b"x" * 100] * 60)], segment_id=ID, block_entries=1)
+    counting = counted(rig)
+    asked: list[int] = []
+    async with rig.reader:
+        reading = rig.reader.segments.read(TOPIC, segment, Position(1, 0), Position(1, 59))
+        async with aclosing(reading) as batches:
+            async for batch in batches:
+                await turns(20)
+                end = max(first + (length or 0) for first, length in counting.ranges()) // 244
+                asked.append(end - batch.last_entry_id - 1)
+    assert set(asked[20:40]) == {4, 5}
 
 
 async def test_a_reader_that_pauses_fetches_no_more_than_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
