@@ -20,6 +20,7 @@ from offloaderd.core.names.patterns import partitioned_topic
 from offloaderd.ledgers.pulsar import managed_ledger, schemas
 from offloaderd.ledgers.pulsar.cursors import Cursor
 from offloaderd.ledgers.pulsar.internal_ledgers import InternalLedgers
+from offloaderd.metadata import nodes
 
 T = TypeVar("T")
 PROBLEMS_MAX = 100
@@ -169,10 +170,8 @@ class PulsarMetadata:
         return schemas.decode_entry(await self._ledgers.entry(ledger_id, entry_id), key=f"{ledger_id}:{entry_id}")
 
     async def _node(self, path: str) -> bytes | None:
-        try:
-            return (await self._znodes.get(path)).value
-        except NotFound:
-            return None
+        found = await nodes.node(self._znodes, path)
+        return found.value if found is not None else None
 
 
 async def _decoded(decode: Callable[[], T]) -> T:

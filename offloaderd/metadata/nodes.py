@@ -5,7 +5,7 @@ A node that is deleted during a pass is left out: the caller repeats the pass un
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from offloaderd.core.aio import each
 from offloaderd.core.errors import NotFound, Transient
@@ -18,6 +18,15 @@ from offloaderd.metadata.records import loss as loss_record
 from offloaderd.metadata.records.context import Piece
 
 T = TypeVar("T")
+
+
+class Readable(Protocol):
+    """What gives nodes: a store, or the ZooKeeper of a Pulsar cluster."""
+
+    async def get(self, path: str) -> Versioned:
+        """Return a node's value and version. Raises NotFound."""
+        ...
+
 
 READ_TRIES = 10
 """Number of times that a context, or the losses, are read while they change."""
@@ -102,7 +111,7 @@ async def record(store: MetadataStore, path: str, decode: Callable[..., T]) -> T
     return decode(found.value, path=path) if found is not None else None
 
 
-async def node(store: MetadataStore, path: str) -> Versioned | None:
+async def node(store: Readable, path: str) -> Versioned | None:
     """Read a node; None if there is none."""
     try:
         return await store.get(path)

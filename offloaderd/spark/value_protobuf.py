@@ -21,6 +21,7 @@ import base64
 import binascii
 from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -37,6 +38,8 @@ PROTOBUF_NATIVE = "PROTOBUF_NATIVE"
 
 FIELDS_MAX, DEPTH_MAX = 10_000, 64
 """Most fields of a type, each counted at every place where it is, and messages in each other; Protobuf decodes 100."""
+KINDS_MAX = 16
+"""Types in memory."""
 Read = Callable[[Any], Any]
 
 
@@ -55,8 +58,23 @@ class ProtobufKind(NamedTuple):
 
 
 def protobuf_kind(definition: Any) -> ProtobufKind:  # noqa: ANN401 - whatever JSON holds
-    """Return the type of a schema of Pulsar's. Raises InvalidInput, with the place, for one that cannot be used."""
-    root = _root(definition)
+    """Return the type of a schema of Pulsar's. Raises InvalidInput, with the place, for one that cannot be used.
+
+    A schema is checked, asked for its type in Spark and read by: its type is made once for all three.
+    """
+    held = definition if isinstance(definition, Mapping) else {}
+    name, files = held.get("rootMessageTypeName"), held.get("fileDescriptorSet")
+    if not isinstance(name, str) or not isinstance(files, str):
+        raise InvalidInput(
+            "a schema of PROTOBUF_NATIVE is an object with fileDescriptorSet and rootMessageTypeName, as `pulsar-admin "
+            "schemas get` prints it"
+        )
+    return _made(name, files)
+
+
+@lru_cache(maxsize=KINDS_MAX)
+def _made(name: str, files: str) -> ProtobufKind:
+    root = _root(name, files)
     kind = _Walk().message(root, "", ())
     made = GetMessageClass(root)
 
@@ -71,15 +89,8 @@ def protobuf_kind(definition: Any) -> ProtobufKind:  # noqa: ANN401 - whatever J
     return ProtobufKind(kind.spark, read)
 
 
-def _root(definition: Any) -> Descriptor:  # noqa: ANN401 - whatever JSON holds
+def _root(name: str, files: str) -> Descriptor:
     """Return the descriptor of the values' message."""
-    held = definition if isinstance(definition, Mapping) else {}
-    name, files = held.get("rootMessageTypeName"), held.get("fileDescriptorSet")
-    if not isinstance(name, str) or not isinstance(files, str):
-        raise InvalidInput(
-            "a schema of PROTOBUF_NATIVE is an object with fileDescriptorSet and rootMessageTypeName, as `pulsar-admin "
-            "schemas get` prints it"
-        )
     pool = DescriptorPool()
     try:
         for file in _in_order(FileDescriptorSet.FromString(base64.b64decode(files, validate=True)).file):

@@ -17,6 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 from pyspark.sql.pandas.types import to_arrow_type
 
 from offloaderd.core.errors import InvalidInput
+from offloaderd.spark import value_protobuf
 from offloaderd.spark.value_protobuf import protobuf_kind
 from offloaderd.spark.value_schema import Encoding, KeyValueSchema, ValueSchema, read_schema
 from offloaderd.spark.values import SameVersion, ValueDecoder, decoder_of
@@ -281,3 +282,14 @@ def test_schemas_that_cannot_be_used_say_why(given: object, said: str) -> None:
     text = json.dumps({"version": 0, "type": "PROTOBUF_NATIVE", "data": given})
     with pytest.raises(InvalidInput, match=said):
         read_schema(text)
+
+
+def test_the_type_of_a_schema_is_made_once() -> None:
+    """Checking it, its type in Spark and its reader all need it, and its descriptors may be large."""
+    before = value_protobuf._made.cache_info()
+    schema = read_schema(json.dumps({"version": 0, "type": "PROTOBUF_NATIVE", "data": definition(wide(3))}))
+    assert isinstance(schema, ValueSchema)
+    assert schema.type == protobuf_kind(definition(wide(3))).spark
+    ValueDecoder(schema)
+    after = value_protobuf._made.cache_info()
+    assert (after.misses - before.misses, after.hits - before.hits) == (1, 3)
