@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from bench import goals, raw
+from bench import direct, goals, raw
 from bench.appending import PARALLEL, PART_BYTES, PUSHED, objects_of, push_whole, warm_up
 from bench.load import MIB, Entries
 from bench.reading import REQUEST_BYTES, read_all
@@ -56,6 +56,7 @@ class Round(NamedTuple):
     pushed: Measured
     uploaded: Took
     read: Measured
+    direct: Took
     got: Took
 
 
@@ -107,8 +108,9 @@ async def _round(place: Site, cloud: Cloud, entries: Entries) -> Round:
         await daemon.claimed(topic)
         async with measured(daemon) as read:
             await read_all(daemon, topic, entries)
+        straight = await direct.measure(place, daemon, topic, entries.count)
     got = await raw.measure("get", place.s3, objects, client=cloud.client, request_bytes=REQUEST_BYTES, parallel=2)
-    return Round(pushed, uploaded, read, got)
+    return Round(pushed, uploaded, read, straight, got)
 
 
 def _figures(cloud: Cloud, entries: Entries, rounds: list[Round]) -> list[Figure]:
@@ -148,4 +150,17 @@ def _figures(cloud: Cloud, entries: Entries, rounds: list[Round]) -> list[Figure
                 peak=[one.peak_bytes for one in bare],
             ),
         ]
+    name = f"direct read from {cloud.emulator}, 10 KiB"
+    straight = [one.direct for one in rounds]
+    found += [
+        Figure(
+            benchmark=name,
+            figure="rate over the bare client's",
+            values=[one.got.seconds / one.direct.seconds for one in rounds],
+            notes={"ours": spread([mib / one.seconds for one in straight], "MiB/s")},
+        ),
+        *used_figures(
+            name, "reader", cpu=[one.cpu_s / gib for one in straight], peak=[one.peak_bytes for one in straight]
+        ),
+    ]
     return found

@@ -1,4 +1,4 @@
-"""A direct read in a process of its own: a plan from the daemon, the bytes from S3.
+"""A direct read in a process of its own: a plan from the daemon, the bytes from the bucket.
 
 `python -m bench.direct` reads a task as JSON from standard input and prints what it took; `measure` runs it as a child.
 Starting the clients and their first requests are not measured.
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, TypedDict
 
 from bench.child import Took, in_child, peak_bytes, used_s
 from bench.load import DEADLINE_S
-from bench.site import secret_of
+from bench.site import said
 from offloaderd.client import DaemonClient
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.read_options import ReadPriority
 from offloaderd.daemon import log
 from offloaderd.direct.bucket import segments_of
-from offloaderd.objects.s3.store import S3Store
+from offloaderd.objects.opening import bucket_store
 from offloaderd.objects.settings import ObjectsSettings
 
 if TYPE_CHECKING:
@@ -34,10 +34,8 @@ class Task(TypedDict):
     """Which topic, which daemon, where its objects are, and how many entries it has."""
 
     address: str
-    endpoint: str
-    access_key: str
-    secret_key: str
-    bucket: str
+    objects: dict[str, object]
+    """The settings of the bucket."""
     topic: str
     count: int
 
@@ -46,10 +44,7 @@ async def measure(site: Site, daemon: Daemon, topic: TopicName, count: int) -> T
     """Read a topic by the plan of a daemon."""
     task = Task(
         address=daemon.client.address,
-        endpoint=site.s3.endpoint or "",
-        access_key=site.s3.access_key or "",
-        secret_key=secret_of(site.s3),
-        bucket=site.s3.bucket,
+        objects=said(site.s3),
         topic=str(topic),
         count=count,
     )
@@ -58,15 +53,9 @@ async def measure(site: Site, daemon: Daemon, topic: TopicName, count: int) -> T
 
 async def run(task: Task) -> Took:
     """Read a topic from its first entry to its last."""
-    options = ObjectsSettings(
-        bucket=task["bucket"],
-        endpoint=task["endpoint"],
-        access_key=task["access_key"],
-        secret_key=task["secret_key"],
-    )
     async with (
         DaemonClient(task["address"], timeout_s=DEADLINE_S) as client,
-        S3Store(options) as store,
+        bucket_store(ObjectsSettings.model_validate(task["objects"]), CLOCK) as store,
         segments_of(store, CLOCK) as bucket,
     ):
         await store.get("warm", 0, 1)

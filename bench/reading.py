@@ -1,9 +1,9 @@
 """Read back from S3, cold, beside bare ranged GETs of the same objects: over gRPC, and direct.
 
 The daemon is started anew for every round, so its caches are cold; a topic is read by `DaemonClient.read` in this
-process, and directly in a process of its own. The references get the same ranges as the reader does once it is at full
-speed: 8 MiB, two at a time (as it fetches one ahead) and one by one. Beside it goes the same read, framed as well, from
-a gRPC server that answers from memory.
+process, and directly in a process of its own. The references get ranges as a direct read does once it is at full speed:
+8 MiB, two at a time, and one by one; the daemon's are a third of its read-ahead. Beside it goes the same read, framed
+as well, from a gRPC server that answers from memory.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class Site:
             "grpc": {"port": grpc_port},
             "http": {"port": http_port},
             "metadata": {"servers": self.zookeeper},
-            "objects": _said(self.s3),
+            "objects": said(self.s3),
             "ledgers": {"directory": str(self.directory / name / "ledgers")},
             "log": {"format": "json"},
         }
@@ -136,7 +136,7 @@ class Site:
         }
 
 
-def _said(objects: ObjectsSettings) -> dict[str, object]:
+def said(objects: ObjectsSettings) -> dict[str, object]:
     """Return the settings that were given, secrets in plain."""
     given = ((name, getattr(objects, name)) for name in sorted(objects.model_fields_set))
     return {name: one.get_secret_value() if isinstance(one, SecretStr) else one for name, one in given}
