@@ -21,6 +21,9 @@ WITHOUT ?=
 FRESH ?=
 FIRST ?= 0
 
+# Workers of tests, and the programs that they start, compile each module once: images of Python often forbid to keep it.
+export PYTHONDONTWRITEBYTECODE =
+
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
