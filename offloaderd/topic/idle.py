@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 
-from offloaderd.core.aio import Event, Group
+from offloaderd.core.aio import Event, Group, Signal
 from offloaderd.core.errors import NotFound, OffloaderError
 from offloaderd.core.model import Position, TopicName
 from offloaderd.ledgers.port import LedgerSource
@@ -218,25 +218,33 @@ class IdleTopics:
         """Since when a topic has been quiet (monotonic), and its state then."""
         self._untouched: dict[Supervised, float] = {}
         """Until when a topic loaded for inspection is expected to prove quiet (monotonic)."""
+        self._expected = Signal()
+        """Notified when there is one more of them."""
         self._listening: dict[Supervised, tuple[IdleTopic, asyncio.Task[None]]] = {}
         self._sessions: set[str] = set()
 
     async def run(self) -> None:
         """Check all topics at intervals until cancelled."""
         async with self._group:
+            self._group.create_task(self._look(), name="topics loaded for inspection")
             while True:
                 after_s = self.options.after_s
-                pause_s = min(PASS_S, after_s / 4) if after_s else PASS_S
-                until_s = self._clock.monotonic() + pause_s
-                while (left_s := until_s - self._clock.monotonic()) > 0:
-                    await self._clock.sleep(min(LOOKED_AT_S, left_s))
-                    self._look_at_untouched()
+                await self._clock.sleep(min(PASS_S, after_s / 4) if after_s else PASS_S)
                 self.check()
+
+    async def _look(self) -> None:
+        """Look at topics loaded for inspection, at short intervals while there are any, until cancelled."""
+        while True:
+            if not self._untouched:
+                await self._expected.wait()
+            await self._clock.sleep(LOOKED_AT_S)
+            self._look_at_untouched()
 
     def taken_up(self, supervisor: Supervised) -> None:
         """Expect a topic loaded for inspection only to be suspended as soon as it proves to have no work."""
         if self.options.after_s:
             self._untouched[supervisor] = self._clock.monotonic() + LOOKED_AT_MAX_S
+            self._expected.notify()
 
     def _look_at_untouched(self) -> None:
         now_s = self._clock.monotonic()
