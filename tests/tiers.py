@@ -31,6 +31,8 @@ SLOW_KINDS = frozenset({"bookies", "pulsar", "broker", "spark"})
 """Kinds that need servers in Java besides ZooKeeper: no part of the tier `quick`."""
 GROUPS = frozenset({"bookies", "broker", "deploy", "documents", "pulsar", "spark"})
 """Folders of tests/integration whose tests share servers."""
+LONG = ("group ", "tests/simulation/", "tests/integration/", "tests/conformance/")
+"""What the names of groups, and of tests that may take long, begin with."""
 SEEDS_OF_TIERS = {"quick": 0, "test": 500, "all": 10_000}
 SEEDS_AT_ONCE = 50
 SEEDS_OF_KILL_POINTS = {"quick": 0, "test": 1, "all": 20}
@@ -85,7 +87,18 @@ def is_in(item: pytest.Item, *, quick: bool) -> bool:
 
 
 class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc] # pytest-xdist has no types
-    """Give each group to one worker, the largest first, and every other test to whichever worker is free."""
+    """Give each group to one worker, the largest first, and every other test to whichever worker is free.
+
+    After the groups come tests that take long: one that began last would leave the other workers idle.
+    """
+
+    def schedule(self) -> None:
+        """Give out the first tests; what takes long is put in front of all that is left then."""
+        begins = self.collection is None
+        super().schedule()
+        if begins:
+            for scope in [one for one in reversed(self.workqueue) if one.startswith(LONG)]:
+                self.workqueue.move_to_end(scope, last=False)
 
     def _split_scope(self, nodeid: str) -> str:
         folder = nodeid.partition("::")[0].split("/")
