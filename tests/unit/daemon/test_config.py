@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import shutil
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -411,10 +412,11 @@ class TestGeneratedFiles:
         """A missing file and one byte of difference both count."""
         docs = runpy.run_path(str(ROOT / "tools/docs.py"))
         assert docs["outdated"](tmp_path) == list(docs["GENERATED"])
-        for name, generate in docs["GENERATED"].items():
+        for name in docs["GENERATED"]:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(generate())
-        (tmp_path / "docs/settings.md").write_text(docs["GENERATED"]["docs/settings.md"]() + "\n")
+            shutil.copy(ROOT / name, tmp_path / name)
+        with (tmp_path / "docs/settings.md").open("a") as page:
+            page.write("\n")
         assert docs["outdated"](tmp_path) == ["docs/settings.md"]
 
     def test_the_settings_file_changes_nothing_until_it_is_uncommented(self, file: Path) -> None:

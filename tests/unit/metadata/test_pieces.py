@@ -64,6 +64,15 @@ class _Twins:
         self.nodes: dict[str, Versioned] = {}
         self.numbers = count(1)
 
+    def filled(self, segments: int) -> None:
+        """Commit so many segments of one entry, and look at what comes of all of them."""
+        for _ in range(segments):
+            segment = made(next(self.numbers), (5, 50 + len(self.plain.segments), 50 + len(self.plain.segments)))
+            _, self.plain = self.plain.with_commit(segment)
+            steps, self.pieced = self.pieced.with_commit(segment)
+            carry_out(self.nodes, steps)
+        self.check()
+
     def commit(self, length: int, *, behind: bool, over: bool) -> None:
         """Commit what comes behind the newest segment, or before the oldest; over the ledger's end if it may be."""
         segments = self.plain.segments
@@ -153,8 +162,7 @@ def test_a_context_in_pieces_is_the_same_map_whatever_happens_to_it(before: int,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "PIECE_BYTES", SMALL)
         twins = _Twins()
-        for _ in range(before):
-            twins.commit(1, behind=True, over=False)
+        twins.filled(before)
         for name, *drawn in operations:
             match name, drawn:
                 case "commit", [length, behind, over]:
