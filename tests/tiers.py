@@ -31,6 +31,8 @@ SLOW_KINDS = frozenset({"bookies", "pulsar", "broker", "spark"})
 """Kinds that need servers in Java besides ZooKeeper: no part of the tier `quick`."""
 GROUPS = frozenset({"bookies", "broker", "deploy", "documents", "pulsar", "spark"})
 """Folders of tests/integration whose tests share servers."""
+READERS_OF_SOURCES = frozenset({"tests/test_tidy.py", "tests/unit/test_dependencies.py"})
+"""Tests that parse the whole tree, which a process does once: they are a group as well."""
 LONG = ("group ", "tests/simulation/", "tests/integration/", "tests/conformance/")
 """What the names of groups, and of tests that may take long, begin with."""
 SEEDS_OF_TIERS = {"quick": 0, "test": 500, "all": 10_000}
@@ -101,7 +103,10 @@ class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc] # pytest-xdist
                 self.workqueue.move_to_end(scope, last=False)
 
     def _split_scope(self, nodeid: str) -> str:
-        folder = nodeid.partition("::")[0].split("/")
+        file = nodeid.partition("::")[0]
+        if file in READERS_OF_SOURCES:
+            return "group sources"
+        folder = file.split("/")
         return f"group {folder[2]}" if folder[:2] == ["tests", "integration"] and folder[2] in GROUPS else nodeid
 
 

@@ -11,6 +11,11 @@ from tests.tiers import GroupScheduling
 
 SHORT = [f"tests/unit/core/test_x.py::test_{number}" for number in range(20)]
 GROUP = ["tests/integration/spark/test_a.py::test_one", "tests/integration/spark/test_b.py::test_two"]
+READING = [
+    "tests/test_tidy.py::test_one",
+    "tests/unit/test_dependencies.py::test_two",
+    "tests/test_tidy.py::test_three",
+]
 LONG = ["tests/simulation/test_simulation.py::test_seeds", "tests/integration/servers/test_daemon.py::test_three"]
 
 
@@ -33,7 +38,7 @@ class Worker:
 
 def test_what_takes_long_begins_first() -> None:
     """Wherever it was collected: behind the groups, and what was given out before them."""
-    names = [*SHORT, *LONG, *GROUP]
+    names = [*SHORT, *LONG, *GROUP, *READING]
     config: Any = SimpleNamespace(getvalue=lambda _: ["2*popen"], option=SimpleNamespace(loadscopereorder=True))
     scheduling, said = GroupScheduling(config, Producer("test", enabled=False)), list[int]()
     workers = [Worker(said), Worker(said)]
@@ -46,5 +51,5 @@ def test_what_takes_long_begins_first() -> None:
         scheduling.mark_test_complete(worker, at)
     told = [names[at] for at in said]
     assert sorted(told) == sorted(names)
-    assert told[:2] == GROUP
-    assert set(told[2:7]) >= {*LONG}
+    assert told[:5] == [*READING, *GROUP]
+    assert set(told[5:10]) >= {*LONG}
