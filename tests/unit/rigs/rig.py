@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 TOPIC = TopicName.parse("public/default/orders")
 LAYOUT = SegmentLayout(block_bytes=4096, part_bytes=16_384)
 DEADLINE_S = PATIENCE_S
+UNTIL_S = 24 * 3600.0
+"""Some tests wait for hours of virtual time."""
 
 
 @dataclass
@@ -233,9 +235,13 @@ async def until_offloaded(topic: TopicOffloader, position: Position) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait until something holds that nobody announces."""
+    """Wait until something holds that nobody announces; fail after UNTIL_S of the loop's time."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
     while not condition():
-        await asyncio.sleep(0.005)  # noqa: TID251 - virtual time, where the module has no REAL_TIME
+        waited_s = loop.time() - began_s
+        assert waited_s < UNTIL_S, f"what is waited for does not hold after {UNTIL_S:g} s"
+        await asyncio.sleep(max(0.005, waited_s / 1000))  # noqa: TID251 - virtual time, unless the module has REAL_TIME
 
 
 async def turn() -> None:
