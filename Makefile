@@ -37,11 +37,11 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-quick prove record check fmt bench release invariants protos docs site manifests lock clean clean-data fuzz simulate soak squeeze test-page dashboard-picture audit notebook broker-driver test-broker test-driver test-brokers test-cluster stores test-stores readers lint-api
+.PHONY: help setup run standalone test test-quick prove record check fmt bench release invariants protos docs site manifests lock clean clean-data fuzz simulate soak squeeze test-page dashboard-picture audit notebook broker-driver test-broker test-restore test-driver test-brokers test-cluster stores test-stores readers lint-api
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@printf '\nPYTHON=%s  INPUT=path, - or empty (make run)  WORKERS=%s (make test)  SEEDS=%s (make simulate)  MINUTES=%s (make soak, fuzz)  MESSAGES=%s (make test-broker)\n' '$(PYTHON)' '$(WORKERS)' '$(SEEDS)' '$(MINUTES)' '$(MESSAGES)'
+	@printf '\nPYTHON=%s  INPUT=path, - or empty (make run)  WORKERS=%s (make test)  SEEDS=%s (make simulate)  MINUTES=%s (make soak, fuzz)  MESSAGES=%s (make test-broker, test-restore)\n' '$(PYTHON)' '$(WORKERS)' '$(SEEDS)' '$(MINUTES)' '$(MESSAGES)'
 
 setup: $(DEPENDENCIES)dev ## Prepare .venv for work on the project
 
@@ -112,6 +112,9 @@ broker-driver: ## Build the archive, and the jar for compacted topics, of a stoc
 
 test-broker: $(DEPENDENCIES)dev ## Put two stock brokers with the driver to the test, and measure it against Pulsar's own (MESSAGES=n)
 	$(BIN)/python -m tests.real.broker_run --messages $(MESSAGES)
+
+test-restore: $(DEPENDENCIES)dev ## Lose everything but the bucket, and bring it up in empty clusters (MESSAGES=n VERSIONS="...", 4 GB of memory)
+	$(BIN)/python -m tests.real.restore_run --messages $(MESSAGES) --versions $(VERSIONS)
 
 test-driver: $(DEPENDENCIES)dev ## Test the driver in a real stock broker (needs Maven and a JDK)
 	$(BIN)/python -m pytest -n 0 tests/integration/broker/test_stock_broker.py tests/integration/broker/test_compacted.py

@@ -16,7 +16,7 @@ from offloaderd.core.clock import SystemClock
 from tests.real.bookies import ClusterOptions, bookkeeper_cluster
 from tests.real.broker import COMPACTION_FACTORY, BrokerOptions, CannotBuild, missing_tools, offloaders, pulsar_broker
 from tests.real.jar_lock import FetchFailed
-from tests.real.jars import broker_jars
+from tests.real.jars import bookie_jars, broker_jars
 from tests.real.java_client import java_client
 from tests.real.pulsar import PulsarOptions, pulsar_standalone
 from tests.real.pulsar_offloader import pulsar_offloader
@@ -71,7 +71,7 @@ def bookkeeper_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Boo
     Where PULSAR_VERSION names a broker's version, they are of the BookKeeper that comes with it.
     """
     try:
-        jars = "bookkeeper" if broker_jars() == "pulsar" else broker_jars()
+        jars = bookie_jars(broker_jars())
     except FetchFailed as error:
         pytest.fail(str(error), pytrace=False)
     options = ClusterOptions(directory=tmp_path_factory.mktemp("bookkeeper"), jars=jars)

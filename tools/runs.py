@@ -32,6 +32,7 @@ CHECKS: Mapping[str, str] = {
     "squeeze": "daemons with a tenth of the line they need, under a memory limit",
     "test-broker": "two stock brokers with the driver, beside Pulsar's own offloader",
     "test-brokers": "the driver in brokers of each version of Pulsar that it is for",
+    "test-restore": "everything but the bucket is lost: empty clusters get all topics back, compared byte by byte",
     "test-cluster": "Spark's jobs on a standalone cluster, with a packed environment",
     "test-stores": "what depends on the S3 server, on versitygw and MinIO",
     "test-page": "the status page in a headless Chromium",

@@ -22,7 +22,7 @@ from offloaderd.core.errors import (
     OutcomeUnknown,
     Transient,
 )
-from offloaderd.core.model import DOMAIN, TopicName, encode_local
+from offloaderd.core.model import DOMAIN, DRIVER, LEDGER_ID_MAX, TopicName, encode_local
 from offloaderd.core.names.managed_ledgers import ROOT, partition_of
 from offloaderd.core.names.patterns import TopicPattern, partitioned_topic
 from offloaderd.ledgers.pulsar import managed_ledger
@@ -143,13 +143,31 @@ class TargetCluster:
             f"({', '.join(acting)}): take these policies away until consumers are back"
         )
 
+    async def without_driver(self, namespaces: Iterable[str]) -> list[str]:
+        """Return those of the namespaces (`tenant/name`) whose own policies do not name the driver, in order.
+
+        Their brokers read what is mounted only if broker.conf names it, which a mount does not see.
+        """
+        wanted = sorted(set(namespaces))
+        found = await each(wanted, lambda name: nodes.node(self._store, f"{self._admin}/policies/{name}"))
+        return [
+            name for name, one in zip(wanted, found, strict=True) if one is not None and not names_driver(one.value)
+        ]
+
     async def placeholder(self, newest: int) -> int:
         """Return the id of placeholders: above the ledger id `newest` and below the ids of all later ledgers.
 
         New ids are `HOB << 32 | sequence`, by the greatest node HOB- below idgen-long, where there is one; the sequence
         has 31 bits (PulsarLedgerIdGenerator, LongZkLedgerIdGenerator). So no ledger ever has the id returned.
+        Raises InvalidConfig where no id of 63 bits is above `newest`.
         """
-        return (max((newest >> HIGH_BITS) + 1, await self._high()) << HIGH_BITS) - 1
+        high = max((newest >> HIGH_BITS) + 1, await self._high())
+        if high > LEDGER_ID_MAX >> HIGH_BITS:
+            raise InvalidConfig(
+                f"the bucket has a ledger {newest}, and new ids cannot be raised above it: they have 63 bits",
+                hint="no cluster has such an id by itself: look whose objects these are (offloadctl explain)",
+            )
+        return (high << HIGH_BITS) - 1
 
     async def _high(self) -> int:
         """Return the greatest node of high bits that new ledgers' ids may have; 0 for short ids."""
@@ -394,6 +412,15 @@ def _partitions_of(content: bytes, path: str) -> int:
     if not isinstance(found, int):
         raise CorruptData(key=path, offset=0, expected="a number of partitions", found=content[:40])
     return found
+
+
+def names_driver(policies: bytes) -> bool:
+    """Whether policies of a namespace have its ledgers read by our driver."""
+    try:
+        found = json.loads(policies)["offload_policies"]["managedLedgerOffloadDriver"]
+    except (ValueError, TypeError, KeyError):
+        return False
+    return bool(found == DRIVER)
 
 
 def _json(content: bytes, path: str) -> Mapping[str, Any]:

@@ -24,7 +24,7 @@ from offloaderd.format import manifest_bytes
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.mount.captured import NONE, Captured, Subscriptions
-from offloaderd.mount.cluster import TargetCluster
+from offloaderd.mount.cluster import TargetCluster, names_driver
 from offloaderd.mount.lists import difference, encode_list
 from offloaderd.mount.plan import AtGap, MountPlan, plan_mount
 from offloaderd.objects.port import ObjectReader
@@ -50,13 +50,15 @@ class Prepared:
 class Preparation:
     """All chosen topics, and the placeholder of their lists, above every ledger id in the bucket.
 
-    `namespaces` are those that are to be made, each with the nodes of its tenant and of its policies.
+    `namespaces` are those that are to be made, each with the nodes of its tenant and of its policies; the policies of
+    `without_driver` do not name the driver.
     """
 
     topics: tuple[Prepared, ...]
     placeholder: int
     captured: Captured | None = None
     namespaces: Mapping[str, tuple[bytes, bytes]] = field(default_factory=dict)
+    without_driver: Sequence[str] = ()
 
     @property
     def ready(self) -> list[Prepared]:
@@ -131,7 +133,15 @@ async def prepare(
         return Prepared(plan=plan, state=BLOCKED, why=tuple(why))
 
     topics = tuple(await each(sorted(chosen), one))
-    return Preparation(topics=topics, placeholder=placeholder, captured=captured, namespaces=namespaces)
+    there = await cluster.without_driver(names - namespaces.keys())
+    made = [name for name, (_, policies) in namespaces.items() if not names_driver(policies)]
+    return Preparation(
+        topics=topics,
+        placeholder=placeholder,
+        captured=captured,
+        namespaces=namespaces,
+        without_driver=sorted([*there, *made]),
+    )
 
 
 async def _namespaces(

@@ -11,7 +11,7 @@ would leave a hole cannot have been part of the topic and is left out. A merged 
 made of (`metadata/topic_map/merging.py`), and supersedes their entries.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -217,33 +217,54 @@ def _overlapping(one: CommittedSegment, other: CommittedSegment) -> Problem:
 
 
 def ends_of(chosen: Sequence[Known], problems: list[Problem]) -> dict[int, LedgerEnd]:
-    """Return the ends of ledgers by the latest manifest; manifests that disagree are a problem."""
-    ends: dict[int, LedgerEnd] = {}
+    """Return the ends of ledgers by all manifests; manifests that disagree are a problem."""
+    words: defaultdict[int, list[tuple[LedgerEnd, CommittedSegment]]] = defaultdict(list)
     for one in chosen:
         said = dict(one.ends)
         said |= {ledger: LedgerEnd(entries, None) for ledger, entries in one.closed.items() if ledger not in said}
         for ledger_id, end in said.items():
-            before = ends.get(ledger_id, end)
-            if _differ(before, end):
-                text = f"ledger {ledger_id} ended with {before.entries} entries before {before.next_ledger_id}, or with"
-                text += f" {end.entries} before {end.next_ledger_id}, as segment {one.segment.segment_id} says"
-                problems.append(_contradiction(text, one.segment))
-            elif end.next_ledger_id is not None or ledger_id not in ends:
-                ends[ledger_id] = end
-    for one in chosen:
-        for part in one.segment.slices:
-            ended = ends.get(part.ledger_id)
-            if ended is not None and ended.entries <= part.last_entry_id:
-                text = f"ledger {part.ledger_id} ended with {ended.entries} entries, and segment "
-                text += f"{one.segment.segment_id} holds entry {part.last_entry_id} of it"
-                problems.append(_contradiction(text, one.segment))
+            words[ledger_id].append((end, one.segment))
+    parts = [(part, one.segment) for one in chosen for part in one.segment.slices]
+    filled = {part.ledger_id for part, _ in parts}
+    filled |= {ledger_id for ledger_id, found in words.items() if any(end.entries for end, _ in found)}
+    ends = {ledger_id: _end_of(ledger_id, found, filled, problems) for ledger_id, found in words.items()}
+    for part, segment in parts:
+        ended = ends.get(part.ledger_id)
+        if ended is not None and ended.entries <= part.last_entry_id:
+            text = f"ledger {part.ledger_id} ended with {ended.entries} entries, and segment "
+            text += f"{segment.segment_id} holds entry {part.last_entry_id} of it"
+            problems.append(_contradiction(text, segment))
     return ends
 
 
-def _differ(one: LedgerEnd, other: LedgerEnd) -> bool:
-    """Whether two ends of one ledger contradict each other; the next ledger may be known only later."""
-    followers = {end.next_ledger_id for end in (one, other) if end.next_ledger_id is not None}
-    return one.entries != other.entries or len(followers) > 1
+def _end_of(
+    ledger_id: int,
+    words: Sequence[tuple[LedgerEnd, CommittedSegment]],
+    filled: Collection[int],
+    problems: list[Problem],
+) -> LedgerEnd:
+    """Return the end of a ledger by what manifests say of it; `filled` are the ledgers that had entries.
+
+    Of several next ledgers the last one counts if a segment with entries of it says so, and none of the others had an
+    entry: brokers drop an empty ledger from the list when they load the topic. The owner that found it dropped would
+    have recorded a loss if it might have had entries.
+    """
+    followers = {end.next_ledger_id for end, _ in words if end.next_ledger_id is not None}
+    last = max(followers, default=None)
+    dropped = followers - {last}
+    is_sure = any(last is not None and end.next_ledger_id == last <= segment.end.ledger_id for end, segment in words)
+    if dropped and is_sure and dropped.isdisjoint(filled):
+        words = [(LedgerEnd(end.entries, last), segment) for end, segment in words]
+    known, _ = words[0]
+    for end, segment in words:
+        nexts = {known.next_ledger_id, end.next_ledger_id} - {None}
+        if known.entries != end.entries or len(nexts) > 1:
+            text = f"ledger {ledger_id} ended with {known.entries} entries before {known.next_ledger_id}, or with"
+            text += f" {end.entries} before {end.next_ledger_id}, as segment {segment.segment_id} says"
+            problems.append(_contradiction(text, segment))
+        elif end.next_ledger_id is not None:
+            known = end
+    return known
 
 
 def _contradiction(text: str, segment: CommittedSegment) -> Problem:

@@ -98,15 +98,18 @@ def built_driver() -> Path:
     return kept
 
 
-def offloaders(home: Path) -> None:
-    """Put both drivers and the jar for compacted topics into a broker's directory. Raises CannotBuild, FetchFailed."""
+def offloaders(home: Path, jars: str | None = None) -> None:
+    """Put both drivers and the jar for compacted topics into the directory of a broker of these jars.
+
+    Raises CannotBuild, FetchFailed.
+    """
     directory, library = home / "offloaders", home / "lib"
     directory.mkdir(parents=True, exist_ok=True)
     library.mkdir(exist_ok=True)
     built = built_driver()
     shutil.copy(built / ARCHIVE, directory)
     shutil.copy(built / COMPACTION, library)
-    known = {path.name for path in server_jars(broker_jars()).iterdir()}
+    known = {path.name for path in server_jars(jars or broker_jars()).iterdir()}
     with zipfile.ZipFile(directory / "stock.nar", "w") as archive:
         archive.writestr("META-INF/services/pulsar-offloader.yaml", STOCK_DRIVER)
         for jar in server_jars("offloader").glob("*.jar"):
@@ -116,7 +119,7 @@ def offloaders(home: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerOptions:
-    """Where it keeps its files, and on which cluster; more settings, variables and flags of the JVM.
+    """Where it keeps its files, and on which cluster; more settings, variables and flags of the JVM; which jars.
 
     Its drivers have to be in `offloaders` below its directory: a namespace's policies say `./offloaders`, always. Jars
     in `lib` are on its class path.
@@ -128,6 +131,7 @@ class BrokerOptions:
     settings: Mapping[str, object] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     flags: Sequence[str] = ()
+    jars: str = field(default_factory=broker_jars)
 
 
 class PulsarBroker(Administered):
@@ -146,7 +150,7 @@ class PulsarBroker(Administered):
             "-Doffloaderd.NamespaceAddresses=true",  # each test has daemons of its own
             *options.flags,
         ]
-        classes = [f"{server_jars(broker_jars())}/*", f"{options.directory}/lib/*"]
+        classes = [f"{server_jars(options.jars)}/*", f"{options.directory}/lib/*"]
         command = java_command(
             options.name, options.directory, classes, main, flags=flags, environment=options.environment
         )

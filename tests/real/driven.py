@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pulsar
 
+from offloaderd.bookkeeper.metadata import Layout
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.model import TopicName
 from offloaderd.standalone.ports import LOOPBACK
 from tests.patience import PATIENCE_S
+from tests.real.bookies import LEDGERS_ROOT
 from tests.real.pulsar_topics import KINDS, OPERATION_S, produce, pulsar_client
 
 if TYPE_CHECKING:
@@ -37,20 +39,21 @@ class Driven:
     extra: Mapping[str, str] = field(default_factory=dict)
     others: Sequence[PulsarBroker] = ()
     namespace: str = field(default_factory=lambda: f"d{CLOCK.uuid().hex[:10]}")
+    local: str = "t"
 
     @property
     def topic(self) -> TopicName:
         """Its topic."""
-        return TopicName("public", self.namespace, "t")
+        return TopicName("public", self.namespace, self.local)
 
     @property
     def path(self) -> str:
         """Its topic in the admin API."""
-        return f"persistent/public/{self.namespace}/t"
+        return f"persistent/public/{self.namespace}/{self.local}"
 
     def schemas(self, what: str) -> str:
         """Return a path about its topic's schemas in the admin API."""
-        return f"schemas/public/{self.namespace}/t/{what}"
+        return f"schemas/public/{self.namespace}/{self.local}/{what}"
 
     async def create(self) -> None:
         """Make the namespace, of one bundle."""
@@ -121,7 +124,7 @@ class Driven:
 
         def look() -> list[int]:
             with self.cluster.zookeeper_client() as client:
-                return [one for one in ledger_ids if client.exists(ledger_path(one))]
+                return [one for one in ledger_ids if client.exists(Layout.HIERARCHICAL.path(LEDGERS_ROOT, one))]
 
         return await asyncio.to_thread(look)
 
@@ -200,9 +203,3 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         """End it."""
         self._client.close()
-
-
-def ledger_path(ledger_id: int) -> str:
-    """Return a ledger's node, by BookKeeper's hierarchical layout."""
-    digits = f"{ledger_id:010d}"
-    return f"/ledgers/{digits[:2]}/{digits[2:6]}/L{digits[6:]}"

@@ -38,9 +38,17 @@ def cache_directory() -> Path:
     return Path(named) if named else (Path(home) if home else Path.home() / ".cache") / "offloaderd-servers"
 
 
-def broker_jars() -> str:
-    """Return the kind of a stock broker's jars: of the version that the environment's PULSAR_VERSION names, if any."""
-    version = os.environ.get("PULSAR_VERSION", "")
+def bookie_jars(broker: str) -> str:
+    """Return the kind of the jars of bookies that come with a broker of this kind."""
+    return "bookkeeper" if broker == "pulsar" else broker
+
+
+def broker_jars(version: str | None = None) -> str:
+    """Return the kind of a stock broker's jars: of a version, else of the environment's PULSAR_VERSION, else the usual.
+
+    Raises FetchFailed for a version that is not locked.
+    """
+    version = os.environ.get("PULSAR_VERSION", "") if version is None else version
     if not version:
         return "pulsar"
     (usual,) = (jar.module[2] for jar in read_lock(lock_path("pulsar")) if jar.module[1] == "pulsar-broker")

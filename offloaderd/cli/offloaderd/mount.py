@@ -19,7 +19,7 @@ from offloaderd.cli.settings import CONFIG, settings_at
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Denied, InvalidConfig, InvalidInput
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.model import Loss, TopicName
+from offloaderd.core.model import DRIVER, Loss, TopicName
 from offloaderd.core.names.managed_ledgers import compacted_of
 from offloaderd.core.names.patterns import TopicPattern, partitioned_topic
 from offloaderd.daemon import log
@@ -390,11 +390,16 @@ class Shown:
 
     @property
     def _later(self) -> list[str]:
-        """What is to be done with the namespaces that the mount makes, or would make."""
+        """What is to be done with namespaces: with all whose brokers may lack the driver, and those that are made."""
+        driver = [
+            f"the policies of {name} do not name the driver: its brokers read what is mounted only if broker.conf "
+            f"does, or after pulsar-admin namespaces set-offload-policies {name} --driver {DRIVER}"
+            for name in self.prepared.without_driver
+        ]
         captured = self.prepared.captured
         if captured is None:
-            return []
-        return [text for name in self.prepared.namespaces for text in captured.later(name)]
+            return driver
+        return [*driver, *(text for name in self.prepared.namespaces for text in captured.later(name))]
 
     def _topic(self, one: Prepared) -> dict[str, object]:
         plan = one.plan

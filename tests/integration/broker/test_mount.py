@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -18,38 +17,38 @@ from offloaderd.mount.lists import INDEX
 from offloaderd.mount.schemas import SchemaAdmin
 from tests.integration.command_line import ran
 from tests.integration.processes import DaemonProcess, Site
-from tests.patience import PATIENCE_S
-from tests.real.bookies import ClusterOptions, bookkeeper_cluster
-from tests.real.broker import BrokerOptions, offloaders, pulsar_broker
 from tests.real.driven import RECEIVE_MS, Driven
-from tests.real.pulsar_topics import TOPIC_SETTINGS, pulsar_client
-from tests.real.pulsar_transactions import TRANSACTION_SETTINGS, transactional
+from tests.real.histories import avro
+from tests.real.mounting import (
+    COORDINATED,
+    OWN,
+    SHORT_IDS_END,
+    Shape,
+    accept_source,
+    all_offloaded,
+    cluster_of_its_own,
+    coordinated,
+    empty_cluster,
+    follower,
+    in_transactions,
+    mount,
+    offloaded,
+    reading,
+)
+from tests.real.pulsar_topics import pulsar_client
+from tests.real.pulsar_transactions import transactional
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from pathlib import Path
 
-    from offloaderd.client import DaemonClient
-    from offloaderd.core.model import TopicName
     from tests.real.bookies import BookKeeperCluster
     from tests.real.broker import PulsarBroker
-    from tests.real.pulsar_transactions import TransactionalClient
     from tests.servers import S3Server
 
 CLOCK = SystemClock()
 KINDS = ("unbatched", "batched", "batched zstd", "keyed", "chunked")
 COUNT = 60
-COORDINATED = {
-    **TOPIC_SETTINGS,
-    **TRANSACTION_SETTINGS,
-    "topicLevelPoliciesEnabled": True,
-    "transactionBufferSnapshotMaxTransactionCount": 1,
-    "transactionBufferSnapshotMinTimeInMillis": 100,
-}
-OWN = ("__change_events", "__transaction_buffer_snapshot")
 SUBSCRIPTION = "billing & more"
-UNKNOWN = "unknown-source"
-SHORT_IDS_END = 2**31
 
 
 Message = tuple[object, bytes, str]
@@ -62,61 +61,9 @@ def place_of(message: Message) -> tuple[int, int]:
     return ledger_id, entry_id
 
 
-@asynccontextmanager
-async def cluster_of_its_own(
-    directory: Path, settings: Mapping[str, object], before_broker: Callable[[BookKeeperCluster], Awaitable[None]]
-) -> AsyncIterator[tuple[BookKeeperCluster, PulsarBroker]]:
-    """Run a ZooKeeper, two bookies and a broker that know no topic; do something before the broker starts."""
-    for name in ("bookies", "broker"):
-        (directory / name).mkdir(parents=True)
-    await asyncio.to_thread(offloaders, directory / "broker")
-    async with bookkeeper_cluster(ClusterOptions(directory=directory / "bookies", bookies=2), CLOCK) as cluster:
-        await before_broker(cluster)
-        options = BrokerOptions(directory=directory / "broker", cluster=cluster, name="new", settings=settings)
-        async with pulsar_broker(options, CLOCK) as broker:
-            yield cluster, broker
-
-
-@asynccontextmanager
-async def empty_cluster(
-    directory: Path, site: Site, settings: Mapping[str, object] = TOPIC_SETTINGS
-) -> AsyncIterator[tuple[BookKeeperCluster, PulsarBroker]]:
-    """Run a cluster whose ledgers have ids above those of the bucket."""
-
-    async def raised(cluster: BookKeeperCluster) -> None:
-        site.settings["bookkeeper"] = {"servers": cluster.zookeeper}
-        code, said, _ = await ran(site, "offloaderd", "mount", "raise-ids")
-        assert code == 0, said
-
-    async with cluster_of_its_own(directory, settings, raised) as found:
-        yield found
-
-
-def follower(directory: Path, cluster: BookKeeperCluster, s3: S3Server, bucket: str, name: str) -> Site:
-    """Return a daemon of a cluster that offloads each entry within a second; its own metadata lie there as well."""
-    site = Site.at(directory, cluster.zookeeper, s3, bucket)
-    site.cluster = name
-    site.settings |= {"ledgers": {"kind": "bookkeeper"}, "offload": {"segment_age_max_s": 1}}
-    return site
-
-
-async def accept_source(client: DaemonClient, driven: Driven) -> None:
-    """Accept the new cluster as the source of the topic, once the topic is refused for it."""
-    async with asyncio.timeout(PATIENCE_S):
-        while UNKNOWN not in [one.kind for one in (await client.identity(driven.topic)).refusals]:
-            await CLOCK.sleep(0.2)
-    await client.accept_identity(driven.topic, kind=UNKNOWN, dry_run=False)
-
-
-async def offloaded(daemon: DaemonProcess, driven: Driven, least: tuple[int, int]) -> tuple[int, int]:
-    """Wait until the bucket has a position; returns the newest that it has."""
-    async with daemon.client() as client, asyncio.timeout(PATIENCE_S):
-        while True:
-            (topic,) = (await client.status(driven.topic)).topics
-            end = topic.offloaded.ledger_id, topic.offloaded.entry_id
-            if end >= least:
-                return end
-            await CLOCK.sleep(0.2)
+def pattern(driven: Driven) -> str:
+    """Return the topics of the namespace."""
+    return f"public/{driven.namespace}/*"
 
 
 async def half_consumed(driven: Driven) -> list[Message]:
@@ -152,12 +99,6 @@ def message_of(message: pulsar.Message) -> Message:
     return (place.ledger_id(), place.entry_id(), place.batch_index()), message.data(), message.partition_key()
 
 
-def avro(*fields: str) -> str:
-    """Return a record with these optional fields."""
-    found = [{"name": name, "type": ["null", "string"], "default": None} for name in fields]
-    return json.dumps({"type": "record", "name": "R", "fields": found})
-
-
 async def described(driven: Driven) -> None:
     """Give the topic three versions of a schema, and a property."""
     for number in range(1, 4):
@@ -180,18 +121,12 @@ async def written_and_offloaded(driven: Driven, site: Site) -> tuple[list[Messag
         for _ in range(2):  # what was sent before the last time is known as confirmed, and so offloaded
             await driven.write("unbatched", count=3)
         written = await driven.read(COUNT * len(KINDS) + 6)
-        end = await offloaded(daemon, driven, place_of(written[-4]))
+        end = await offloaded(daemon, driven.topic, place_of(written[-4]))
         await described(driven)
         acknowledged = await half_consumed(driven)
         code, said, _ = await ran(site, "offloadctl", "metadata", "capture")
         assert code == 0, said
         return [one for one in written if place_of(one) <= end], acknowledged
-
-
-async def mount(site: Site, command: str, driven: Driven, *words: str) -> tuple[int, str]:
-    """Run a command of `offloaderd mount` for the topic; returns the exit code and its answer."""
-    code, said, _ = await ran(site, "offloaderd", "mount", command, f"public/{driven.namespace}/*", *words)
-    return code, said
 
 
 async def continued(driven: Driven, site: Site, written: list[Message]) -> None:
@@ -200,9 +135,9 @@ async def continued(driven: Driven, site: Site, written: list[Message]) -> None:
     assert code == 0, said
     async with DaemonProcess(site) as daemon:
         async with daemon.client() as client:
-            await accept_source(client, driven)
+            await accept_source(client, driven.topic)
         await driven.unload()
-        await offloaded(daemon, driven, place_of(written[-1]))
+        await offloaded(daemon, driven.topic, place_of(written[-1]))
         driven.address = daemon.address
         await driven.offload()
         await driven.freed()
@@ -216,7 +151,7 @@ async def schemas_come_up(old: Driven, new: Driven, site: Site) -> None:
     admin_url = f"http://127.0.0.1:{new.broker.web}"
     site.settings["pulsar"] = {"admin_url": admin_url}
     for count in (3, 0):
-        code, said = await mount(site, "schemas", new, "--json")
+        code, said = await mount(site, "schemas", pattern(new), "--json")
         assert (code, json.loads(said)["topics"][0]["versions_written"]) == (0, count), said
     found = [await one.broker.get(one.schemas("schemas")) for one in (old, new)]
     versions = [
@@ -249,15 +184,13 @@ async def test_a_cluster_that_lost_everything_reads_on_under_the_old_ids(
     old = Driven(driven_broker, bookkeeper, "")
     written, acknowledged = await written_and_offloaded(old, old_site)
 
-    site = Site.at(tmp_path, "127.0.0.1:1", s3_server, s3_bucket)
-    site.cluster, site.daemon_id = old_site.cluster, "reader"
-    site.settings["daemon"] = {"read_only": True}
-    async with empty_cluster(tmp_path / "new", site) as (cluster, broker), DaemonProcess(site) as reader:
+    site = reading(tmp_path, s3_server, s3_bucket, old_site.cluster)
+    async with empty_cluster(tmp_path / "new", site) as (cluster, (broker,)), DaemonProcess(site) as reader:
         await reader.serving()
         new = Driven(broker, cluster, reader.address, namespace=old.namespace)
-        code, said = await mount(site, "plan", new, "--capture", "none")
+        code, said = await mount(site, "plan", pattern(new), "--capture", "none")
         assert (code, "the cluster has no namespace" in said) == (1, True)
-        code, said = await mount(site, "apply", new)
+        code, said = await mount(site, "apply", pattern(new))
         assert (code, f"remove-retention public/{new.namespace}" in said) == (0, True), said
         await new.offload()
         await schemas_come_up(old, new, site)
@@ -280,33 +213,8 @@ async def test_a_cluster_that_lost_everything_reads_on_under_the_old_ids(
         assert await new.read(len(everything)) == everything
         await continued(new, follower(tmp_path, cluster, s3_server, s3_bucket, old_site.cluster), everything)
 
-        code, said = await mount(site, "undo", new, "--yes")
+        code, said = await mount(site, "undo", pattern(new), "--yes")
         assert (code, "it has subscriptions" in said) == (1, True)
-
-
-async def coordinated(broker: PulsarBroker, bookkeeper: BookKeeperCluster, cluster: str) -> None:
-    """Make what `pulsar initialize-transaction-coordinator-metadata` makes, with one coordinator."""
-    tenant = {"allowedClusters": [cluster], "adminRoles": []}
-    assert await broker.put("tenants/pulsar", tenant) in {204, 409}
-    assert await broker.put("namespaces/pulsar/system", {"replication_clusters": [cluster]}) in {204, 409}
-    path = "/admin/partitioned-topics/pulsar/system/persistent/transaction_coordinator_assign"
-
-    def make() -> None:
-        with bookkeeper.zookeeper_client() as client:
-            client.create(path, b'{"partitions": 1}', makepath=True)
-
-    await asyncio.to_thread(make)
-
-
-async def all_offloaded(daemon: DaemonProcess, topics: Sequence[TopicName]) -> None:
-    """Wait until the bucket has all of topics that were unloaded."""
-    async with daemon.client() as client, asyncio.timeout(PATIENCE_S):
-        for topic in topics:
-            while True:
-                found = (await client.status(topic)).topics
-                if found and found[0].offloaded.entry_id >= 0 and not found[0].lag_entries:
-                    break
-                await CLOCK.sleep(0.2)
 
 
 async def test_policies_of_topics_and_aborted_transactions_come_up_where_they_are_named(
@@ -315,12 +223,9 @@ async def test_policies_of_topics_and_aborted_transactions_come_up_where_they_ar
     """Brokers keep both in topics of their own, one of each a namespace."""
     kept, gone = [b"kept %d" % number for number in range(20)], [b"gone"] * 20
 
-    async def nothing(_: BookKeeperCluster) -> None:
-        pass
-
-    async with cluster_of_its_own(tmp_path / "old", COORDINATED, nothing) as (bookkeeper, broker):
-        (name,) = await broker.get("clusters")
-        await coordinated(broker, bookkeeper, name)
+    shape = Shape(settings=COORDINATED)
+    async with cluster_of_its_own(tmp_path / "old", shape) as (bookkeeper, (broker,)):
+        await coordinated(broker, bookkeeper)
         site = follower(tmp_path, bookkeeper, s3_server, s3_bucket, CLOCK.uuid().hex)
         async with DaemonProcess(site) as daemon:
             await daemon.serving()
@@ -340,29 +245,14 @@ async def test_policies_of_topics_and_aborted_transactions_come_up_where_they_ar
             code, said, _ = await ran(site, "offloadctl", "metadata", "capture")
             assert code == 0, said
 
-    reading = Site.at(tmp_path, "127.0.0.1:1", s3_server, s3_bucket)
-    reading.cluster, reading.daemon_id = site.cluster, "reader"
-    reading.settings["daemon"] = {"read_only": True}
-    async with (
-        empty_cluster(tmp_path / "new", reading, COORDINATED) as (cluster, broker),
-        DaemonProcess(reading) as reader,
-    ):
+    site = reading(tmp_path, s3_server, s3_bucket, site.cluster)
+    async with empty_cluster(tmp_path / "new", site, shape) as (cluster, (broker,)), DaemonProcess(site) as reader:
         await reader.serving()
         new = Driven(broker, cluster, reader.address, namespace=old.namespace)
-        await coordinated(broker, cluster, name)
-        code, said = await mount(reading, "apply", new, *map(str, topics[1:]))
+        await coordinated(broker, cluster)
+        code, said = await mount(site, "apply", pattern(new), *map(str, topics[1:]))
         assert code == 0, said
         await new.offload()
         async with transactional(broker, tmp_path, CLOCK) as client:
             assert [one.data for one in await asyncio.to_thread(client.receive, str(new.topic), len(kept))] == kept
         assert await broker.get(f"{new.path}/maxConsumers") == 7
-
-
-def in_transactions(client: TransactionalClient, topic: str, kept: Sequence[bytes], gone: Sequence[bytes]) -> None:
-    """Send messages of a transaction that is aborted before and behind those of one that is committed."""
-    half = len(gone) // 2
-    with client.producer(topic) as producer:
-        for contents, end in ((gone[:half], client.abort), (kept, client.commit), (gone[half:], client.abort)):
-            transaction = client.begin()
-            producer.send(contents, transaction)
-            end(transaction)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sys
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
@@ -21,8 +20,7 @@ from offloaderd.ledgers.pulsar.cursors import Cursor
 from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.upkeep.stored import Site as Place
 from tests.integration.processes import Site
-from tests.real import killable
-from tests.real.mortal import ROOT
+from tests.real.mounting import applied, nodes
 from tests.unit.upkeep.site import CLUSTER, PREFIX, TOPIC, Ground, runs
 
 if TYPE_CHECKING:
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
 
 CLOCK = SystemClock()
 PARTITIONS = [replace(TOPIC, local=f"parts-partition-{number}") for number in range(2)]
+CHOSEN = f"{TOPIC.tenant}/*"
 NAMESPACE = f"{TOPIC.tenant}/{TOPIC.namespace}"
 WRITES = 7
 """At least so many: ids, tenant, namespace, a folder, three lists, a partitioned topic."""
@@ -72,30 +71,11 @@ def environment(site: Site, root: str) -> dict[str, str]:
     return found
 
 
-async def mounted(site: Site, root: str, point: str = "") -> int:
-    """Run the mount below a node, to its end or to a kill point; returns the exit code."""
-    program = ["-m", "tests.real.killable"] if point else ["-m", "offloaderd.cli.offloaderd"]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, *program, "mount", "apply", f"{TOPIC.tenant}/*"),
-        env={**environment(site, root), killable.VARIABLE: point, "PYTHONPATH": str(ROOT)},
-        stdout=asyncio.subprocess.DEVNULL,
-    )
-    return await process.wait()
-
-
 def empty_cluster(client: KazooClient, root: str) -> None:
     """Write what an empty cluster has."""
     client.create(f"{root}{instance_path('/ledgers')}", b"an instance", makepath=True)
     client.create(f"{root}/admin/policies/other", b"{}", makepath=True)
     client.create(f"{root}/admin/clusters/new", b"{}", makepath=True)
-
-
-def nodes(client: KazooClient, root: str, below: str = "") -> dict[str, bytes]:
-    """Return all nodes below one, by their paths there."""
-    found = {below: client.get(f"{root}{below}")[0]}
-    for name in client.get_children(f"{root}{below}"):
-        found |= nodes(client, root, f"{below}/{name}")
-    return found
 
 
 async def test_a_mount_that_is_killed_at_any_write_is_completed_by_the_next(tmp_path: Path, zookeeper: str) -> None:
@@ -107,19 +87,19 @@ async def test_a_mount_that_is_killed_at_any_write_is_completed_by_the_next(tmp_
     try:
         whole = f"/whole{CLOCK.uuid().hex}"
         await asyncio.to_thread(empty_cluster, client, whole)
-        assert await mounted(site, whole) == 0
+        assert await applied(environment(site, whole), CHOSEN) == 0
         expected = await asyncio.to_thread(nodes, client, whole)
         assert json.loads(expected[f"/admin/policies/{NAMESPACE}"])["replication_clusters"] == ["new"]
         assert f"/managed-ledgers/{TOPIC.managed_ledger}/two" in expected
         for number, moment in product(range(1, 100), ("midway", "after")):
             root = f"/killed{CLOCK.uuid().hex}"
             await asyncio.to_thread(empty_cluster, client, root)
-            code = await mounted(site, root, f"create {root[1:]}:{moment}:{number}")
+            code = await applied(environment(site, root), CHOSEN, kill_at=f"create {root[1:]}:{moment}:{number}")
             if code == 0:
                 assert number > WRITES
                 return
             assert code == -signal.SIGKILL
-            assert await mounted(site, root) == 0
+            assert await applied(environment(site, root), CHOSEN) == 0
             assert await asyncio.to_thread(nodes, client, root) == expected, f"write {number}, {moment}"
         raise AssertionError("it never came to its end")
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
@@ -17,14 +17,30 @@ from offloaderd.cli.offloaderd import mount
 from offloaderd.cli.offloaderd.__main__ import cli
 from offloaderd.core.errors import Denied
 from offloaderd.core.model import Position
+from offloaderd.format.head import HeadSegment, TopicHead, encode_head
 from offloaderd.ledgers.pulsar.cursors import Cursor
 from offloaderd.mount.cluster import TargetCluster
 from offloaderd.objects.filesystem import FilesystemStore
+from offloaderd.objects.keys import SegmentKeys, head, segment_metadata
 from offloaderd.testing.faults import Faults, FaultyMetadata
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.upkeep.stored import Site
+from tests.golden.test_worked_examples import golden
+from tests.unit.format import builders
+from tests.unit.format.builders import Run
 from tests.unit.mount.test_mount import UNLIMITED
-from tests.unit.upkeep.site import TOPIC, Ground, runs
+from tests.unit.upkeep.site import (
+    BUCKET,
+    CLUSTER,
+    OURS,
+    PREFIX,
+    TOPIC,
+    Ground,
+    committed,
+    manifest_key,
+    runs,
+    segment_id,
+)
 from tests.virtual import LoopClock, virtually
 
 if TYPE_CHECKING:
@@ -33,10 +49,12 @@ if TYPE_CHECKING:
 
     from click.testing import Result
 
+    from offloaderd.format.manifest import SegmentManifest
     from offloaderd.metadata.port import MetadataStore
 
 PATTERN = f"{TOPIC.tenant}/*"
 NAME = str(TOPIC)
+OTHER = replace(TOPIC, local="other")
 COMPACTION = replace(TOPIC, local=f"{TOPIC.local}/__compaction")
 POLICIES = f"/admin/policies/{TOPIC.tenant}/{TOPIC.namespace}"
 
@@ -61,15 +79,28 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def ground(directory: Path) -> Ground:
+    """Return the site of a bucket in a directory."""
+    made = Ground()
+    made.objects = FilesystemStore(directory, LoopClock())
+    return made
+
+
+async def put_head(bucket: Ground, number: int, described: SegmentManifest) -> None:
+    """Put the head that the commit of a segment puts."""
+    one = committed(described)
+    newest = HeadSegment(segment_id=segment_id(number), begin=one.begin, end=one.end, bucket=BUCKET, prefix=PREFIX)
+    value = TopicHead(managed_ledger=described.managed_ledger, cluster=CLUSTER, epoch=1, newest=newest)
+    await bucket.objects.put(head(PREFIX, CLUSTER, described.managed_ledger), encode_head(value), metadata=OURS)
+
+
 async def fill(directory: Path) -> None:
     """Store two segments of a topic, with a gap between them, and its compacted ledger."""
-    store = FilesystemStore(directory, LoopClock())
-    await store.create_bucket()
-    ground = Ground()
-    ground.objects = store
-    await ground.store(1, runs(3, 0, 10))
-    await ground.store(2, runs(3, 12, 5))
-    await ground.store(3, runs(4, 0, 5), topic=COMPACTION)
+    bucket = ground(directory)
+    await FilesystemStore(directory, LoopClock()).create_bucket()
+    await bucket.store(1, runs(3, 0, 10))
+    await bucket.store(2, runs(3, 12, 5))
+    await bucket.store(3, runs(4, 0, 5), topic=COMPACTION)
 
 
 async def found(tree: MemoryTree) -> None:
@@ -184,3 +215,56 @@ def test_a_capture_of_the_bucket_is_used_unless_another_is_named(config: Path, t
     virtually(bucket.put(stored.key, b"damaged"))
     result = run(config, "plan", PATTERN)
     assert (result.exit_code != 0, "--capture" in result.stderr) == (True, True)
+
+
+def planned(config: Path, *words: str) -> dict[str, dict[str, Any]]:
+    """Plan the mount of everything; returns what is said of each topic, by its local name."""
+    found = json.loads(run(config, "plan", PATTERN, "--json", *words).stdout)
+    return {one["topic"].rpartition("/")[2]: one for one in found["topics"]}
+
+
+def test_topics_of_another_cluster_in_the_bucket_are_not_mounted(config: Path, tmp_path: Path) -> None:
+    """Two deployments may share a bucket and a prefix: each has the topics of its own cluster."""
+    virtually(ground(tmp_path / "bucket").store(4, runs(8, 0, 5), topic=OTHER, cluster="other"))
+    assert list(planned(config)) == [TOPIC.local]
+    config.write_text(config.read_text().replace("standalone", "other"))
+    assert [(name, one["state"]) for name, one in planned(config).items()] == [(OTHER.local, "ready")]
+
+
+def test_two_deployments_that_count_their_ledgers_alike_block_their_topics_alone(config: Path, tmp_path: Path) -> None:
+    """Nothing shows whose entries they are: of such a ledger nothing is mounted."""
+    bucket = ground(tmp_path / "bucket")
+    virtually(bucket.store(4, runs(8, 0, 5), topic=OTHER))
+    virtually(bucket.store(5, [Run(8, 0, [b"another"] * 5)], topic=OTHER))
+    virtually(bucket.store(6, runs(9, 0, 5), topic=replace(OTHER, local="third")))
+    found = planned(config)
+    assert [found[name]["state"] for name in (OTHER.local, "third")] == ["blocked", "ready"]
+    assert "nothing shows which of them was committed" in " ".join(found[OTHER.local]["why"])
+    assert planned(config, "--at-gap", "skip")[OTHER.local]["state"] == "blocked", "there is nothing else of it"
+
+
+@pytest.mark.parametrize(("number", "entries"), [(5, 3), (6, 6)])
+def test_a_damaged_manifest_is_named_and_waits_for_a_decision(
+    config: Path, tmp_path: Path, number: int, entries: int
+) -> None:
+    """It leaves a gap, in the middle and at the end; what is before it can be mounted."""
+    bucket = ground(tmp_path / "bucket")
+    for one, first in ((4, 0), (5, 3), (6, 6)):
+        virtually(put_head(bucket, one, virtually(bucket.store(one, runs(8, first, 3), topic=OTHER))))
+    assert planned(config)[OTHER.local]["entries"] == 9
+    virtually(bucket.objects.put(manifest_key(number), b"damaged"))
+    refused = planned(config)[OTHER.local]
+    assert (refused["state"], "--at-gap" in refused["why"][-1]) == ("blocked", True)
+    assert str(segment_id(number)) in run(config, "plan", PATTERN).stdout
+    stopped = planned(config, "--at-gap", "stop")[OTHER.local]
+    assert (stopped["state"], stopped["entries"]) == ("ready", entries)
+
+
+def test_the_first_manifests_are_mounted(config: Path, tmp_path: Path) -> None:
+    """As version 1 wrote them: of a topic whose first entries retention has deleted, the ledgers that are whole."""
+    bucket, found = ground(tmp_path / "bucket"), builders.small_segment(preamble=True)
+    keys, labels = SegmentKeys("seg/", found.manifest.segment_id), segment_metadata("standalone")
+    for key, data in ((keys.data, found.data), (keys.index, found.index), (keys.manifest, golden("manifest-1"))):
+        virtually(bucket.objects.put(key, data, metadata=labels))
+    one = planned(config, "--at-gap", "skip")[TOPIC.local]
+    assert (one["state"], one["ledgers"], one["entries"], one["end"]) == ("ready", 2, 12, "9:1")

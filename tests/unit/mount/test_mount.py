@@ -489,6 +489,28 @@ async def test_long_ids_of_the_bucket_get_longer_ones_above() -> None:
     assert await cluster.placeholder(FIRST_NEW - 2) == FIRST_NEW - 1
 
 
+async def test_ids_that_cannot_be_raised_take_no_topics() -> None:
+    """No id is above the greatest one, and a cluster may have used up all others."""
+    target = await Target().made()
+    last = (1 << 31) - 1
+    assert await target.cluster().placeholder((last << 32) - 1) == (last << 32) - 1
+    with pytest.raises(InvalidConfig, match="cannot be raised above it"):
+        await target.cluster().placeholder(last << 32)
+    await target.store.create("/ledgers/idgen-long", b"")
+    await target.store.create(f"/ledgers/idgen-long/HOB-{last + 1}", b"")
+    with pytest.raises(InvalidConfig, match="63 bits"):
+        await prepared(await offloaded_topic(10), target.cluster())
+
+
+@pytest.mark.parametrize(("driver", "named"), [(None, [NAMESPACE]), ("aws-s3", [NAMESPACE]), ("offloaderd", [])])
+async def test_a_namespace_without_the_driver_is_told(driver: str | None, named: list[str]) -> None:
+    """Its topics are mounted all the same: broker.conf may name the driver for all namespaces."""
+    policies = UNLIMITED | ({} if driver is None else {"offload_policies": {"managedLedgerOffloadDriver": driver}})
+    target = await Target().made(policies)
+    found = await prepared(await offloaded_topic(10), target.cluster())
+    assert (list(found.without_driver), {one.state for one in found.topics}) == (named, {READY})
+
+
 async def test_the_message_index_goes_on() -> None:
     """With the greatest index of the entries that come up, if they have one."""
     rig, target = await offloaded_topic(10), await Target().made()

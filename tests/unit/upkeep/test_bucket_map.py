@@ -16,7 +16,7 @@ from offloaderd.upkeep.bucket_map import extended, readable_map
 from offloaderd.upkeep.flaws import Kind
 from offloaderd.upkeep.rebuild_plan import Known, Problem, plan_topic
 from tests.unit.upkeep.site import BUCKET, PREFIX, TOPIC, segment_id
-from tests.unit.upkeep.test_rebuild_plan import HISTORY, known
+from tests.unit.upkeep.test_rebuild_plan import DROPPED, HISTORY, known
 
 
 def numbers(found: TopicMap) -> list[int]:
@@ -172,6 +172,12 @@ def test_ledgers_about_which_manifests_contradict_each_other_are_not_served() ->
     found = readable_map(TOPIC, row)
     assert numbers(found) == [1, 4]
     assert "ledger 3 ended with 10 entries" in found.gaps[0].why
+
+
+def test_an_empty_ledger_that_a_broker_has_dropped_leaves_no_gap() -> None:
+    """Manifests name different ledgers as the next one, each as it was when it was written."""
+    found = readable_map(TOPIC, DROPPED)
+    assert (numbers(found), found.gaps, dict(found.ends)[3]) == ([1, 2], (), LedgerEnd(10, 6))
 
 
 def test_a_head_that_is_ahead_of_all_segments_is_a_gap_at_the_end() -> None:

@@ -209,6 +209,31 @@ def test_different_words_on_one_ledger_are_a_contradiction(second: Known) -> Non
     assert Kind.CONTRADICTION in failure_tracker(first, second)
 
 
+DROPPED = (known(1, (3, 0, 9), ends={3: LedgerEnd(10, 4)}), known(2, (6, 0, 3), ends={3: LedgerEnd(10, 6)}))
+"""A ledger that followed when the first segment was sealed, and that its broker has dropped from the list since."""
+
+
+def test_an_empty_ledger_that_a_broker_has_dropped_is_no_contradiction() -> None:
+    """Whoever wrote the next entries found it dropped; others may have named the ledgers between meanwhile."""
+    between = known(3, (3, 5, 9), ends={3: LedgerEnd(10, 5)})
+    for found in (DROPPED, DROPPED[::-1]):
+        plan = plan_topic(TOPIC, found)
+        assert (plan.problems, dict(plan.map.ends)[3]) == ((), LedgerEnd(10, 6))
+    assert failure_tracker(*DROPPED, between, prefer=(1,)) == []
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        known(3, (4, 0, 0)),
+        known(3, (6, 4, 5), ends={4: LedgerEnd(1, 6)}),
+    ],
+)
+def test_a_ledger_that_had_entries_was_not_dropped(more: Known) -> None:
+    """A segment has some of them, or a manifest counts them."""
+    assert Kind.CONTRADICTION in failure_tracker(*DROPPED, more)
+
+
 def test_losses_are_taken_once_and_the_wider_one_counts() -> None:
     """A range that grew was recorded twice; the map has the last of them."""
     narrow, wide = Loss(Position(3, 9), Position(5, 0), 1, 7), Loss(Position(3, 9), Position(7, 0), 4, 9)
