@@ -21,12 +21,12 @@ from tests.real.pulsar_topics import KINDS, produce, pulsar_client
 from tests.real.pulsar_transactions import NOTHING_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from tests.real.pulsar_transactions import TransactionalClient
 
 BATCH = 20
-LEAST = 60
+LEAST = 120
 """Messages of a topic, however few are to be written in all."""
 PARTITIONS = 3
 SUBSCRIPTION = "billing & more"
@@ -113,31 +113,12 @@ def write_in_transactions(client: TransactionalClient, topic: str, numbers: rang
     in_transactions(client, topic, [b"kept %d" % number for number in numbers], [b"gone"] * (len(numbers) // 2))
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """What a subscription has acknowledged of a topic: all up to a place, and single messages behind it."""
-
-    up_to: Place = (-1, -1, -1)
-    single: frozenset[Place] = frozenset()
-
-    def __contains__(self, place: Place) -> bool:
-        """Whether a message is acknowledged."""
-        return place <= self.up_to or place in self.single
-
-    def __or__(self, other: Acknowledged) -> Acknowledged:
-        """Return what either has acknowledged."""
-        return Acknowledged(max(self.up_to, other.up_to), self.single | other.single)
-
-
 class Note(NamedTuple):
-    """A history up to a message: how many there are, their bytes and ids; those that a subscription has left."""
+    """A history up to a message: how many there are, digests of what is in them and of their ids, and the last id."""
 
     messages: int
     contents: str
     places: str
-    left: int
-    left_contents: str
-    left_places: str
     last: Place
 
 
@@ -145,26 +126,26 @@ class Note(NamedTuple):
 class History:
     """What somebody gets of a topic, message by message."""
 
-    acknowledged: Acknowledged = field(default_factory=Acknowledged)
     wanted: frozenset[int] = frozenset()
     """Counts of messages at which it is noted, whatever they are."""
     noting: bool = False
     """Whether it is noted at each of the newest messages."""
     notes: dict[int, Note] = field(default_factory=dict)
     newest: deque[Note] = field(default_factory=lambda: deque(maxlen=TAIL))
+    first: Place | None = None
     _messages: int = 0
-    _left: int = 0
     _last: Place = (-1, -1, -1)
 
     def __post_init__(self) -> None:
         """Begin with nothing."""
-        self._digests = [sha256() for _ in range(4)]
+        self._contents, self._places = sha256(), sha256()
 
     def add(self, message: pulsar.Message) -> None:
         """Add the next one. Raises AssertionError if it is not behind the one before."""
         place = place_of(message)
         assert place > self._last, f"{place} came behind {self._last}"
         self._last = place
+        self.first = self.first or place
         told = (
             message.partition_key(),
             sorted(message.properties().items()),
@@ -173,30 +154,17 @@ class History:
             message.producer_name(),
         )
         data = message.data()
-        content, at = b"%d|%r|%s" % (len(data), told, data), b"%d:%d:%d|" % place
         self._messages += 1
-        contents, places, left_contents, left_places = self._digests
-        contents.update(content)
-        places.update(at)
-        if place not in self.acknowledged:
-            self._left += 1
-            left_contents.update(content)
-            left_places.update(at)
+        self._contents.update(b"%d|%r|%s" % (len(data), told, data))
+        self._places.update(b"%d:%d:%d|" % place)
+        if self._messages in self.wanted:
+            self.notes[self._messages] = self.note()
+        if self.noting:
+            self.newest.append(self.note())
 
     def note(self) -> Note:
         """Return it as it is now."""
-        contents, places, left_contents, left_places = (one.hexdigest() for one in self._digests)
-        return Note(self._messages, contents, places, self._left, left_contents, left_places, self._last)
-
-    def take(self, messages: Iterator[pulsar.Message]) -> Note:
-        """Add all messages that come; return it in the end."""
-        for message in messages:
-            self.add(message)
-            if self._messages in self.wanted:
-                self.notes[self._messages] = self.note()
-            if self.noting:
-                self.newest.append(self.note())
-        return self.note()
+        return Note(self._messages, self._contents.hexdigest(), self._places.hexdigest(), self._last)
 
     def up_to(self, end: tuple[int, int]) -> Note:
         """Return it up to an entry. Raises StopIteration where that is before the newest messages."""
@@ -209,18 +177,22 @@ def place_of(message: pulsar.Message) -> Place:
     return at.ledger_id(), at.entry_id(), at.batch_index()
 
 
-def read(url: str, topic: str, history: History, count: int | None = None) -> Note:
-    """Read a topic from the earliest message on: so many, or all that there are; returns its history."""
+def read(url: str, topic: str, history: History, count: int | None = None) -> None:
+    """Read a topic from the earliest message on: so many, or all that there are."""
     with pulsar_client(url) as client:
         reader = client.create_reader(topic, pulsar.MessageId.earliest)
+        number = 0
+        while reader.has_message_available() if count is None else number < count:
+            history.add(reader.read_next(RECEIVE_MS))
+            number += 1
 
-        def messages() -> Iterator[pulsar.Message]:
-            number = 0
-            while reader.has_message_available() if count is None else number < count:
-                yield reader.read_next(RECEIVE_MS)
-                number += 1
 
-        return history.take(messages())
+def stand(url: str, topic: str, history: History, last: Place) -> None:
+    """Receive what the subscription is given up to the last message, and acknowledge nothing."""
+    with pulsar_client(url) as client:
+        consumer = client.subscribe(topic, SUBSCRIPTION)
+        while history.note().last < last:
+            history.add(consumer.receive(RECEIVE_MS))
 
 
 def receive(url: str, topic: str, count: int) -> dict[str, Note]:
@@ -238,25 +210,20 @@ def receive(url: str, topic: str, count: int) -> dict[str, Note]:
     raise AssertionError(f"the subscription of {topic} is given more than {count}: {place_of(more)}")
 
 
-def acknowledge(url: str, topic: str, count: int, *, single: bool) -> Acknowledged:
-    """Have the subscription acknowledge all of its next messages but three of the last five; returns which.
+def acknowledge(url: str, topic: str, count: int, *, single: bool) -> None:
+    """Have the subscription acknowledge all of its next messages but three of the last five.
 
-    `single`: it acknowledges each third of the first ones instead, one by one.
+    `single`: each third of the first ones instead, one by one, and all of some whole batches behind these.
     """
-    up_to, alone = Acknowledged().up_to, []
     with pulsar_client(url) as client:
         earliest = pulsar.InitialPosition.Earliest
         consumer = client.subscribe(topic, SUBSCRIPTION, initial_position=earliest, batch_index_ack_enabled=True)
+        thirds = min(SINGLE_MAX, count // 2)
         for number in range(count):
             message = consumer.receive(RECEIVE_MS)
-            if single and number < SINGLE_MAX and not number % 3:
-                consumer.acknowledge(message)
-                alone.append(place_of(message))
+            alone = not number % 3 if number < thirds else number < thirds + 3 * BATCH
             if not single and number == count - 5:
                 consumer.acknowledge_cumulative(message)
-                up_to = place_of(message)
-            if not single and number in {count - 3, count - 1}:
+            elif alone if single else number in {count - 3, count - 1}:
                 consumer.acknowledge(message)
-                alone.append(place_of(message))
         consumer.close()
-    return Acknowledged(up_to, frozenset(alone))

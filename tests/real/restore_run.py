@@ -46,6 +46,7 @@ from tests.real.restoring import (
     Cluster,
     Scenario,
     first_written,
+    messages_of,
     names_of,
     produce_all,
     read_all,
@@ -184,23 +185,20 @@ async def came_up(live: Cluster, site: Site, found: Generation) -> None:
     given: dict[str, Note] = {}
     for sort in SORTS:
         if sort.subscribed:
-            count = sum(scenario.had[name].note.left for name in names_of(sort))
+            count = sum(messages_of(scenario.had[name].left) for name in names_of(sort))
             given |= await asyncio.to_thread(receive, live.url, live.name(sort.name), count)
     for name in scenario.parts:
         had, here = scenario.had[name], histories[name].note()
-        at, subscription = scenario.acknowledged.get(name), given.get(live.name(name))
+        left, subscription = had.left, given.get(live.name(name))
         found.rows[name] = {
             "messages": had.note.messages,
             "not offloaded": had.lost,
             "sha256": had.note.contents,
             "bytes": here.contents == had.note.contents,
             "ids": here.places == had.note.places,
-            "acknowledged": f"{at.up_to} and {len(at.single)} behind" if at is not None else None,
-            "left": had.note.left if at is not None else None,
-            "subscription": None
-            if at is None or not had.note.left
-            else subscription is not None
-            and subscription[:3] == (had.note.left, had.note.left_contents, had.note.left_places),
+            "subscription": subscription == left if left is not None else None,
+            "stands at": ":".join(map(str, had.begin)) if had.begin is not None else "",
+            "left": left.messages if left is not None else "",
         }
     policies = [await broker.get(f"{live.driven('holes').path}/maxConsumers") for broker in live.brokers]
     assert CONSUMERS in policies, f"the policy of a topic is {policies}"
@@ -222,14 +220,14 @@ async def went_on(live: Cluster, stack: AsyncExitStack, found: Generation) -> No
     histories = await settled(live, daemon)
     for name, history in histories.items():
         note, first = history.notes.get(before[name].note.messages), before[name].note
-        more = history.newest[-1]
+        more = history.note()
         found.rows[name]["goes on"] = (
             note is not None
             and (note.contents, note.places) == (first.contents, first.places)
             and more.messages > first.messages
             and more.last[0] > SHORT_IDS_END
         )
-    sent = {sort.name: sum(histories[name].newest[-1].messages for name in names_of(sort)) for sort in SORTS}
+    sent = {sort.name: sum(histories[name].note().messages for name in names_of(sort)) for sort in SORTS}
     came = {sort.name: sum(before[name].note.messages for name in names_of(sort)) for sort in SORTS}
     tails = {sort.name: 6 * len(names_of(sort)) for sort in SORTS}
     assert sent == {name: came[name] + MORE + tails[name] for name in sent}
@@ -294,13 +292,11 @@ async def run(directory: Path, messages: int, versions: Sequence[str]) -> list[G
 
 def table(found: Generation) -> str:
     """Return what was compared, and how long it took, as Markdown."""
-    columns = ("messages", "not offloaded", "sha256", *CHECKS, "acknowledged", "left")
+    columns = ("messages", "not offloaded", "sha256", *CHECKS, "stands at", "left")
     shown = {True: "equal", False: "**DIFFERS**", None: ""}
     lines = [f"| topic | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for name, row in found.rows.items():
         cells = {**row, "sha256": row["sha256"][:PREFIX]} | {check: shown[row[check]] for check in CHECKS}
-        cells["acknowledged"] = row["acknowledged"] or ""
-        cells["left"] = "" if row["left"] is None else row["left"]
         lines.append(f"| {name} | {' | '.join(str(cells[column]) for column in columns)} |")
     lines += ["", "| part | seconds |", "|---|---:|"]
     lines += [f"| {name} | {value:.1f} |" for name, value in found.parts_s.items()]

@@ -15,11 +15,11 @@ from tests.real.driven import Driven
 from tests.real.histories import (
     SORTS,
     VERSIONS,
-    Acknowledged,
     History,
     acknowledge,
     count_of,
     read,
+    stand,
     write,
     write_in_transactions,
 )
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tests.integration.processes import Site
     from tests.real.bookies import BookKeeperCluster
     from tests.real.broker import PulsarBroker
-    from tests.real.histories import Note, Sort
+    from tests.real.histories import Note, Place, Sort
 
 CONSUMERS = 7
 """A policy of one topic, kept in a topic of Pulsar's own."""
@@ -53,10 +53,15 @@ SMALL = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Had:
-    """What the bucket had of a topic, or a partition, when its cluster was lost; and what producers had sent behind."""
+    """What the bucket had of a topic, or a partition, when its cluster was lost.
+
+    `lost` messages were sent behind that. `left` is what the subscription had to be given, from `begin` on.
+    """
 
     note: Note
     lost: int
+    left: Note | None
+    begin: Place | None
 
 
 @dataclass
@@ -71,7 +76,6 @@ class Scenario:
     cluster: str = field(default_factory=lambda: CLOCK.uuid().hex)
     sent: dict[str, int] = field(default_factory=dict)
     """Numbers of messages used so far, by sort."""
-    acknowledged: dict[str, Acknowledged] = field(default_factory=dict)
     had: dict[str, Had] = field(default_factory=dict)
 
     def shape(self, version: str) -> Shape:
@@ -199,17 +203,21 @@ async def consume_half(live: Cluster) -> None:
     """Have each subscription acknowledge about half of what it has left."""
     scenario, counts = live.scenario, {}
     for name, sort in scenario.parts.items():
+        had = scenario.had.get(name)
         if sort.subscribed:
-            all_of_it = scenario.sent[sort.name] // max(1, sort.partitions)
-            counts[name] = (scenario.had[name].note.left if scenario.had else all_of_it) // 2
-    found = await at_once(
+            left = scenario.sent[sort.name] // max(1, sort.partitions) if had is None else messages_of(had.left)
+            counts[name] = left // 2
+    await at_once(
         {
             name: partial(acknowledge, live.url, live.name(name), count, single=name == "holes")
             for name, count in counts.items()
         }
     )
-    for name, one in found.items():
-        scenario.acknowledged[name] = scenario.acknowledged.get(name, Acknowledged()) | one
+
+
+def messages_of(note: Note | None) -> int:
+    """Return how many messages a history has, none without one."""
+    return note.messages if note is not None else 0
 
 
 async def settled(live: Cluster, daemon: DaemonProcess) -> dict[str, History]:
@@ -230,11 +238,20 @@ async def settled(live: Cluster, daemon: DaemonProcess) -> dict[str, History]:
     code, said, told = await ran(daemon.site, "offloadctl", "metadata", "capture")
     assert code == 0, said + told
     histories = await read_all(live, noting=True)
+    left = {name: History(noting=True) for name, sort in scenario.parts.items() if sort.subscribed}
+    lasts = {name: history.note().last for name, history in histories.items()}
+    await at_once({name: partial(stand, live.url, live.name(name), one, lasts[name]) for name, one in left.items()})
     for name, history in histories.items():
         least = history.newest[-4].last
         end = await offloaded(daemon, live.driven(name).topic, least[:2])
-        note, last = history.up_to(end), history.newest[-1]
-        scenario.had[name] = Had(note, last.messages - note.messages)
+        note, given = history.up_to(end), left.get(name)
+        scenario.had[name] = Had(
+            note,
+            history.note().messages - note.messages,
+            given.up_to(end) if given is not None else None,
+            given.first if given is not None else None,
+        )
+        assert given is None or given.note().messages < history.note().messages, f"{name}: nothing is acknowledged"
     return histories
 
 
@@ -250,7 +267,7 @@ async def read_all(live: Cluster, *, noting: bool = False) -> dict[str, History]
     for name in scenario.parts:
         had = scenario.had.get(name)
         wanted = frozenset({had.note.messages}) if had is not None else frozenset()
-        history = History(scenario.acknowledged.get(name, Acknowledged()), wanted, noting=noting)
+        history = History(wanted, noting=noting)
         histories[name] = history
         count = had.note.messages if had is not None and not noting else None
         calls[name] = partial(read, live.url, live.name(name), history, count)
