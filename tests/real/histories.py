@@ -30,6 +30,8 @@ LEAST = 120
 """Messages of a topic, however few are to be written in all."""
 PARTITIONS = 3
 SUBSCRIPTION = "billing & more"
+CHUNKED_AT_ONCE = 100
+"""Chunked messages that one producer sends: their chunks fit into its queue, for a full one never empties again."""
 TAIL = 40
 """Newest messages of a topic, at each of which its history is noted."""
 VERSIONS = ("a", "ab", "abc")
@@ -88,7 +90,9 @@ def write(url: str, topic: str, kind: str, numbers: range, versions: Sequence[st
             return
         given = KINDS[kind]
         settings = {**given.settings, "batching_max_messages": BATCH} if "batch" in kind else given.settings
-        produce(client, topic, replace(given, settings=settings), numbers)
+        step = CHUNKED_AT_ONCE if kind == "chunked" else len(numbers)
+        for first in range(0, len(numbers), step):
+            produce(client, topic, replace(given, settings=settings), numbers[first : first + step])
 
 
 def _write_records(client: pulsar.Client, topic: str, fields: str, numbers: range) -> None:

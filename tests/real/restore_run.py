@@ -324,7 +324,8 @@ def main() -> int:
         return 1
     shutil.rmtree(directory)
     times = ", ".join(f"{one.version} {one.document()['until_first_messages_s']:.0f} s" for one in found)
-    say(f"{arguments.messages:,} messages came up byte for byte; until first messages of all topics: {times}")
+    count = sum(row["messages"] for row in found[0].rows.values())
+    say(f"{count:,} messages came up byte for byte; until the first messages of all topics: {times}")
     return 0
 
 

@@ -127,6 +127,7 @@ def test_a_topic_with_a_gap_waits_for_a_decision(config: Path) -> None:
     assert lines[1].split()[-4:] == ["3:0", "3:9", "5", "0"]
     assert any(one.startswith(f"BLOCKED  {NAME}: entries after 3:9 and before 3:12") for one in lines)
     assert "--at-gap skip" in result.stdout
+    assert f"LATER    the policies of {TOPIC.tenant}/{TOPIC.namespace} do not name the driver" in result.stdout
 
 
 @pytest.mark.parametrize("at_gap", ["skip", "stop"])
