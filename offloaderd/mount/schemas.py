@@ -19,6 +19,9 @@ from offloaderd.mount.captured import Captured
 class SchemaAdmin(PulsarAdmin):
     """Reads and writes schemas of topics. Async context manager."""
 
+    timeout_s = 60.0
+    """A broker of a new cluster answers the first writes late: it makes ledgers, and loads the namespace's policies."""
+
     async def restore(self, topic: TopicName, versions: Mapping[int, Schema]) -> int:
         """Write the versions of a topic's schema that are missing; return how many those were. May be repeated.
 

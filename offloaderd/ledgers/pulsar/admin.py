@@ -33,6 +33,9 @@ _REDIRECTS = {301, 302, 303, 307, 308}
 class PulsarAdmin:
     """The admin API of a cluster, by its web service URL. Async context manager."""
 
+    timeout_s = TIMEOUT_S
+    """How long an answer may take."""
+
     def __init__(self, url: str, options: PulsarSettings | None = None) -> None:
         """Raise InvalidConfig for a URL that is none, and for a CA file that cannot be read."""
         parts = urlsplit(url)
@@ -54,7 +57,7 @@ class PulsarAdmin:
         self._failing = False
 
     async def __aenter__(self) -> Self:
-        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(total=self.timeout_s)
         self._session = aiohttp.ClientSession(timeout=timeout, auto_decompress=True)
         return self
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from aiohttp.test_utils import TestServer
 from offloaderd.capture.records import Capture, Key, Kind, schema_value
 from offloaderd.core.errors import Conflict, Denied, InvalidInput, Transient
 from offloaderd.core.model import TopicName
+from offloaderd.ledgers.pulsar.admin import PulsarAdmin
 from offloaderd.ledgers.pulsar.schemas import Schema
 from offloaderd.mount.captured import Captured
 from offloaderd.mount.schemas import SchemaAdmin, restored
@@ -36,9 +38,11 @@ class Registry:
         self.versions: list[dict[str, Any] | None] = []
         self.refused: tuple[int, str] | None = None
         self.shift = 0
+        self.delay_s = 0.0
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request."""
+        await asyncio.sleep(self.delay_s)  # noqa: TID251 - as late as the test says
         if self.refused is not None:
             return web.Response(status=self.refused[0], text=self.refused[1])
         if request.method == "GET":
@@ -103,6 +107,18 @@ async def test_a_schema_that_is_deleted_at_the_end_is_written_once(registry: Reg
     assert await restore(registry, versions) == 2
     assert await restore(registry, versions) == 0
     assert [one is None for one in registry.versions] == [False, True, False, True]
+
+
+async def test_a_broker_that_has_just_come_up_may_answer_late(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that asks for a position has no such patience."""
+    monkeypatch.setattr(PulsarAdmin, "timeout_s", 0.01)
+    registry.delay_s = 0.1
+    with pytest.raises(Transient):
+        async with PulsarAdmin(registry.url) as admin:
+            await admin.last_confirmed(TOPIC)
+    assert await restore(registry, {0: AVRO}) == 1
 
 
 async def test_another_schema_stays(registry: Registry) -> None:
