@@ -50,6 +50,7 @@ from bench.stock import stock
 from bench.tables import tables
 from bench.tailing import bookies, tail
 from bench.topics import fifty, slow
+from bench.whole import whole
 from offloaderd.core.errors import OffloaderError
 from offloaderd.daemon import log
 from tests.real import stores
@@ -89,6 +90,7 @@ ALONE: dict[str, Callable[[Site, Scale], Awaitable[list[Figure]]]] = {
 }
 ON_BOOKIES: dict[str, Callable[[Site, Scale, BookKeeperCluster], Awaitable[list[Figure]]]] = {
     "tail": tail,
+    "whole": whole,
     "stock": stock,
     "many": many,
     "spark-bookies": backfill_bookies,

@@ -40,3 +40,7 @@ SILENCE_S = 10.0
 """The last message before a silence is durable."""
 DISK_GETS_SAVED, DISK_MEMORY = 0.95, 1.1
 """A second read from the disk cache: GETs that it saves; the daemon's memory over one without a disk, at most."""
+WHOLE_RATE = {"1 KiB": 0.8, "10 KiB": 0.8}
+"""From bookies to S3, over the slower of the codec's loop and a bare upload."""
+WHOLE_CPU = {"1 KiB": 4.0, "10 KiB": 1.9}
+"""CPU seconds of the daemon for a GiB of it, at most."""

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from offloaderd.core.model import TopicName
 
 CLOCK = SystemClock()
+ROOT = Path(__file__).parents[1]
+"""The tree, from which this module was loaded."""
 START_S = 30.0
 CALL_S = 120.0
 """No call takes this long, on a machine however busy."""
@@ -91,17 +93,23 @@ class Site:
             yield replace(self, s3=options)
 
     @asynccontextmanager
-    async def daemon(self, sections: Sections, *, name: str) -> AsyncIterator[Daemon]:
-        """Run a daemon until the context ends. A second one of the same name continues with its ledgers."""
+    async def daemon(self, sections: Sections, *, name: str, sampled: Path | None = None) -> AsyncIterator[Daemon]:
+        """Run a daemon until the context ends. A second one of the same name continues with its ledgers.
+
+        With `sampled` it can split its CPU by parts, and writes them to that file (`bench.sampled`).
+        """
         directory = self.directory / name
         directory.mkdir(exist_ok=True)
         grpc_port, http_port = free_ports(2, CLOCK)
         command = Command(
             name="offloaderd",
-            program=Path(sys.executable).with_name("offloaderd"),
-            arguments=("serve",),
+            program=Path(sys.executable) if sampled else Path(sys.executable).with_name("offloaderd"),
+            arguments=("-m", "bench.sampled", str(sampled), "serve") if sampled else ("serve",),
             directory=directory,
-            environment=self.environment(name, grpc_port, http_port, sections),
+            environment={
+                **self.environment(name, grpc_port, http_port, sections),
+                **({"PYTHONPATH": str(ROOT)} if sampled else {}),
+            },
         )
         async with ChildProcess(command, CLOCK) as child:
 

@@ -10,12 +10,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from bench import goals
-from bench.appending import everything_offloaded
 from bench.bookie_reader import Task, measure
 from bench.load import MIB
 from bench.report import Figure, spread
 from bench.site import CLOCK
-from bench.usage import GIB, measured, process_figures
 from tests.real.bookies import ClusterOptions, bookkeeper_cluster
 from tests.real.writer import Plan, ledger_writer
 from tests.real.written_topic import written_topic
@@ -25,8 +23,7 @@ if TYPE_CHECKING:
 
     from bench.child import Took
     from bench.scale import Scale
-    from bench.site import Sections, Site
-    from offloaderd.core.model import TopicName
+    from bench.site import Site
     from tests.real.bookies import BookKeeperCluster
 
 PLAN = Plan(ensemble=2, write_quorum=2, ack_quorum=2)
@@ -69,20 +66,7 @@ async def tail(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Figu
                 for _ in range(size.runs)
             ]
             figures += _figures(f"tail from bookies, {label}", count, entry_bytes, rounds)
-            figures += await _offload(beside(site, cluster), cluster, topic.name, count * entry_bytes / GIB, label)
     return figures
-
-
-async def _offload(site: Site, cluster: BookKeeperCluster, topic: TopicName, gib: float, label: str) -> list[Figure]:
-    """Measure what the whole way from bookies to S3 costs every process."""
-    sections: Sections = {"ledgers": {"kind": "bookkeeper"}, "bookkeeper": {"servers": cluster.zookeeper}}
-    name, benchmark = f"tail{CLOCK.uuid().hex[:6]}", f"from bookies to S3, {label}"
-    async with site.bucket() as place, place.daemon(sections, name=name) as daemon, measured(daemon) as took:
-        await daemon.client.enable(topic)
-        await daemon.claimed(topic)
-        await everything_offloaded(daemon, topic)
-    rate = Figure(benchmark=benchmark, figure="rate", values=[gib * 1024 / took.seconds], unit="MiB/s")
-    return [rate, *process_figures(benchmark, gib, [took])]
 
 
 def distinct_entries(count: int, entry_bytes: int) -> Iterator[bytes]:

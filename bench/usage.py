@@ -104,9 +104,12 @@ def process_figures(benchmark: str, gib: float, rounds: Sequence[Measured]) -> l
     return found
 
 
-def used_figures(benchmark: str, process: str, *, cpu: Sequence[float], peak: Sequence[int]) -> list[Figure]:
-    """Return what one process took: CPU seconds for a GiB, and bytes of memory at its peak."""
+def used_figures(benchmark: str, process: str, *, cpu: Sequence[float], peak: Sequence[int] = ()) -> list[Figure]:
+    """Return what one process took: CPU seconds for a GiB, and bytes of memory at its peak, if there are any."""
+    used = Figure(benchmark=benchmark, figure=CPU, process=process, values=list(cpu), unit="s/GiB")
+    if not peak:
+        return [used]
     return [
-        Figure(benchmark=benchmark, figure=CPU, process=process, values=list(cpu), unit="s/GiB"),
+        used,
         Figure(benchmark=benchmark, figure=PEAK, process=process, values=[one / MIB for one in peak], unit="MiB"),
     ]
