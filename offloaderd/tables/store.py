@@ -20,8 +20,8 @@ from offloaderd.tables.declaration import Declaration
 VERSION = 1
 TABLES_MAX = 1000
 """Tables of a declaration whose state is kept, at most 900 bytes each; those that fail or lag most."""
-POSITIONS_MAX = 2000
-"""Positions of all tables of a declaration that are kept; of more, none is."""
+STATES_BYTES_MAX = 1_000_000
+"""Most bytes of the states with their positions; the positions of more are not kept. One node can have no more."""
 ADDED = "positions"
 """The field of a state that records of earlier releases lack."""
 
@@ -144,16 +144,19 @@ async def release(store: MetadataStore, name: str, writer: str) -> None:
 async def put_states(store: MetadataStore, name: str, states: States) -> None:
     """Write what an application says of its tables, of very many those that lag most. Raises Transient, NotFound."""
     most = sorted(states.tables, key=lambda one: (not one.error, -one.lag_s, one.table))[:TABLES_MAX]
-    if sum(len(one.positions) for one in most) > POSITIONS_MAX:
-        most = [replace(one, positions={}) for one in most]
-    content = json.dumps(
-        {"version": VERSION, "writer": states.writer, "at_ms": states.at_ms, "tables": [asdict(one) for one in most]}
-    ).encode()
+    content = _encoded(states, most)
+    if len(content) > STATES_BYTES_MAX:
+        content = _encoded(states, [replace(one, positions={}) for one in most])
     path, declared = paths.table_state(name), await store.get(paths.table(name))
     found = await nodes.node(store, path)
     written = Create(path, content) if found is None else Replace(path, content, found.version)
     with suppress(Conflict):  # another application, which holds them now, was first
         await store.transact([Check(paths.table(name), declared.version), written])
+
+
+def _encoded(states: States, tables: Sequence[TableState]) -> bytes:
+    head = {"version": VERSION, "writer": states.writer, "at_ms": states.at_ms}
+    return json.dumps({**head, "tables": [asdict(one) for one in tables]}).encode()
 
 
 async def states(store: MetadataStore, name: str) -> States:

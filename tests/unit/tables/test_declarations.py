@@ -174,3 +174,15 @@ async def test_states_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         found = await store.states(metadata, "orders")
     assert (found.writer, found.at_ms) == ("w", 2)
     assert found.tables == [tables[1], tables[2]]
+
+
+async def test_positions_that_a_node_has_no_room_for_are_not_kept() -> None:
+    """The states come without them then: names of topics may be long, and a node holds a megabyte."""
+    positions = {f"{'o' * 490}-partition-{number}": f"{number}:1" for number in range(1000)}
+    tables = [TableState(table=name, topic=name, lag_s=1.0, positions=positions) for name in ("a", "b")]
+    async with MemoryTree().connect() as metadata:
+        await store.create(metadata, ORDERS)
+        for kept in (tables[:1], tables):
+            await store.put_states(metadata, "orders", States(writer="w", tables=kept))
+            found = (await store.states(metadata, "orders")).tables
+            assert [one.positions for one in found] == ([positions] if kept is not tables else [{}, {}])
