@@ -27,12 +27,13 @@ from offloaderd.api.interceptor import code_name
 from offloaderd.core import units as words
 from offloaderd.core.errors import Denied, InvalidInput, OffloaderError, Transient, Unauthenticated
 from offloaderd.core.health import Health
+from offloaderd.core.model import TopicName
 from offloaderd.daemon.status_page import last_hour
 from offloaderd.daemon.status_page.board import ONLY, SORTS, Board, Wanted, wanted_topic
 from offloaderd.protocol.conversion import as_json, position_of
 from offloaderd.protocol.errors import code_of
 from offloaderd.protocol.status import holder_label, holder_words, lag_cells, rated_json, topic_facts
-from offloaderd.protocol.v1 import admin_pb2
+from offloaderd.protocol.v1 import admin_pb2, inspect_pb2
 
 STATUS = "/offloaderd.v1.AdminService/Status"
 """The call whose role a visitor needs."""
@@ -178,12 +179,14 @@ class StatusSite:
         board, topic = self._ready(), wanted_topic(request.query)
         if topic is not None:
             found, rate = await board.topic(topic)
+            layout, layout_error = await _layout(board, topic)
             return self._rendered(
                 "topic.html",
                 one=found,
                 rate=rate,
                 facts=topic_facts(found, None),
-                layout=await board.layouts(topic),
+                layout=layout,
+                layout_error=layout_error,
                 plots=last_hour.topic_plots(board.sampler.topics, found.topic, board.clock.wall_ms()),
                 now_ms=board.clock.wall_ms(),
             )
@@ -202,7 +205,9 @@ class StatusSite:
         board, topic = self._ready(), wanted_topic(request.query)
         if topic is not None:
             document = rated_json(*await board.topic(topic))
-            return web.json_response({**document, "layout": as_json(await board.layouts(topic))})
+            layout, layout_error = await _layout(board, topic)
+            shown = {"layout_error": layout_error} if layout is None else {"layout": as_json(layout)}
+            return web.json_response({**document, **shown})
         return web.json_response((await board.show(Wanted.of(request.query))).as_json())
 
     def _error_page(self, error: OffloaderError) -> web.Response:
@@ -211,6 +216,14 @@ class StatusSite:
     def _rendered(self, template: str, **values: object) -> web.Response:
         text = self._templates.get_template(template).render(**values)
         return web.Response(text=text, content_type="text/html", charset="utf-8")
+
+
+async def _layout(board: Board, topic: TopicName) -> tuple[inspect_pb2.LayoutResponse | None, str]:
+    """Return the layout of a topic, or why there is none: the rest of what is known is shown all the same."""
+    try:
+        return await board.layouts(topic), ""
+    except OffloaderError as error:
+        return None, str(error)
 
 
 def _error_json(error: OffloaderError) -> web.Response:

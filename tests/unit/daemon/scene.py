@@ -11,7 +11,7 @@ import aiohttp
 
 from offloaderd.api.admin import topic_status
 from offloaderd.api.gate import Authentication, Gate, Limits
-from offloaderd.core.errors import NotFound
+from offloaderd.core.errors import NotFound, OffloaderError
 from offloaderd.core.health import Health
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Loss, Position, TopicName
@@ -94,6 +94,7 @@ class Scene:
     down: str = "<b>no answer</b>"
     looks: int = 0
     completions: list[str] = field(default_factory=list)
+    layout_failure: OffloaderError | None = None
     address: str = ""
     metadata: object = field(default_factory=lambda: MemoryTree().connect())
     board: Board = field(init=False)
@@ -103,7 +104,9 @@ class Scene:
         self.board = Board(cast("AdminService", self), self._look, self._layout, self.metrics, self.clock)
 
     async def _layout(self, topic: TopicName) -> inspect_pb2.LayoutResponse:
-        """Return tiers, a place with a name that would like to be markup, and a loss."""
+        """Return tiers, a place with a name that would like to be markup, and two losses. Raises `layout_failure`."""
+        if self.layout_failure is not None:
+            raise self.layout_failure
         held, position, extent = (
             inspect_pb2.LayoutResponse.Holder,
             common_pb2.Position,
@@ -114,6 +117,8 @@ class Scene:
             ends = position(ledger_id=17, entry_id=begin), position(ledger_id=17, entry_id=end)
             return extent(begin=ends[0], end=ends[1], offset=begin, entries=end - begin + 1)
 
+        gone, doubt = part(999, 1001), part(1500, 1501)
+        gone.offset, gone.entries, doubt.offset, doubt.entries = 1000, 1, 1501, 0
         return inspect_pb2.LayoutResponse(
             first=position(ledger_id=17, entry_id=0),
             last=position(ledger_id=17, entry_id=3999),
@@ -123,7 +128,7 @@ class Scene:
                 held(kind="source", name="bookkeeper", problem=self.down),
                 held(kind="place", name=HOSTILE[1], extents=[part(0, 999), part(2000, 2999)], entries=2000),
                 held(kind="table", name="lake/orders", extents=[part(0, 1999)], entries=2000, lag_s=90.0),
-                held(kind="lost", extents=[part(1000, 1000)], entries=1, problem="deleted at the source"),
+                held(kind="lost", extents=[gone, doubt], entries=1, problem="deleted at the source"),
             ],
         )
 

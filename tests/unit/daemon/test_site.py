@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import html5lib
 import pytest
 
+from offloaderd.core.errors import Transient
 from offloaderd.core.model import Position, TopicName
 from offloaderd.daemon.status_page.site import ASSETS, HEADERS
 from tests.unit.daemon.scene import HOSTILE, Scene, lost, opened, stalled, status, topic
@@ -205,7 +206,7 @@ async def test_one_topic_in_full() -> None:
             "<b>no answer</b>",
             "2 ranges, 17:0 to 17:2999, 2,000 entries",
             "17:0 to 17:1999, 2,000 entries, 1 min 30 s behind",
-            "17:1000 to 17:1000, 1 entry; deleted at the source",
+            "2 ranges, after 17:999 and before 17:1501, at least 1 entry; deleted at the source",
         ]
         drawn = [one for one in found.iter() if name_of(one) == "rect" and one.get("class") == "place"]
         assert [(one.get("x"), one.get("width")) for one in drawn] == [("0.00", "150.00"), ("300.00", "150.00")]
@@ -216,6 +217,21 @@ async def test_one_topic_in_full() -> None:
         scene.statuses.append(status(2))
         await scene.clock.advance(3)
         assert "Nothing is kept of this topic" in words(await page(client, f"/status?topic={topic(2)}"))
+
+
+async def test_a_topic_whose_layout_is_not_known() -> None:
+    """The rest of its page is there, and says why: a source that is down is when it is looked at."""
+    scene = Scene([stalled(1)])
+    scene.layout_failure = Transient("ZooKeeper <does not> answer", hint="see its log")
+    async with opened(scene) as client:
+        text = words((await page(client, f"/status?topic={topic(1)}")).find(".//main"))
+        assert "stalled: the bucket is full" in text
+        assert "Where its entries are ZooKeeper <does not> answer" in text
+        async with client.get("/status.json", params={"topic": str(topic(1))}) as answer:
+            document = await answer.json()
+    assert document["stalled_reason"] == "the bucket is full"
+    assert "layout" not in document
+    assert document["layout_error"].startswith("ZooKeeper <does not> answer")
 
 
 async def test_an_hour_is_drawn_and_said() -> None:
