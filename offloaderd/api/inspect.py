@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from offloaderd.api.calls import Context, metadata_error, needed
 from offloaderd.core.clock import Clock
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES
-from offloaderd.core.errors import CorruptData, InvalidInput, Transient
+from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.managed_ledgers import system_reason
 from offloaderd.fleet.engine import Engine
@@ -84,11 +84,8 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
 
     async def Layout(self, request: pb.LayoutRequest, context: Context) -> pb.LayoutResponse:
         """Show where the entries of a topic are. Raises NotFound for an unknown topic, and as the stores."""
-        topic = TopicName.parse(request.topic)
-        if failure := await metadata_error(self.metadata):
-            raise needed(failure)
         assert self.layouts is not None  # noqa: S101 - the daemon always gives it
-        return await self.layouts(topic)
+        return await self.layouts(TopicName.parse(request.topic))
 
     async def Verify(self, request: pb.VerifyRequest, context: Context) -> AsyncIterator[pb.VerifyEvent]:
         """Yield a report of each segment, then the flaws between them.
@@ -112,31 +109,29 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
 
 async def held(reader: TopicReader, topic: TopicName, position: Position) -> Held:
     """Return the tiers beside the bucket that hold an entry. Raises NotFound for an unknown topic, Transient."""
-    view, why = await _view(reader, topic)
+    view = await _view(reader, topic)
     buffered = reader.hot.read(topic, position, position, 1) is not None
     ledger = view.ledger(position.ledger_id)
     holds = ledger is not None and position.entry_id <= ledger.last_entry_id
     return Held(
         buffer=buffered,
-        source=None if why else holds,
+        source=None if view.source_away else holds,
         in_source=ledger is not None,
         ended=ledger.last_entry_id + 1 if ledger is not None and ledger.closed else None,
         newest=view.newest(),
-        why=why,
+        why=view.source_away,
     )
 
 
-async def _view(reader: TopicReader, topic: TopicName) -> tuple[TopicView, str]:
-    """Return the view of a topic, and why its source is not in it. Raises NotFound for an unknown topic, Transient."""
-    why = ""
-    try:
-        view = await reader.view(topic, source_s=SOURCE_S)
-    except Transient as error:
-        why = error.message
-        view = await reader.view(topic, Position(0, 0), source_s=SOURCE_S)
-    if view.is_empty() and not why:
+async def _view(reader: TopicReader, topic: TopicName) -> TopicView:
+    """Return the view of a topic, without its source if that does not answer and entries are offloaded.
+
+    Raises NotFound for an unknown topic, Transient.
+    """
+    view = await reader.view(topic, Position(0, 0), source_s=SOURCE_S)
+    if view.is_empty() and not view.source_away:
         await reader.priority(topic)
-    return view, why
+    return view
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +147,12 @@ class Layouts:
 
     async def of(self, topic: TopicName) -> pb.LayoutResponse:
         """Return the layout of a topic. Raises NotFound for an unknown topic, Transient, CorruptData."""
-        view, why = await _view(self.reader, topic)
+        if failure := await metadata_error(self.metadata):
+            raise needed(failure)
+        view = await _view(self.reader, topic)
         scale = Scale(view)
         found = [await self._buffer(topic, view, scale)]
-        found += holders(view, scale, source=self.source_kind, why=why)
+        found += holders(view, scale, source=self.source_kind)
         found += [one async for one in self._tables(topic, scale)]
         return filled(
             pb.LayoutResponse,

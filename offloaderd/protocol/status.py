@@ -200,8 +200,11 @@ def _read_only_facts(one: admin_pb2.TopicStatus) -> list[tuple[str, str]]:
 
 def _gap_text(gap: admin_pb2.EntryGap) -> str:
     after, before = position_of(gap, "after"), position_of(gap, "before")
-    where = [*([f"after {after}"] if after else []), f"before {before}" if before else "up to the end"]
-    return f"{' and '.join(where)}: {gap.reason}"
+    return f"{_between(after, before)}: {gap.reason}"
+
+
+def _between(after: str | None, before: str | None) -> str:
+    return " and ".join([*([f"after {after}"] if after else []), f"before {before}" if before else "up to the end"])
 
 
 def _lag_text(one: admin_pb2.TopicStatus) -> str:
@@ -280,11 +283,10 @@ def _edge_text(one: admin_pb2.TopicStatus) -> str:
 
 
 def _loss_text(loss: admin_pb2.LostRange) -> str:
-    after = position_of(loss, "after")
+    where = _between(position_of(loss, "after"), position_of(loss, "before"))
     entries = words.plural(loss.entries, "entry", "entries")
     lost = f"at least {entries}" if loss.entries else "it is unknown whether any"
-    where = f"after {after} and before" if after else "before"
-    return f"{lost} {where} {position_of(loss, 'before')}, noticed {words.moment(loss.noticed_ms)} UTC"
+    return f"{lost} {where}, noticed {words.moment(loss.noticed_ms)} UTC"
 
 
 HOLDERS = {"buffer": "buffer", "source": "source", "place": "bucket", "table": "table"}
@@ -298,9 +300,14 @@ def holder_label(one: inspect_pb2.LayoutResponse.Holder) -> str:
 
 def holder_words(one: inspect_pb2.LayoutResponse.Holder) -> str:
     """Return the extents of a holder as words, with its lag and what is wrong."""
-    ends = f"{position_of(one.extents[0], 'begin')} to {position_of(one.extents[-1], 'end')}" if one.extents else ""
+    ends, missing = "", one.kind not in HOLDERS
+    if one.extents:
+        begin, end = position_of(one.extents[0], "begin"), position_of(one.extents[-1], "end")
+        ends = _between(begin, end) if missing else f"{begin} to {end}"
     ranges = f"{len(one.extents):,} ranges, {ends}" if len(one.extents) > 1 else ends
     counted = words.plural(one.entries, "entry", "entries") if one.entries else "unknown number" if ends else "nothing"
+    if one.entries and missing and not all(extent.entries for extent in one.extents):
+        counted = f"at least {counted}"
     lag = f"{words.age(one.lag_s)} behind" if one.HasField("lag_s") and one.lag_s else ""
     said = ", ".join(filter(None, (ranges, counted if ends or not one.problem else "", lag)))
     return "; ".join(filter(None, (said, one.problem)))

@@ -37,11 +37,12 @@ MISSING = frozenset({HolderKind.LOST, HolderKind.UNREADABLE})
 class Extent(NamedTuple):
     """Consecutive entries, `begin` to `end` inclusive, with the number of the first on the scale.
 
-    Of missing entries `begin` and `end` are the neighbours, exclusive; how many there are may be unknown (0).
+    Of missing entries `begin` and `end` are the neighbours, exclusive, None where there is none; how many entries there
+    are may be unknown (0).
     """
 
-    begin: Position
-    end: Position
+    begin: Position | None
+    end: Position | None
     offset: int
     entries: int
 
@@ -82,17 +83,16 @@ class Scale:
                 reaches(part.range.end)
         for one in view.hot or ():
             reaches(one)
-        self.first = view.oldest()
-        begin = self.first.ledger_id if self.first is not None else 0
         for ledger_id, end in view.complete.items():
             reaches(Position(ledger_id, end.entries - 1))
-        self._ledgers = sorted(one for one in sizes if one >= begin)
+        self._ledgers = sorted(sizes)
         self._starts = list(accumulate((sizes[one] for one in self._ledgers), initial=0))
         for loss in view.losses:
             at = self._at(loss.after.ledger_id)
             lacking = loss.entries - (self.number(loss.before) - self.number(loss.after) - 1)
             if at >= 0 and lacking > 0:
                 self._starts[at + 1 :] = [one + lacking for one in self._starts[at + 1 :]]
+        self.first = view.oldest()
         self.origin = self.number(self.first) if self.first is not None else 0
         self.entries = max(0, self._starts[-1] - self.origin)
 
@@ -100,7 +100,7 @@ class Scale:
         return bisect_right(self._ledgers, ledger_id) - 1
 
     def number(self, position: Position) -> int:
-        """Return the number of a position, counted from the first entry of the oldest ledger."""
+        """Return the number of a position, counted from the first entry of the oldest ledger that is known."""
         at = self._at(position.ledger_id)
         if at < 0:
             return -1
@@ -117,7 +117,7 @@ class Scale:
         """Return the entries between two positions, both exclusive; None: up to the end of the scale."""
         offset = max(self.number(after) + 1, self.origin)
         until = self.number(before) if before is not None else self._starts[-1]
-        return Extent(after, before or after, offset - self.origin, max(0, until - offset))
+        return Extent(after if after.ledger_id >= 0 else None, before, offset - self.origin, max(0, until - offset))
 
     def through(self, last: Position) -> tuple[Extent, ...]:
         """Return the entries up to `last`, which need not be an entry."""
@@ -126,14 +126,11 @@ class Scale:
         return (self.extent(self.first, last),)
 
 
-def holders(view: TopicView, scale: Scale, *, source: str, why: str) -> Iterator[Holder]:
-    """Yield the holders that a view knows, the buffer aside: the source if it has a name, places, missing entries.
-
-    `why`: why the source's ledgers are not in the view.
-    """
+def holders(view: TopicView, scale: Scale, *, source: str) -> Iterator[Holder]:
+    """Yield the holders that a view knows, the buffer aside: the source if it has a name, places, missing entries."""
     if source:
         listed = [Position(one.ledger_id, one.last_entry_id) for one in view.source if one.last_entry_id >= 0]
-        problem = str(view.refused) if view.refused is not None else why
+        problem = str(view.refused) if view.refused is not None else view.source_away
         ledgers = (scale.extent(Position(last.ledger_id, 0), last) for last in listed)
         yield holder(HolderKind.SOURCE, source, ledgers, problem)
     places: dict[str, list[Extent]] = {}
@@ -145,7 +142,8 @@ def holders(view: TopicView, scale: Scale, *, source: str, why: str) -> Iterator
         yield holder(HolderKind.PLACE, name, extents)
     if view.losses:
         lost = (scale.between(one.after, one.before) for one in view.losses)
-        yield holder(HolderKind.LOST, "", lost, "deleted at the source before they were offloaded")
+        doubt = "" if all(one.certain for one in view.losses) else "; where their number is unknown, perhaps none"
+        yield holder(HolderKind.LOST, "", lost, f"deleted at the source before they were offloaded{doubt}")
     if view.gaps:
         unreadable = (scale.between(one.after, one.before) for one in view.gaps)
         yield holder(HolderKind.UNREADABLE, "", unreadable, view.gaps[0].why)

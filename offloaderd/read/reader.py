@@ -252,7 +252,7 @@ class TopicReader:
             gaps=topic_map.gaps,
             floor=topic_map.floor,
             unfinished=(topic_map.history_end or START, plan.live_begin) if plan is not None else None,
-            source_away=failure is not None,
+            source_away=failure.message if failure is not None else "",
             refused=refused,
         )
 

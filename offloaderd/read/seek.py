@@ -135,7 +135,7 @@ class _Log:
         if (gap := self._gap_before(hit)) is not None:
             hint = f"read from {gap.before}" if gap.before is not None else "repair the bucket"
             raise EntriesMissing(f"the entry may be among those {gap}, which cannot be read: {gap.why}", hint=hint)
-        away = self._view.source_away or self._view.refused is not None
+        away = bool(self._view.source_away) or self._view.refused is not None
         if away and (hit is None or not await self._begins_with(pieces[0])):
             raise self._view.refused or Transient(
                 f"the ledger source of {self._topic} cannot be read, and may have the entry", hint="try again later"

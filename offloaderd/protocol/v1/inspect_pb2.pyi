@@ -344,7 +344,9 @@ class LayoutResponse(_message.Message):
 
     @_typing.final
     class Extent(_message.Message):
-        """Consecutive entries; of missing ones `begin` and `end` are the neighbours, and 0 means that their number is unknown."""
+        """Consecutive entries. Of missing ones `begin` and `end` are the neighbours, not set where there is none, and 0 means that
+        their number is unknown.
+        """
 
         DESCRIPTOR: _descriptor.Descriptor
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -21,6 +21,7 @@ from offloaderd.tables.store import States, TableState
 from offloaderd.testing.clock import FakeClock
 from offloaderd.testing.memory.metadata import MemoryMetadata, MemoryTree
 from tests.unit.read.build import TOPIC, Piece, ReadRig, make_read_rig, payloads, put_segment
+from tests.unit.read.shelf import Shelf
 
 if TYPE_CHECKING:
     from offloaderd.api.calls import Context
@@ -52,7 +53,8 @@ class Scene:
 
     async def layout(self, topic: TopicName = TOPIC) -> dict[str, str]:
         """Return what the call says, as words by label."""
-        layouts = Layouts(self.rig.reader, cast("Engine", self.owners), self.metadata, self.clock, "d1", "")
+        kind = "bookkeeper" if self.rig.reader.source is not None else ""
+        layouts = Layouts(self.rig.reader, cast("Engine", self.owners), self.metadata, self.clock, "d1", kind)
         service = InspectService(None, None, None, self.metadata, layouts=layouts.of)  # type: ignore[arg-type]
         found = await service.Layout(inspect_pb2.LayoutRequest(topic=str(topic)), NO_CALL)
         return {holder_label(one): holder_words(one) for one in found.holders}
@@ -87,6 +89,22 @@ async def test_the_buffer_of_another_daemon_is_not_told_as_empty(scene: Scene) -
     """The caller is led to the owner."""
     scene.owners.owner = Owner(daemon_id="d2", address="h:2", session_id="s", epoch=5)
     assert (await scene.layout())["buffer d2"] == "only its owner knows, at h:2"
+
+
+async def test_a_source_that_does_not_answer_is_asked_once(scene: Scene) -> None:
+    """With its retries; the rest is told all the same, as long as anything is offloaded."""
+    shelf = Shelf()
+    shelf.stumbles = 100
+    rig = make_read_rig(source=shelf, store=scene.rig.store)
+    rig.map.enabled, rig.map.segments = True, scene.rig.map.segments
+    away = replace(scene, rig=rig)
+    found = await away.layout()
+    assert found["source bookkeeper"] == "the source stumbles"
+    assert found["bucket bucket/p/"] == "1:0 to 1:5, 6 entries"
+    assert shelf.stumbles == 97
+    rig.map.segments = []
+    with pytest.raises(Transient, match="the source stumbles"):
+        await away.layout()
 
 
 async def test_a_topic_of_which_there_is_no_trace(scene: Scene) -> None:
