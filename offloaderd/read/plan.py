@@ -67,8 +67,8 @@ class TopicView:
 
     `ends` has the ends of ledgers in manifests, by segment and ledger: the last entry of a closed ledger, None for an
     open one. `complete` has the ledgers that are recorded as offloaded to their end. Retention deleted all up to
-    `floor`. The history between the two positions of `unfinished` is not offloaded. `source_away`: the source did not
-    answer; `refused`: it was not read, since it may be another topic's.
+    `floor`. The history between the two positions of `unfinished` is not offloaded. `source_away`: why the
+    source did not answer; `refused`: it was not read, since it may be another topic's.
     """
 
     segments: Sequence[CommittedSegment] = ()
@@ -80,7 +80,7 @@ class TopicView:
     gaps: Sequence[Gap] = ()
     floor: Position | None = None
     unfinished: tuple[Position, Position] | None = None
-    source_away: bool = False
+    source_away: str = ""
     refused: IdentityRefused | None = None
 
     def is_empty(self) -> bool:
@@ -166,7 +166,7 @@ def checked_range(
     (None, ...) means that there is nothing yet. The end stays open before a gap too, which the read comes to. Raises
     InvalidInput for a reversed range or a negative position, IdentityRefused for what only a source that is refused may
     have, OutOfRange beyond the newest entry, EntriesMissing before the oldest (EntriesDeleted up to the floor) and in a
-    gap. What is between the floor and the oldest entry is left to `next_step`: whoever read up to the floor goes on.
+    gap. A begin between the floor and the oldest entry is left to `next_step`: whoever read up to the floor goes on.
     """
     for bound in (first, last):
         if bound is not None:
@@ -189,7 +189,7 @@ def checked_range(
             _not_in_gap(view, bound)
             raise OutOfRange(f"position {bound} is beyond the end", hint=f"the topic holds {oldest} to {newest}")
     for bound in (first, last):
-        if bound is not None and bound < oldest and view.floor is None:
+        if bound is not None and bound < oldest and (view.floor is None or first is None):
             raise EntriesMissing(f"position {bound} is older than all stored entries", hint=f"the oldest is {oldest}")
     return first or oldest, last if last is not None or follow or view.ends_in_gap else newest
 

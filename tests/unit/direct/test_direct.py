@@ -408,13 +408,15 @@ def test_a_plan_has_all_that_a_reader_needs(other: dict[str, Any]) -> None:
 
 
 def test_neighbouring_runs_of_a_segment_are_one() -> None:
-    """Over its ledgers; a segment is named once, also when another tier has entries between."""
+    """Over its ledgers; a segment is named once, also when others have entries between, which are one of a ledger."""
     first, second = segment(1, [(3, 0, 9), (4, 0, 9)]), segment(2, [(5, 0, 9)])
     runs = [
         Run(Tier.OBJECTS, 3, 5, 9, first),
         Run(Tier.OBJECTS, 4, 0, 9, first),
-        Run(Tier.SOURCE, 4, 10, 12),
-        Run(Tier.OBJECTS, 5, 0, 3, second),
+        Run(Tier.BUFFER, 4, 10, 11),
+        Run(Tier.SOURCE, 4, 12, 12),
+        Run(Tier.SOURCE, 5, 0, 0),
+        Run(Tier.OBJECTS, 5, 1, 3, second),
         Run(Tier.OBJECTS, 5, 4, 9, first),
     ]
     plan = plan_message(runs, complete=False)
@@ -422,7 +424,7 @@ def test_neighbouring_runs_of_a_segment_are_one() -> None:
     assert [
         (one.first.ledger_id, one.first.entry_id, one.last.ledger_id, one.last.entry_id, one.HasField("segment"))
         for one in plan.runs
-    ] == [(3, 5, 4, 9, True), (4, 10, 4, 12, False), (5, 0, 5, 3, True), (5, 4, 5, 9, True)]
+    ] == [(3, 5, 4, 9, True), (4, 10, 4, 12, False), (5, 0, 5, 0, False), (5, 1, 5, 3, True), (5, 4, 5, 9, True)]
     assert [one.segment for one in plan.runs if one.HasField("segment")] == [0, 1, 0]
 
 

@@ -243,6 +243,13 @@ def test_whoever_has_read_what_retention_deleted_goes_on_behind_it(last: Positio
         checked_range(TopicView(segments=(cut,), floor=Position(3, 10)), first, last, follow=False)
 
 
+def test_a_range_that_ends_before_its_own_begin_is_not_empty_in_silence() -> None:
+    """Without a begin it begins with the oldest entry: what it asks for was before that, whether or not it existed."""
+    view = TopicView(segments=(segment(1, (5, 0, 8)),), floor=Position(3, 9))
+    with pytest.raises(EntriesMissing, match="4:0 is older than all stored entries"):
+        checked_range(view, None, Position(4, 0), follow=False)
+
+
 def test_what_was_behind_deleted_entries_is_not_made_up() -> None:
     """A loss, a history that is not offloaded, and a ledger that nobody knows are told, each as what it is."""
     first, floor, cut = Position(3, 10), Position(3, 9), segment(1, (5, 0, 8))
@@ -271,8 +278,15 @@ def test_a_listed_ledger_that_cannot_be_read_is_not_passed_over() -> None:
     stored = replace(unread, segments=(A, B), ends={(B.segment_id, 3): 9, (B.segment_id, 5): 2})
     assert step(stored, Position(3, 10)) == Hop(Position(5, 0))
     assert step(stored, Position(5, 3)) == Hop(Position(8, 0)), "the list shows that it follows"
+    dropped = TopicView(source=sources[3], complete={4: LedgerEnd(0, 8)})
+    assert step(dropped, Position(4, 0)) == Hop(Position(8, 0)), "it was empty, and has left the middle of the list"
     with pytest.raises(EntriesLost):
         step(replace(unread, losses=(Loss(Position(3, 9), Position(8, 0), 0),)), Position(3, 10))
+
+
+def test_a_segment_that_goes_on_in_another_ledger_shows_the_end_of_the_first() -> None:
+    """Also where its manifest cannot be read, or was written before the ledger was closed."""
+    assert step(TopicView(segments=(A, B), ends={(B.segment_id, 3): None}), Position(3, 10)) == Hop(Position(5, 0))
 
 
 def test_a_topic_of_which_nothing_is_left_is_known() -> None:

@@ -569,6 +569,53 @@ async def test_a_follower_in_an_empty_ledger_that_is_gone(*, lost: bool) -> None
     assert caught.group_contains(EntriesMissing, match="between ledgers 3 and 5")
 
 
+async def test_a_follower_behind_several_empty_ledgers_that_are_gone() -> None:
+    """A broker drops all of them at once: none of them is where a read goes back to."""
+    shelf = Shelf()
+    shelf.put(3, payloads(3, 0, 9))
+    shelf.put(4, [])
+    shelf.put(5, [], closed=False)
+    rig = make_read_rig(source=shelf)
+
+    def start_again() -> None:
+        del shelf.ledgers_by_id[4], shelf.ledgers_by_id[5]
+        shelf.put(6, payloads(6, 0, 7), closed=False)
+
+    async with rig.reader, asyncio.TaskGroup() as group:
+        following = group.create_task(collect(rig, follow=True, last=Position(6, 1)))
+        await turns(50)
+        start_again()
+    assert following.result()[0] == run(3, 0, 9) + run(6, 0, 1)
+
+
+async def test_a_ledger_with_entries_that_is_gone_is_no_empty_one() -> None:
+    """It was listed with entries when the read began; that the list looks as if there was none proves nothing."""
+    shelf = Shelf()
+    shelf.unreadable = set()
+    shelf.put(3, payloads(3, 0, 9))
+    shelf.put(4, payloads(4, 0, 3))
+    shelf.put(5, payloads(5, 0, 7))
+    rig = make_read_rig(source=shelf)
+    found: list[Position] = []
+    async with rig.reader, aclosing(rig.reader.read(TOPIC)) as batches:
+        with pytest.raises(EntriesMissing, match="no ledger 4"):
+            async for batch, _ in batches:
+                shelf.ledgers_by_id.pop(4, None)
+                found.append(batch.last)
+    assert found[-1] == Position(3, 9)
+
+
+async def test_an_entry_that_is_missing_at_the_begin_of_a_ledger_ends_a_read() -> None:
+    """It goes back to what was before once, not for ever."""
+    shelf = Shelf()
+    shelf.put(3, payloads(3, 0, 9))
+    rig = make_read_rig(source=shelf)
+    rig.map.segments = [await put_segment(rig.store, [Piece(5, 2, payloads(5, 2, 8))], segment_id=IDS[0])]
+    async with rig.reader:
+        with pytest.raises(EntriesMissing, match="entry 5:0 is in no tier"):
+            await collect(rig)
+
+
 async def test_a_ledger_that_bookkeeper_lost_in_the_middle_of_the_list() -> None:
     """Its neighbours are there: a read ends before it with an error, also before the owner has recorded a loss."""
     shelf = Shelf()
