@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from offloaderd.core.entries import Entries
-    from offloaderd.core.read_options import ReadPriority
+    from offloaderd.core.read_options import ReadPriority, Tier
     from offloaderd.ledgers.port import LedgerSource
     from offloaderd.metadata.records.history import HistoryPlan
     from offloaderd.objects.port import ObjectReader, ObjectStore
@@ -342,3 +343,20 @@ async def for_ever() -> None:
 def sample(metrics: Metrics, name: str, labels: Mapping[str, str] | None = None) -> float:
     """Return a metric's value, 0 when it has none."""
     return metrics.registry.get_sample_value(name, dict(labels or {})) or 0.0
+
+
+async def collect(rig: ReadRig, **what: Any) -> tuple[list[tuple[int, int, bytes]], list[Tier]]:
+    """Read a range; returns its entries and the tiers that gave them, each named once in a row."""
+    batches: list[Entries] = []
+    tiers: list[Tier] = []
+    async with aclosing(rig.reader.read(TOPIC, **what)) as found:
+        async for batch, tier in found:
+            batches.append(batch)
+            if tiers[-1:] != [tier]:
+                tiers.append(tier)
+    return flat(batches), tiers
+
+
+def run(ledger_id: int, first: int, last: int) -> list[tuple[int, int, bytes]]:
+    """Return what entries of one ledger hold."""
+    return [(ledger_id, entry, payload(ledger_id, entry)) for entry in range(first, last + 1)]
