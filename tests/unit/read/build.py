@@ -345,7 +345,7 @@ def sample(metrics: Metrics, name: str, labels: Mapping[str, str] | None = None)
     return metrics.registry.get_sample_value(name, dict(labels or {})) or 0.0
 
 
-async def collect(rig: ReadRig, **what: Any) -> tuple[list[tuple[int, int, bytes]], list[Tier]]:
+async def collect(rig: ReadRig, **what: Any) -> tuple[list[tuple[int, int, bytes]], list[Tier]]:  # noqa: ANN401
     """Read a range; returns its entries and the tiers that gave them, each named once in a row."""
     batches: list[Entries] = []
     tiers: list[Tier] = []
