@@ -13,9 +13,9 @@ from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.objects import keys
 from offloaderd.read import stream
 from offloaderd.read.plan import Why
-from tests.unit.read.build import PREFIX, TOPIC, ReadRig, make_read_rig, sample
+from tests.unit.read.build import PREFIX, TOPIC, ReadRig, collect, make_read_rig, run, sample
 from tests.unit.read.shelf import Broken
-from tests.unit.read.test_reader import IDS, collect, run, three_tiers
+from tests.unit.read.test_reader import IDS, three_tiers
 
 if TYPE_CHECKING:
     from offloaderd.core.errors import OffloaderError

@@ -18,11 +18,13 @@ from offloaderd.read.stream import ChangeSignals
 from tests.unit.read.build import (
     TOPIC,
     Piece,
+    collect,
     flat,
     payloads,
     put_segment,
+    run,
 )
-from tests.unit.read.test_reader import ALL, IDS, collect, run, three_tiers
+from tests.unit.read.test_reader import ALL, IDS, three_tiers
 
 if TYPE_CHECKING:
     from offloaderd.core.entries import Entries
