@@ -231,6 +231,7 @@ async def went_on(live: Cluster, stack: AsyncExitStack, found: Generation) -> No
     came = {sort.name: sum(before[name].note.messages for name in names_of(sort)) for sort in SORTS}
     tails = {sort.name: 6 * len(names_of(sort)) for sort in SORTS}
     assert sent == {name: came[name] + MORE + tails[name] for name in sent}
+    daemon.signal(signal.SIGKILL)  # an unload closes ledgers, and it would offload more than was noted
     await live.unload()
     for local, why in (("unbatched", "producers have written to it"), ("batched", "it has subscriptions")):
         code, said = await mount(site, "undo", str(live.driven(local).topic), "--yes")
