@@ -49,6 +49,12 @@ class BucketAdminService:
         rows = [self._summary(self._known(topic)) for topic in wanted]
         return admin_pb2.ListTopicsResponse(topics=rows, next_page_token=token)
 
+    async def ListSelections(
+        self, request: admin_pb2.ListSelectionsRequest, context: Context
+    ) -> admin_pb2.ListSelectionsResponse:
+        """Return no selection: the bucket knows none, and `offloadctl topics list` asks for both."""
+        return admin_pb2.ListSelectionsResponse()
+
     @staticmethod
     def _summary(found: TopicMap) -> admin_pb2.TopicSummary:
         ledgers = {part.ledger_id for segment in found.segments for part in segment.slices}

@@ -124,7 +124,7 @@ class ReaderDaemon(Daemon):
         return {
             "read": reads,
             "cache": CacheService(daemon_id, reader, self.metrics),
-            "admin": ReadOnly(admin, ("ListTopics", "ListSegments", "Status")),
+            "admin": ReadOnly(admin, ("ListTopics", "ListSelections", "ListSegments", "Status")),
             "broker": ReadOnly(broker, ("OpenLedger", "ReadLedger")),
             "doctor": DoctorService(lambda: examine(self.reloader.settings, self._clock, serving=True)),
             "control": ReadOnly(control, ("Reload", "ListLogLevels", "SetLogLevel")),

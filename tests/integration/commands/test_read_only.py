@@ -157,6 +157,8 @@ async def _shows_its_state(client: DaemonClient, reader: DaemonProcess) -> None:
     assert code == 0
     assert "2 topics, " in said
     assert ", 0 gaps, listed " in said
+    code, said, _ = await ran(reader.site, "offloadctl", "--address", reader.address, "topics", "list", "-o", "name")
+    assert (code, said.split()) == (0, [str(TOPIC), str(OTHER)])
     assert (await reader.http("/readyz"))[0] == 200
 
 
