@@ -155,6 +155,7 @@ def move(session: Session, topic: TopicName, *, to: str, delete_old: bool, yes: 
       offloadctl places move orders --to pulsar-eu/topics/ --delete-old --yes
       offloadctl places move orders --to pulsar-eu/topics/ -o json | jq .waiting
     """
+    to = to if "/" in to else f"{to}/"  # a bucket alone is its place without a prefix
     if delete_old and not dry_run and not yes:
         options.confirm(f"Move {topic} to {to}? In the end its copies elsewhere are deleted")
 

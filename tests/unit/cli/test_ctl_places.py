@@ -163,6 +163,15 @@ def test_a_move_that_was_interrupted_goes_on_where_it_was(ctl: Ctl, daemon: Plac
     assert asked(daemon) == ["ListPlaces", "SwitchPlaces"]
 
 
+def test_a_bucket_alone_is_its_place_without_a_prefix(ctl: Ctl, daemon: Places) -> None:
+    """Written without the slash of the list it is the same place."""
+    daemon.listed = places_pb2.ListPlacesResponse(
+        places=[Place(bucket="eu", role="first", segments=1), Place(bucket="b", prefix="seg/", segments=3)]
+    )
+    assert ctl("places", "move", "orders", "--to", "eu").code == 0
+    assert (daemon.requests[1].mirror, daemon.requests[-1].to) == ("b/seg/", "eu/")
+
+
 def test_a_dry_run_of_a_move_changes_nothing(ctl: Ctl, daemon: Places) -> None:
     """It says what would be copied; of a move that has begun, what would be exchanged."""
     answer = ctl("places", "move", "orders", "--to", "us/", "--dry-run")
