@@ -133,7 +133,8 @@ class PulsarAdmin:
                     raise Transient(f"the admin API answered {url} with {answer.status}")
                 return await _limited(answer, url)
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
-            raise Transient(f"the admin API did not answer {url}: {error!r}") from None
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise Transient(f"the admin API did not answer {url}: {reason}") from None
 
     def _headers(self, url: str) -> dict[str, str]:
         """Return the token's header; none for another scheme than the configured one."""
