@@ -115,7 +115,8 @@ WHAT_TO_DO = {
     Kind.UNREFERENCED: "offloadctl gc says whether it is to be kept",
     Kind.SUPERSEDED: "nothing: they were rewritten for a stock broker; what nobody refers to, offloadctl gc deletes",
     Kind.FOREIGN: "nothing: two clusters share the prefix; objects.prefix can keep them apart",
-    Kind.ELSEWHERE: "look there with settings that name that bucket and prefix",
+    Kind.ELSEWHERE: "use settings that name that place too: objects.places, or a table of objects.services "
+    "(bucket '' is a directory of kind filesystem)",
     Kind.UNREACHABLE: "bring the store back, or give the rights, and look again",
 }
 

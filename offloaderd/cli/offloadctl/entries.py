@@ -345,7 +345,7 @@ def read(
     if not direct and from_command_line(click.get_current_context(), "config"):
         raise click.UsageError("--config has the settings of the bucket, which only --direct reads: add --direct")
     if direct and messages:
-        raise click.UsageError("--direct gives entries as they are stored: the daemon unpacks --messages")
+        raise click.UsageError("--direct gives entries as stored, only the daemon unpacks them: leave --messages out")
     style, terminal = "json" if session.structured else style, sys.stdout.isatty()
     if messages:
         encode, kind = message_encoder(style, terminal=terminal), Transactions(transactions)

@@ -22,7 +22,7 @@ COMMANDS = LazyCommands(
         "mount:mount": "Bring topics up in another cluster out of the bucket.",
         "rebuild:rebuild": "Rebuild the metadata from the bucket alone.",
         "serve:serve": "Run the daemon.",
-        "spark:spark": "Jobs over what is stored: export, verify.",
+        "spark:spark": "Jobs over what is stored: export, tables, verify.",
         "standalone:standalone": "Run everything on this machine.",
         "verify:verify": "Verify everything in the bucket, with read access only.",
     },

@@ -120,7 +120,7 @@ def test_a_direct_read_gives_no_messages(ctl: Ctl, settings_file: Path) -> None:
     """Only the daemon unpacks them."""
     answer = ctl("read", "orders", "--direct", "--messages", "--config", str(settings_file))
     assert answer.code == 2
-    assert "the daemon unpacks --messages" in answer.err
+    assert "leave --messages out" in answer.err
 
 
 MESSAGES = [
