@@ -103,6 +103,13 @@ def data(tmp_path: Path) -> Iterator[Path]:
     assert children(directory) == []
 
 
+def walked_again(data: Path, given: bytes) -> subprocess.CompletedProcess[str]:
+    """Run the walkthrough over existing data; with new ports if another test has taken one meanwhile."""
+    words = ("offloaderd", "standalone", "--data", str(data), "--walkthrough", "--input", "-")
+    again = run(*words, given=given)
+    return again if "is in use by another program" not in again.stderr else run(*words, "--new-ports", given=given)
+
+
 @pytest.mark.witness("commands")
 def test_walkthrough_restart_and_going_on(data: Path, tmp_path: Path) -> None:
     """The main job on a small file; again over the same data; then left running, with offloadctl against it."""
@@ -117,10 +124,7 @@ def test_walkthrough_restart_and_going_on(data: Path, tmp_path: Path) -> None:
     assert "\x1b" not in first.stdout
     assert children(data) == []
 
-    words = ("offloaderd", "standalone", "--data", str(data), "--walkthrough", "--input", "-")
-    again = run(*words, given=b"a\n\nb\nc")
-    if "is in use by another program" in again.stderr:  # another test may have taken a port meanwhile
-        again = run(*words, "--new-ports", given=b"a\n\nb\nc")
+    again = walked_again(data, b"a\n\nb\nc")
     assert (again.returncode, again.stderr) == (0, "")
     assert "again, over existing data" in again.stdout
     assert "to persistent://public/default/lines, over gRPC" in again.stdout

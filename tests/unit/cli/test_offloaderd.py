@@ -118,10 +118,11 @@ def test_what_is_there_when_the_daemon_serves_is_spared_by_the_collector(
         return 0
 
     monkeypatch.setattr(daemon, "run", run)
+    gc.unfreeze()
     try:
         assert invoke("serve", "--config", str(config)).exit_code == 0
     finally:
-        gc.unfreeze()
+        gc.freeze()  # as for all tests
     assert frozen[0] == 0
     assert frozen[1] > 10_000
 
