@@ -63,6 +63,8 @@ SMALL_FILES, SMALL_BYTES = 8, 32 * 1024 * 1024
 """Files of a day from which on they are joined, and the bytes below which one is small."""
 JOINED_BYTES_MAX = 256 * 1024 * 1024
 """Bytes of files that are joined in memory at a time; a day with more stays as it is."""
+FORGETS = "write.metadata.delete-after-commit.enabled"
+"""The property of a table by which a commit deletes the files of its metadata but the newest hundred."""
 _OPENING = threading.Lock()
 """Two threads that make the catalogue of a folder at once would both begin with its tables."""
 COMMIT_TRIES = 10
@@ -377,7 +379,7 @@ class ExportTable:
         from pyiceberg.exceptions import TableAlreadyExistsError  # noqa: PLC0415
         from pyiceberg.transforms import DayTransform  # noqa: PLC0415
 
-        properties = {COMMIT: nothing.encode(), SEQUENCE: "0"}
+        properties = {COMMIT: nothing.encode(), SEQUENCE: "0", FORGETS: "true"}
         with _OPENING, as_target_error(self.target):
             if self._catalog is None:
                 self._catalog = _own_catalog(self._where)

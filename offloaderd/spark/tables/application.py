@@ -181,6 +181,8 @@ class _Table:
     declared: Declaration
     due_s: float
     state: TableState
+    begun_s: float = 0.0
+    """When the last step has begun: the interval counts from there."""
     pause_s: float = 0.0
     running: Future[Written] | None = None
 
@@ -392,6 +394,7 @@ class Application:
     def _step(self, table: _Table) -> Written:
         if self._stopping:
             raise _NotBegunError
+        table.begun_s = self._clock.monotonic()
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", f"{table.declared.name}-{table.state.table}")
         return table.writer.step()
 
@@ -404,12 +407,13 @@ class Application:
                 continue
             now_s, interval_s = self._clock.monotonic(), table.declared.interval_s
             table.state = self._lagging(table)
-            error = ended.exception()
+            error, more = ended.exception(), False
             if error is None:
                 written = ended.result()
+                more = written.more
                 table.state = self._state(table.state, written)
                 table.pause_s = 0.0
-                table.due_s = now_s if written.more else now_s + interval_s
+                table.due_s = now_s if more else table.begun_s + interval_s
                 outcome = "committed" if written.moved else "idle"
             else:
                 table.pause_s = min(max(interval_s, 2 * table.pause_s), max(interval_s, PAUSE_S_MAX))
@@ -424,7 +428,7 @@ class Application:
                     next_s=round(table.pause_s, 1),
                 )
                 outcome = "failed"
-            if self._once and table.due_s > now_s:
+            if self._once and not more:
                 table.due_s = inf
             self._count(f"{name}/{table.state.table}", table.state, outcome, ended.result() if error is None else None)
             self._groups[name].told = False

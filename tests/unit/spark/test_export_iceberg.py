@@ -452,6 +452,17 @@ def test_files_of_expired_snapshots_go(lake: Lake) -> None:
     assert len(list((lake.folder / "shop" / "orders" / "data").rglob("*.parquet"))) == 1
 
 
+def test_old_files_of_the_metadata_go(lake: Lake) -> None:
+    """Each commit writes one with all snapshots; so many of the earlier ones stay as the table's properties say."""
+    lake.round(1, 4)
+    with lake.table() as table, table.transaction() as transaction:
+        transaction.set_properties({"write.metadata.previous-versions-max": "2"})
+    for ledger_id in range(2, 6):
+        lake.round(ledger_id, 4)
+    assert len(list((lake.folder / "shop" / "orders" / "metadata").glob("*.metadata.json"))) == 3
+    assert lake.counts() == dict.fromkeys(range(1, 6), 4)
+
+
 def test_a_large_day_is_left_as_it_is(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would not fit into memory."""
     monkeypatch.setattr(export_iceberg, "SMALL_FILES", 2)

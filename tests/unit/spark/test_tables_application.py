@@ -256,6 +256,27 @@ def test_many_tables_that_take_long_are_stepped_once(scene: Scene, monkeypatch: 
     assert len(scene.steps) == 12
 
 
+def test_the_interval_counts_from_the_beginning_of_a_step(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table is committed every interval, however long its steps take."""
+    passed_s, begun_s = itertools.count(step=0.1), []
+    monkeypatch.setattr(SystemClock, "monotonic", lambda _: next(passed_s))
+    monkeypatch.setattr(tables, "POLL_S", 0.0)
+    scene.declare(replace(ORDERS, interval_s=30.0))
+
+    def step(_: str) -> Written:
+        begun_s.append(next(passed_s))
+        while next(passed_s) < begun_s[-1] + 25:
+            pass
+        if len(begun_s) > 1:
+            application.stop()
+        return NOTHING
+
+    scene.step = step
+    application = scene.application()
+    assert application.run()
+    assert 30 <= begun_s[1] - begun_s[0] < 55
+
+
 def test_a_second_signal_ends_the_steps_that_run(scene: Scene) -> None:
     """Steps that wait for a thread are never begun; the declaration is given back."""
     scene.declare(ALL, topics=tuple(f"t{number}" for number in range(12)))
