@@ -37,7 +37,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-quick prove record check fmt bench release invariants protos docs site manifests lock clean clean-data fuzz simulate soak squeeze test-page dashboard-picture audit notebook broker-driver test-broker test-restore test-driver test-brokers test-cluster stores test-stores readers lint-api
+.PHONY: help setup run standalone test test-quick prove record check fmt bench release invariants protos docs site manifests lock clean clean-data fuzz simulate soak squeeze test-page dashboard-picture table-hour audit notebook broker-driver test-broker test-driver test-brokers test-cluster stores test-stores readers lint-api
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,6 +100,9 @@ squeeze: $(DEPENDENCIES)dev ## Give daemons a tenth of the line they need, under
 
 test-page: $(DEPENDENCIES)dev ## Look at the status page with a headless Chromium (BROWSER=path SCREENSHOTS=directory)
 	$(if $(BROWSER),BROWSER=$(BROWSER)) $(if $(SCREENSHOTS),SCREENSHOTS=$(abspath $(SCREENSHOTS))) $(BIN)/python -m pytest -n 0 tests/real/page.py
+
+table-hour: $(DEPENDENCIES)dev ## Watch a topic of a real Pulsar become a table, and draw it: MINUTES=60 into docs/, a shorter run into build/table-hour
+	$(BIN)/python -m tests.real.table_hour --minutes $(MINUTES)
 
 dashboard-picture: $(DEPENDENCIES)dev ## Draw what the dashboard shows of an outage of S3, under a real Prometheus (ten minutes)
 	$(BIN)/python -m tests.real.dashboard

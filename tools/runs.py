@@ -36,6 +36,7 @@ CHECKS: Mapping[str, str] = {
     "test-cluster": "Spark's jobs on a standalone cluster, with a packed environment",
     "test-stores": "what depends on the S3 server, on versitygw and MinIO",
     "test-page": "the status page in a headless Chromium",
+    "table-hour": "a topic of a real Pulsar becomes a table, 1,000 messages a second, each exactly once",
     "bench": "speed, beside the limits and Pulsar's own offloader",
 }
 """Targets of the Makefile, and what each shows."""

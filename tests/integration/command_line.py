@@ -39,8 +39,8 @@ class Command:
 
 
 @asynccontextmanager
-async def started(site: Site, program: str, *words: str) -> AsyncIterator[Command]:
-    """Start one of our programs; what still runs at the end is killed."""
+async def started(site: Site, program: str, *words: str, own_session: bool = False) -> AsyncIterator[Command]:
+    """Start one of our programs, in a session of its own if asked to; what still runs at the end is killed."""
     log = site.directory / f"{program}-{CLOCK.uuid()}.log"
     with log.open("wb") as stream:
         process = await asyncio.create_subprocess_exec(
@@ -49,6 +49,7 @@ async def started(site: Site, program: str, *words: str) -> AsyncIterator[Comman
             env=site.process_environment(1, 2),
             stdout=asyncio.subprocess.PIPE,
             stderr=stream,
+            start_new_session=own_session,
         )
     command = Command(process, log)
     try:
