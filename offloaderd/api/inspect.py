@@ -136,7 +136,7 @@ async def _view(reader: TopicReader, topic: TopicName) -> TopicView:
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """Shows where the entries of topics are: in this daemon's buffer, in the source of this kind, and in the bucket."""
+    """Shows where the entries of topics are: in this daemon's buffer, in a source of this kind, in these buckets."""
 
     reader: TopicReader
     engine: Engine
@@ -144,6 +144,7 @@ class Layouts:
     clock: Clock
     daemon_id: str
     source_kind: str
+    buckets: frozenset[str]
 
     async def of(self, topic: TopicName) -> pb.LayoutResponse:
         """Return the layout of a topic. Raises NotFound for an unknown topic, Transient, CorruptData."""
@@ -152,7 +153,7 @@ class Layouts:
         view = await _view(self.reader, topic)
         scale = Scale(view)
         found = [await self._buffer(topic, view, scale)]
-        found += holders(view, scale, source=self.source_kind)
+        found += holders(view, scale, source=self.source_kind, buckets=self.buckets)
         found += [one async for one in self._tables(topic, scale)]
         return filled(
             pb.LayoutResponse,

@@ -107,7 +107,8 @@ class Components:
             engine=engine, metadata=metadata, source=ledgers.source, snapshot=snapshot, places=around.places, lost=lost
         )
         kind = settings.ledgers.kind if ledgers.source is not None else ""
-        layouts = Layouts(reader, engine, metadata, clock, settings.daemon.id, kind)
+        buckets = frozenset(bucket for bucket, _ in services_of(settings))
+        layouts = Layouts(reader, engine, metadata, clock, settings.daemon.id, kind, buckets)
         self.services: dict[str, object] = {
             "offload": OffloadService(engine, clock=clock, metrics=metrics),
             "read": reads,

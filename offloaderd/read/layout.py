@@ -5,7 +5,7 @@ numbers as far as their count is known.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
@@ -14,6 +14,9 @@ from typing import NamedTuple
 from offloaderd.core.model import Position
 from offloaderd.read.plan import TopicView
 
+UNNAMED = (
+    "no service in the settings has this bucket, so the first one is asked for it: see `offloadctl places list`"
+)
 EXTENTS_MAX = 1000
 """Extents of one holder in an answer; neighbours are one, so that there are few."""
 
@@ -126,20 +129,25 @@ class Scale:
         return (self.extent(self.first, last),)
 
 
-def holders(view: TopicView, scale: Scale, *, source: str) -> Iterator[Holder]:
-    """Yield the holders that a view knows, the buffer aside: the source if it has a name, places, missing entries."""
+def holders(view: TopicView, scale: Scale, *, source: str, buckets: Container[str]) -> Iterator[Holder]:
+    """Yield the holders that a view knows, the buffer aside: the source if it has a name, places, missing entries.
+
+    `buckets` are those that the settings name: places in others may be out of reach.
+    """
     if source:
         listed = [Position(one.ledger_id, one.last_entry_id) for one in view.source if one.last_entry_id >= 0]
         problem = str(view.refused) if view.refused is not None else view.source_away
         ledgers = (scale.extent(Position(last.ledger_id, 0), last) for last in listed)
         yield holder(HolderKind.SOURCE, source, ledgers, problem)
-    places: dict[str, list[Extent]] = {}
+    places: dict[tuple[str, str], list[Extent]] = {}
     for segment in view.segments:
         extent = scale.extent(segment.begin, segment.end)
         for copy in segment.each_place:
-            places.setdefault("/".join(filter(None, copy.place)), []).append(extent)
-    for name, extents in places.items():
-        yield holder(HolderKind.PLACE, name, extents)
+            places.setdefault(copy.place, []).append(extent)
+    for place, extents in places.items():
+        yield holder(
+            HolderKind.PLACE, "/".join(filter(None, place)), extents, UNNAMED if place[0] not in buckets else ""
+        )
     if view.losses:
         lost = (scale.between(one.after, one.before) for one in view.losses)
         doubt = "" if all(one.certain for one in view.losses) else "; where their number is unknown, perhaps none"

@@ -15,6 +15,7 @@ from offloaderd.metadata.port import Replace
 from offloaderd.metadata.records.ownership import Owner
 from offloaderd.protocol.status import holder_label, holder_words
 from offloaderd.protocol.v1 import inspect_pb2
+from offloaderd.read.layout import UNNAMED
 from offloaderd.tables import store as tables
 from offloaderd.tables.declaration import Declaration
 from offloaderd.tables.store import States, TableState
@@ -50,11 +51,13 @@ class Scene:
     metadata: MemoryMetadata
     owners: Owners
     clock: FakeClock
+    buckets: set[str] = field(default_factory=lambda: {"bucket"})
 
     async def layout(self, topic: TopicName = TOPIC) -> dict[str, str]:
         """Return what the call says, as words by label."""
         kind = "bookkeeper" if self.rig.reader.source is not None else ""
-        layouts = Layouts(self.rig.reader, cast("Engine", self.owners), self.metadata, self.clock, "d1", kind)
+        engine = cast("Engine", self.owners)
+        layouts = Layouts(self.rig.reader, engine, self.metadata, self.clock, "d1", kind, frozenset(self.buckets))
         service = InspectService(None, None, None, self.metadata, layouts=layouts.of)  # type: ignore[arg-type]
         found = await service.Layout(inspect_pb2.LayoutRequest(topic=str(topic)), NO_CALL)
         return {holder_label(one): holder_words(one) for one in found.holders}
@@ -83,6 +86,12 @@ async def test_a_buffer_and_a_place(scene: Scene) -> None:
         "buffer d1": "1:4 to 1:8, 5 entries",
         "bucket bucket/p/": "1:0 to 1:5, 6 entries",
     }
+
+
+async def test_a_place_that_the_settings_do_not_name_is_told(scene: Scene) -> None:
+    """After a change of the bucket in the settings, what was stored in the old one may be out of reach."""
+    scene.buckets = {"another"}
+    assert (await scene.layout())["bucket bucket/p/"] == f"1:0 to 1:5, 6 entries; {UNNAMED}"
 
 
 async def test_the_buffer_of_another_daemon_is_not_told_as_empty(scene: Scene) -> None:
