@@ -25,3 +25,13 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
         gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS, 10, 5)
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Look for cycles before a state machine of Hypothesis, which parses its class.
+
+    Python before 3.11.5 fails if something parses meanwhile, as a finalizer does that writes a traceback (gh-106905).
+    """
+    if item.name == "runTest":
+        gc.collect()
