@@ -16,6 +16,7 @@ from offloaderd.format.parsing import filled
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.metadata.records.verified import SegmentVerified
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.protocol.conversion import from_position, to_position
 from offloaderd.protocol.v1 import inspect_pb2 as pb
 from offloaderd.protocol.v1 import inspect_pb2_grpc
@@ -109,7 +110,7 @@ class InspectService(inspect_pb2_grpc.InspectServiceServicer):
 
 async def held(reader: TopicReader, topic: TopicName, position: Position) -> Held:
     """Return the tiers beside the bucket that hold an entry. Raises NotFound for an unknown topic, Transient."""
-    view = await _view(reader, topic)
+    view = await _view(reader, topic, None)
     buffered = reader.hot.read(topic, position, position, 1) is not None
     ledger = view.ledger(position.ledger_id)
     holds = ledger is not None and position.entry_id <= ledger.last_entry_id
@@ -123,12 +124,14 @@ async def held(reader: TopicReader, topic: TopicName, position: Position) -> Hel
     )
 
 
-async def _view(reader: TopicReader, topic: TopicName) -> TopicView:
+async def _view(
+    reader: TopicReader, topic: TopicName, topic_map_of: Callable[[TopicName], Awaitable[TopicMap]] | None
+) -> TopicView:
     """Return the view of a topic, without its source if that does not answer and entries are offloaded.
 
-    Raises NotFound for an unknown topic, Transient.
+    `topic_map_of` as for the reader. Raises NotFound for an unknown topic, Transient.
     """
-    view = await reader.view(topic, Position(0, 0), source_s=SOURCE_S)
+    view = await reader.view(topic, Position(0, 0), source_s=SOURCE_S, topic_map_of=topic_map_of)
     if view.is_empty() and not view.source_away:
         await reader.priority(topic)
     return view
@@ -147,10 +150,13 @@ class Layouts:
     buckets: frozenset[str]
 
     async def of(self, topic: TopicName) -> pb.LayoutResponse:
-        """Return the layout of a topic. Raises NotFound for an unknown topic, Transient, CorruptData."""
+        """Return the layout of a topic, which does not wake it, as a page shows it again and again.
+
+        Raises NotFound for an unknown topic, Transient, CorruptData.
+        """
         if failure := await metadata_error(self.metadata):
             raise needed(failure)
-        view = await _view(self.reader, topic)
+        view = await _view(self.reader, topic, self.engine.present_map)
         scale = Scale(view)
         found = [await self._buffer(topic, view, scale)]
         found += holders(view, scale, source=self.source_kind, buckets=self.buckets)
@@ -168,10 +174,9 @@ class Layouts:
     async def _buffer(self, topic: TopicName, view: TopicView, scale: Scale) -> Holder:
         owner = await self.engine.owner_of(topic)
         name = owner.daemon_id if owner is not None else ""
-        elsewhere = owner is not None and name != self.daemon_id
-        problem = f"only its owner knows, at {owner.address}" if owner is not None and elsewhere else ""
-        extents = [] if view.hot is None or problem else [scale.extent(*view.hot)]
-        return holder(HolderKind.BUFFER, name, extents, problem)
+        if owner is not None and name != self.daemon_id:
+            return Holder(kind=HolderKind.BUFFER, name=name, problem=f"only its owner knows, at {owner.address}")
+        return holder(HolderKind.BUFFER, name, [scale.extent(*view.hot)] if view.hot is not None else [])
 
     async def _tables(self, topic: TopicName, scale: Scale) -> AsyncIterator[Holder]:
         """Yield the declared tables of a topic, as the application that writes them has last said."""

@@ -211,7 +211,7 @@ class Loss(NamedTuple):
         return self._replace(after=max(ends), entries=0) if max(ends) < self.before else None
 
     def __str__(self) -> str:
-        return f"after {self.after} and before {self.before}" if self.after.ledger_id >= 0 else f"before {self.before}"
+        return between(self.after if self.after.ledger_id >= 0 else None, self.before)
 
 
 class Gap(NamedTuple):
@@ -229,8 +229,13 @@ class Gap(NamedTuple):
         return self.after < position and (self.before is None or position < self.before)
 
     def __str__(self) -> str:
-        end = f"before {self.before}" if self.before is not None else "up to the end"
-        return f"after {self.after} and {end}" if self.after.ledger_id >= 0 else end
+        return between(self.after if self.after.ledger_id >= 0 else None, self.before)
+
+
+def between(after: Position | str | None, before: Position | str | None) -> str:
+    """Return two exclusive bounds as text; None for no bound."""
+    end = f"before {before}" if before is not None else "up to the end"
+    return f"after {after} and {end}" if after is not None else end
 
 
 def lost_up_to(losses: Iterable[Loss], after: Position, limit: Position) -> Position | None:

@@ -210,6 +210,10 @@ class Engine:
         """Return the committed map of a topic: the owner's live one, else the stored one. A suspended topic wakes."""
         if (supervisor := self._assignment.supervised.get(topic)) is not None:
             supervisor.use()
+        return await self.present_map(topic)
+
+    async def present_map(self, topic: TopicName) -> TopicMap:
+        """Return the committed map of a topic: the owner's live one, else the stored one. Wakes nothing."""
         found = self.find(topic)
         return found.map if found is not None else await catalog.load(self.context.metadata, topic)
 

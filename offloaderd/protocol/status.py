@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from offloaderd.core import units as words
+from offloaderd.core.model import between
 from offloaderd.protocol.conversion import as_json, picked, position_of
 from offloaderd.protocol.v1 import admin_pb2, history_pb2, inspect_pb2, read_pb2
 
@@ -200,11 +201,7 @@ def _read_only_facts(one: admin_pb2.TopicStatus) -> list[tuple[str, str]]:
 
 def _gap_text(gap: admin_pb2.EntryGap) -> str:
     after, before = position_of(gap, "after"), position_of(gap, "before")
-    return f"{_between(after, before)}: {gap.reason}"
-
-
-def _between(after: str | None, before: str | None) -> str:
-    return " and ".join([*([f"after {after}"] if after else []), f"before {before}" if before else "up to the end"])
+    return f"{between(after, before)}: {gap.reason}"
 
 
 def _lag_text(one: admin_pb2.TopicStatus) -> str:
@@ -283,7 +280,7 @@ def _edge_text(one: admin_pb2.TopicStatus) -> str:
 
 
 def _loss_text(loss: admin_pb2.LostRange) -> str:
-    where = _between(position_of(loss, "after"), position_of(loss, "before"))
+    where = between(position_of(loss, "after"), position_of(loss, "before"))
     entries = words.plural(loss.entries, "entry", "entries")
     lost = f"at least {entries}" if loss.entries else "it is unknown whether any"
     return f"{lost} {where}, noticed {words.moment(loss.noticed_ms)} UTC"
@@ -303,7 +300,7 @@ def holder_words(one: inspect_pb2.LayoutResponse.Holder) -> str:
     ends, missing = "", one.kind not in HOLDERS
     if one.extents:
         begin, end = position_of(one.extents[0], "begin"), position_of(one.extents[-1], "end")
-        ends = _between(begin, end) if missing else f"{begin} to {end}"
+        ends = between(begin, end) if missing else f"{begin} to {end}"
     ranges = f"{len(one.extents):,} ranges, {ends}" if len(one.extents) > 1 else ends
     counted = words.plural(one.entries, "entry", "entries") if one.entries else "unknown number" if ends else "nothing"
     if one.entries and missing and not all(extent.entries for extent in one.extents):

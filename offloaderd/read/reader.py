@@ -219,11 +219,20 @@ class TopicReader:
                 raise TopicNotFound(f"unknown topic {topic}", hint="`offloadctl topics list` shows what there is")
         return cast("ReadPriority", effective.values.read_priority)
 
-    async def view(self, topic: TopicName, last: Position | None = None, *, source_s: float | None = None) -> TopicView:
+    async def view(
+        self,
+        topic: TopicName,
+        last: Position | None = None,
+        *,
+        source_s: float | None = None,
+        topic_map_of: Callable[[TopicName], Awaitable[TopicMap]] | None = None,
+    ) -> TopicView:
         """Return the view of all tiers. A source that fails matters only if it may have entries up to `last`.
 
-        One that takes longer than `source_s` fails. Raises Transient.
+        One that takes longer than `source_s` fails. `topic_map_of` is another way to the map than that of reads, which
+        wakes a suspended topic. Raises Transient.
         """
+        load = topic_map_of or self._maps.topic_map
         hot = self.hot.range(topic)
         source: Sequence[SourceLedger] | None = None
         failure: Transient | None = None
@@ -238,7 +247,7 @@ class TopicReader:
                 failure = Transient(f"the ledger source did not answer within {source_s:g} s")
             except Transient as error:
                 failure = error
-        topic_map: TopicMap = await self.patiently(lambda: self._maps.topic_map(topic))
+        topic_map: TopicMap = await self.patiently(lambda: load(topic))
         stored = topic_map.offloaded if topic_map.unfinished is None else topic_map.history_end
         if failure is not None and not (last and stored and last <= stored):
             raise failure

@@ -27,7 +27,8 @@ from tests.unit.read.shelf import Shelf
 if TYPE_CHECKING:
     from offloaderd.api.calls import Context
     from offloaderd.fleet.engine import Engine
-
+    from offloaderd.metadata.topic_map.map import TopicMap
+    from tests.unit.read.build import Map
 
 NO_CALL = cast("Context", None)
 
@@ -36,11 +37,16 @@ NO_CALL = cast("Context", None)
 class Owners:
     """Who owns the topic."""
 
+    map: Map
     owner: Owner | None = field(default_factory=lambda: Owner(daemon_id="d1", address="h:1", session_id="s", epoch=4))
 
     async def owner_of(self, topic: TopicName) -> Owner | None:
         """Return the owner."""
         return self.owner
+
+    async def present_map(self, topic: TopicName) -> TopicMap:
+        """Return the map, which wakes nothing."""
+        return await self.map.topic_map(topic)
 
 
 @dataclass
@@ -77,7 +83,7 @@ async def scene() -> Scene:
     rig.map.enabled = True
     rig.map.segments = [await put_segment(rig.store, [Piece(1, 0, payloads(1, 0, 5))], segment_id=rig.clock.uuid())]
     rig.hot.add(EntryBatch(1, 4, payloads(1, 4, 8)))
-    return Scene(rig, MemoryTree().connect(), Owners(), FakeClock())
+    return Scene(rig, MemoryTree().connect(), Owners(rig.map), FakeClock())
 
 
 async def test_a_buffer_and_a_place(scene: Scene) -> None:
@@ -94,6 +100,17 @@ async def test_a_place_that_the_settings_do_not_name_is_told(scene: Scene) -> No
     assert (await scene.layout())["bucket bucket/p/"] == f"1:0 to 1:5, 6 entries; {UNNAMED}"
 
 
+async def test_a_look_does_not_wake_a_suspended_topic(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its page is loaded every few seconds: the map is not read in the way of reads, which wakes the topic."""
+
+    async def wakes(topic: TopicName) -> TopicMap:
+        raise AssertionError(f"{topic} was woken")
+
+    scene.owners.map = replace(scene.rig.map)
+    monkeypatch.setattr(scene.rig.map, "topic_map", wakes)
+    assert (await scene.layout())["bucket bucket/p/"] == "1:0 to 1:5, 6 entries"
+
+
 async def test_the_buffer_of_another_daemon_is_not_told_as_empty(scene: Scene) -> None:
     """The caller is led to the owner."""
     scene.owners.owner = Owner(daemon_id="d2", address="h:2", session_id="s", epoch=5)
@@ -106,7 +123,7 @@ async def test_a_source_that_does_not_answer_is_asked_once(scene: Scene) -> None
     shelf.stumbles = 100
     rig = make_read_rig(source=shelf, store=scene.rig.store)
     rig.map.enabled, rig.map.segments = True, scene.rig.map.segments
-    away = replace(scene, rig=rig)
+    away = replace(scene, rig=rig, owners=Owners(rig.map))
     found = await away.layout()
     assert found["source bookkeeper"] == "the source stumbles"
     assert found["bucket bucket/p/"] == "1:0 to 1:5, 6 entries"

@@ -124,6 +124,9 @@ async def test_an_idle_topic_is_suspended_with_its_claim_and_its_status(rig: Rig
         now = engine.statuses()[0]
         assert now == replace(before, asleep=True, segments=(), looked_age_s=now.looked_age_s)
         assert (now.offloaded, now.confirmed, now.lag_entries, now.segments_committed) == (last, last, 0, 1)
+        assert (await engine.present_map(TOPIC)).offloaded == last
+        await turn()
+        assert not woken(rig)
         assert (await engine.topic_map(TOPIC)).offloaded == last
 
 
