@@ -113,11 +113,11 @@ async def test_an_idle_topic_is_suspended_with_its_claim_and_its_status(rig: Rig
         last = await offloaded(rig, engine)
         topic, before, tasks = engine.find(TOPIC), engine.statuses()[0], len(asyncio.all_tasks())
         assert topic is not None
-        await suspended(engine)
+        idle_topic = await suspended(engine)
         await until(lambda: len(asyncio.all_tasks()) <= tasks - 8 and topic.buffer.closed)
         assert engine.find(TOPIC) is None
         assert list(engine.topics()) == [TOPIC]
-        assert (await engine.present_map(TOPIC)).offloaded == last
+        assert ((await engine.present_map(TOPIC)).offloaded, idle_topic.cause) == (last, None)
         owner = await ownership.owner_of(rig.tree.connect(), TOPIC)
         assert owner is not None
         assert owner.epoch == await epoch_of(rig) == 1
