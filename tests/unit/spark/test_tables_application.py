@@ -6,10 +6,11 @@ import asyncio
 import itertools
 import json
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
     from offloaderd.objects.port import SegmentStore
     from offloaderd.tables.store import TableState
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 REAL_TIME = "steps run in threads"
 
@@ -124,6 +128,19 @@ class Scene:
                 return await stored.states(metadata, name)
 
         return asyncio.run(read())
+
+
+class AtOnce(ThreadPoolExecutor):
+    """Runs what is submitted before it returns: no thread reads the clock meanwhile."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        super().__init__(1)
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run it."""
+        ended = super().submit(fn, *args, **kwargs)
+        ended.exception()
+        return ended
 
 
 @pytest.fixture
@@ -261,6 +278,7 @@ def test_the_interval_counts_from_the_beginning_of_a_step(scene: Scene, monkeypa
     passed_s, begun_s = itertools.count(step=0.1), []
     monkeypatch.setattr(SystemClock, "monotonic", lambda _: next(passed_s))
     monkeypatch.setattr(tables, "POLL_S", 0.0)
+    monkeypatch.setattr(tables, "ThreadPoolExecutor", AtOnce)
     scene.declare(replace(ORDERS, interval_s=30.0))
 
     def step(_: str) -> Written:
