@@ -212,19 +212,21 @@ lock: $(DEPENDENCIES)dev ## Resolve the requirements again (UPGRADE=--upgrade fo
 	$(UV_COMPILE) -c requirements/dev.txt -o requirements/pack.txt requirements/pack.in
 
 clean: ## Remove .venv and everything that tools have written; data/ stays
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.*
+	rm -rf $(VENV) build dist native/build native/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.*
 	find offloaderd tests tools bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 clean-data: ## Remove what `make run` and `make standalone` have stored
 	rm -rf data
 
-# Three steps, all of them locked and checked by hash: what builds packages, the packages (one of them comes as source
-# and is built with the former), and the project itself.
-$(DEPENDENCIES)%: requirements/build.txt requirements/%.txt pyproject.toml | $(VENV)/.created
+# Four steps. The first three are locked and checked by hash: what builds packages, the packages (one of them comes as
+# source and is built with the former), and the project itself; then its compiled loops, where there is a compiler.
+$(DEPENDENCIES)%: requirements/build.txt requirements/%.txt pyproject.toml native/pyproject.toml native/offloaderd_native.c | $(VENV)/.created
 	@echo "Installing requirements/$*.txt into $(VENV) (about a gigabyte the first time: it holds Spark, Java and S3)"
 	@$(PIP) install --require-hashes -r requirements/build.txt
 	@$(PIP) install --require-hashes --no-build-isolation -r requirements/$*.txt
 	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@$(PIP) install --no-deps --no-build-isolation --force-reinstall ./native >build-native.log 2>&1 && rm build-native.log || \
+	  echo "Loops over entries are not compiled (build-native.log): without a C compiler they run in Python, and are slower"
 	@touch $@
 
 $(VENV)/.created:

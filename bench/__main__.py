@@ -34,6 +34,7 @@ from bench.durable import time_to_durable
 from bench.following import following
 from bench.inside import inside
 from bench.live import EXPLICIT_LAC, broker, live
+from bench.loops import loops
 from bench.many import many
 from bench.memory import peak
 from bench.mirrored import mirrored
@@ -70,6 +71,7 @@ BENCHMARK_S = 400.0
 
 ALONE: dict[str, Callable[[Site, Scale], Awaitable[list[Figure]]]] = {
     "inside": inside,
+    "loops": loops,
     "processes": processes,
     "push": pushed,
     "catch-up": caught_up,
@@ -103,7 +105,7 @@ Told = Callable[[list[Figure]], None]
 NAMES = [*ALONE, *ON_BOOKIES, *ON_BROKER]
 NAMED = ("spark", "spark-read", "spark-bookies", "tables")
 """Those of Spark's jobs take as long as all others and have a page of their own: they run when they are named."""
-WITHOUT_GOALS = ("fifty", "follow", "publishing")
+WITHOUT_GOALS = ("fifty", "follow", "loops", "publishing")
 """A quick run leaves them out, unless they are named."""
 
 

@@ -27,8 +27,8 @@ from tools.sbom import bill
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "offloaderd"
-PARTS = ("nar", "image")
-"""What needs a program that is not in the environment: Maven, a container engine."""
+PARTS = ("native", "nar", "image")
+"""What needs a program that is not in the environment: a C compiler, Maven, a container engine."""
 INSTALLATIONS = ("client", "runtime", "spark", "standalone")
 """Locks that users install, each with a bill of materials."""
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -66,6 +66,12 @@ def key_of(path: Path) -> Ed25519PrivateKey:
 def packages(place: Path, made_s: int) -> None:
     """Build wheel and sdist; the same commit gives the same bytes."""
     run(sys.executable, "-m", "hatchling", "build", "--directory", place, SOURCE_DATE_EPOCH=str(made_s))
+
+
+def native(place: Path, made_s: int) -> None:
+    """Build the wheel of the compiled loops, for the processor and the C library of this machine."""
+    options = ("--quiet", "--no-input", "--no-deps", "--no-build-isolation", "--wheel-dir", place)
+    run(sys.executable, "-m", "pip", "wheel", *options, ROOT / "native", SOURCE_DATE_EPOCH=str(made_s))
 
 
 def nar(place: Path) -> None:
@@ -138,6 +144,8 @@ def release(place: Path, key: Ed25519PrivateKey, base: str | None, without: list
     for lock in INSTALLATIONS:
         document = bill(NAME, __version__, ROOT / "requirements" / f"{lock}.txt", made)
         (place / f"{NAME}-{__version__}-{lock}.cdx.json").write_text(json.dumps(document, indent=1) + "\n")
+    if "native" not in without:
+        native(place, made_s)
     if "nar" not in without:
         nar(place)
     if "image" not in without:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
+from offloaderd.core import native
 from offloaderd.core.errors import CorruptData, InvalidInput
 from offloaderd.core.model import EntryBatch, Position
 
@@ -70,6 +71,10 @@ def decode_entries(
     end = len(data) if end is None else end
     if not 0 <= start <= end <= len(data):
         raise CorruptData(key=key, offset=at + end, expected=f"entries from byte {at + start} on", found="the end")
+    if exact and count is not None:
+        compiled = native.framed_payloads(data, start, end, first_entry_id, count)
+        if compiled is not None:
+            return compiled
     unpack = ENTRY_HEAD.unpack_from
     payloads: list[bytes] = []
     append = payloads.append

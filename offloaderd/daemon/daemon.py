@@ -20,6 +20,7 @@ from offloaderd import __version__
 from offloaderd.api.admin import DaemonSnapshot
 from offloaderd.api.interceptor import ErrorInterceptor
 from offloaderd.api.server import RpcServer, Services
+from offloaderd.core import native
 from offloaderd.core.aio import Group, finished, race
 from offloaderd.core.clock import Clock, SystemClock
 from offloaderd.core.errors import BucketMissing, Denied, InvalidConfig, OffloaderError, Transient, first_of
@@ -362,7 +363,8 @@ class Daemon:
         self.health.serving()
         await rpc.show(serving=True)
         daemon_id = self._settings.daemon.id
-        log.info("daemon.serving", grpc=addresses.grpc, http=addresses.http, daemon_id=daemon_id, **more)
+        where = {"grpc": addresses.grpc, "http": addresses.http, "daemon_id": daemon_id}
+        log.info("daemon.serving", **where, compiled_loops=native.IN_USE, **more)
         if self._on_ready is not None:
             self._on_ready(addresses)
 

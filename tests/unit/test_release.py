@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from offloaderd import __version__
+from offloaderd.core import native
 from tools import release
 from tools.release import INSTALLATIONS, ROOT, digest, main
 from tools.sbom import bill
@@ -72,9 +73,14 @@ def released(tmp_path_factory: pytest.TempPathFactory, key: Path) -> Path:
     return place
 
 
+WITHOUT = ["nar", "image"] if native.IN_USE else ["native", "nar", "image"]
+"""What needs Maven, a container engine, or a compiler that this machine does not have."""
+
+
 def made(place: Path, key: Path, *further: str) -> int:
-    """Make a release without what needs Maven or a container engine."""
-    return main(["--key", str(key), "--to", str(place), "--without", "nar", "--without", "image", *further])
+    """Make a release of the rest."""
+    without = [word for one in WITHOUT for word in ("--without", one)]
+    return main(["--key", str(key), "--to", str(place), *without, *further])
 
 
 def test_a_release_is_whole_signed_and_the_same_again(
@@ -86,9 +92,11 @@ def test_a_release_is_whole_signed_and_the_same_again(
     assert made(second, key) == 0
     names = {one.name for one in first.iterdir()}
     stem = f"offloaderd-{__version__}"
+    compiled = {one.name for one in first.glob("offloaderd_native-*-cp311-abi3-*.whl")}
+    assert len(compiled) == int(native.IN_USE)
     assert names == {
         f"{stem}-py3-none-any.whl", f"{stem}.tar.gz", f"{stem}.intoto.jsonl", "release.pub", "SHA256SUMS",
-        "SHA256SUMS.sig", *(f"{stem}-{one}.cdx.json" for one in INSTALLATIONS),
+        "SHA256SUMS.sig", *(f"{stem}-{one}.cdx.json" for one in INSTALLATIONS), *compiled,
     }  # fmt: skip
     assert {digest(first / name) for name in names} == {digest(second / name) for name in names}
     with zipfile.ZipFile(first / f"{stem}-py3-none-any.whl") as wheel:
@@ -131,7 +139,7 @@ def test_the_provenance_names_commit_locks_files_and_what_was_left_out(released:
     wheel = f"offloaderd-{__version__}-py3-none-any.whl"
     assert {"name": wheel, "digest": {"sha256": digest(out / wheel)}} in statement["subject"]
     built = statement["predicate"]["buildDefinition"]
-    assert built["externalParameters"]["without"] == ["nar", "image"]
+    assert built["externalParameters"]["without"] == WITHOUT
     assert built["resolvedDependencies"][0]["digest"] == {"gitCommit": COMMIT}
     assert {one["uri"] for one in built["resolvedDependencies"][1:]} >= {"requirements/runtime.txt"}
 

@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 
 from offloaderd.bookkeeper.wire import protocol
 from offloaderd.bookkeeper.wire.protocol import LAST_ENTRY, V2_CODES, AuthToken, BadAnswer, Status
+from offloaderd.core import native
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import ENTRY_ID_MAX, LEDGER_ID_MAX
 
@@ -164,6 +165,9 @@ def _decode_batch(message: bytes) -> BatchAnswer:
 
 
 def _split_batch(message: bytes) -> list[bytes]:
+    compiled = native.batch_entries(message, BATCH_ANSWER.size)
+    if compiled is not None:
+        return compiled
     unpack = BATCH_ENTRY.unpack_from
     entries: list[bytes] = []
     append = entries.append

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from offloaderd.bookkeeper.wire.entry import BadEntry, BadLength, DigestType, Entry, EntryChecker
 from offloaderd.core.errors import CorruptData
 from tests.golden import bookkeeper as golden
+from tests.loops import both_loops
 from tests.unit.bookkeeper.entries import master_key, package, package_all
+
+pytestmark = pytest.mark.usefixtures(both_loops.__name__)
 
 KINDS = st.sampled_from(DigestType)
 PAYLOADS = st.lists(st.binary(max_size=40), min_size=1, max_size=6)

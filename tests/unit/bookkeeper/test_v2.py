@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from offloaderd.bookkeeper.wire import v2
 from offloaderd.bookkeeper.wire.protocol import AUTH_BYTES_MAX, LAST_ENTRY, AuthToken, BadAnswer, Status
 from offloaderd.core.errors import InvalidInput
+from tests.loops import both_loops
 from tests.unit.bookkeeper import wire
+
+pytestmark = pytest.mark.usefixtures(both_loops.__name__)
 
 ID = st.integers(0, 2**63 - 1)
 ENTRIES = st.lists(st.binary(min_size=32, max_size=50), min_size=1, max_size=5)

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from offloaderd.core.entries import PAD, decode_entries, frame, framed_bytes, padding
 from offloaderd.core.errors import CorruptData, InvalidInput
+from tests.loops import both_loops
 from tests.unit.format.builders import KEY, payload_lists
+
+pytestmark = pytest.mark.usefixtures(both_loops.__name__)
 
 
 class _Huge(bytes):

@@ -1,0 +1,172 @@
+"""The compiled loops give what those in Python give, on sound entries, and leave all others to them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offloaderd.bookkeeper.wire import v2
+from offloaderd.bookkeeper.wire.entry import BadEntry, DigestType, EntryChecker
+from offloaderd.bookkeeper.wire.protocol import BadAnswer
+from offloaderd.core import native
+from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES, decode_entries, frame
+from offloaderd.core.errors import OffloaderError
+from tests.loops import in_python
+from tests.unit.bookkeeper import wire
+from tests.unit.bookkeeper.entries import package_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+pytestmark = pytest.mark.skipif(
+    not native.IN_USE, reason="offloaderd-native was not built: it needs a C compiler and Python's headers"
+)
+
+ID_MAX = 2**63 - 1
+PAYLOADS = st.lists(st.binary(max_size=40), max_size=6)
+IDS = st.integers(0, ID_MAX - 10) | st.integers(0, 3)
+
+
+class Damage:
+    """Changes bytes as a damaged disk or a faulty writer would: a byte, a cut, bytes that are too many."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self._draw = data.draw
+
+    def __call__(self, sound: bytes) -> bytes:
+        """Return bytes that may be other ones."""
+        changed = bytearray(sound)
+        match self._draw(st.sampled_from(["none", "byte", "cut", "more"])):
+            case "byte" if changed:
+                changed[self._draw(st.integers(0, len(changed) - 1))] = self._draw(st.integers(0, 255))
+            case "cut":
+                del changed[self._draw(st.integers(0, len(changed))) :]
+            case "more":
+                changed += self._draw(st.binary(min_size=1, max_size=40))
+        return bytes(changed)
+
+
+def of_both(call: Callable[[], T]) -> tuple[T | str, T | str]:
+    """Return what a call gives with the compiled loops and with those in Python, errors as their text."""
+
+    def outcome() -> T | str:
+        try:
+            return call()
+        except (OffloaderError, BadAnswer) as error:
+            return f"{type(error).__name__}: {error}"
+
+    compiled = outcome()
+    with pytest.MonkeyPatch.context() as patch:
+        in_python(patch)
+        return compiled, outcome()
+
+
+@given(IDS, PAYLOADS, st.data())
+@settings(max_examples=300)
+def test_frames(first: int, payloads: list[bytes], data: st.DataObject) -> None:
+    """Whatever the bytes, their ends, the first id and the count are."""
+    sound = b"".join(frame(first, payloads))
+    assert native.framed_payloads(sound, 0, len(sound), first, len(payloads)) == payloads
+    found = Damage(data)(sound)
+    start = data.draw(st.just(0) | st.integers(0, len(found)))
+    end = data.draw(st.just(len(found)) | st.integers(0, len(found)))
+    count = data.draw(st.just(len(payloads)) | st.integers(0, 8))
+    wanted = data.draw(st.just(first) | IDS)
+
+    def decoded() -> list[bytes]:
+        return decode_entries(found, start=start, end=end, first_entry_id=wanted, count=count, key="k", at=0)
+
+    compiled, python = of_both(decoded)
+    assert compiled == python
+
+
+@given(IDS, st.lists(st.binary(min_size=32, max_size=50), min_size=1, max_size=5), st.data())
+@settings(max_examples=300)
+def test_answers_to_batch_reads(first: int, entries: list[bytes], data: st.DataObject) -> None:
+    """Whatever the bookie has sent."""
+    framed = wire.v2_batch(3, 5, first, entries)
+    sound = framed[4:]
+    assert native.batch_entries(sound, v2.BATCH_ANSWER.size) == entries
+    found = Damage(data)(sound)
+    answer = len(found).to_bytes(4, "big") + found
+    compiled, python = of_both(lambda: list(v2.Decoder().feed(answer)))
+    assert compiled == python
+
+
+@given(st.sampled_from(DigestType), st.integers(0, ID_MAX), IDS, PAYLOADS, st.data())
+@settings(max_examples=300)
+def test_stored_entries(
+    digest: DigestType, ledger_id: int, first: int, payloads: list[bytes], data: st.DataObject
+) -> None:
+    """Whatever a replica has: the same run, up to the same entry, with the same error."""
+    entries = package_all(digest, ledger_id, first, payloads, before=data.draw(st.integers(0, 2**40)), password=b"p")
+    if digest is DigestType.CRC32C:
+        found = native.stored_payloads(entries, ledger_id, first)
+        assert found is not None
+        assert found[0] == payloads
+        assert found[2] == (first + len(payloads) - 2 if payloads else -1)
+    if entries:
+        number = data.draw(st.integers(0, len(entries) - 1))
+        entries[number] = Damage(data)(entries[number])
+    wanted_ledger = data.draw(st.just(ledger_id) | st.integers(0, ID_MAX))
+    wanted = data.draw(st.just(first) | IDS)
+    checker = EntryChecker(wanted_ledger, digest, b"p")
+
+    def run() -> tuple[object, ...]:
+        one = checker.check_run(wanted, list(entries))
+        return one.first_entry_id, one.payloads, one.lengths, one.lac, _said(one.error)
+
+    compiled, python = of_both(run)
+    assert compiled == python
+
+
+def _said(error: BadEntry | None) -> str:
+    return str(error)
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 63, 4096, 16 * 1024 + 1])
+def test_checksums_of_all_lengths(size: int) -> None:
+    """Words of eight bytes, and what is left of them."""
+    (entry,) = package_all(DigestType.CRC32C, 1, 0, [(bytes(range(256)) * 65)[:size]], before=0)
+    found = native.stored_payloads([entry], 1, 0)
+    assert found is not None
+    assert len(found[0][0]) == size
+    assert native.stored_payloads([entry[:-1] + bytes([entry[-1] ^ 1])], 1, 0) is None
+
+
+def test_frames_that_could_lead_out_of_the_bytes() -> None:
+    """Lengths, ends and counts that are as large as can be, or negative, are no entries."""
+    sound = b"".join(frame(0, [b"abc", b""]))
+    assert native.framed_payloads(sound, 0, len(sound), 0, 2) == [b"abc", b""]
+    for start, end, count in [
+        (0, len(sound), 2**62),
+        (0, len(sound), -1),
+        (-1, len(sound), 2),
+        (0, len(sound) + 1, 2),
+        (2**62, 2**62, 0),
+        (0, ENTRY_OVERHEAD_BYTES - 1, 1),
+    ]:
+        assert native.framed_payloads(sound, start, end, 0, count) is None
+    for length in (-1, 4, 2**31 - 1, -(2**31)):
+        assert native.framed_payloads(length.to_bytes(4, "big", signed=True) + sound[4:], 0, len(sound), 0, 2) is None
+    assert native.batch_entries(b"\x7f\xff\xff\xff" + bytes(40), 0) is None
+    assert native.batch_entries(b"\xff\xff\xff\xff" + bytes(40), 0) is None
+    assert native.batch_entries(bytes(4), -1) is None
+    assert native.batch_entries(bytes(4), 5) is None
+
+
+def test_arguments_of_other_types_are_refused() -> None:
+    """Nothing but bytes is read."""
+    with pytest.raises(TypeError):
+        native.framed_payloads(bytearray(12), 0, 12, 0, 1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        native.batch_entries(memoryview(b""), 0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        native.stored_payloads([bytearray(40)], 0, 0)  # type: ignore[list-item]
+    with pytest.raises(TypeError):
+        native.stored_payloads((), 0, 0)  # type: ignore[arg-type]
