@@ -51,7 +51,14 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 }
 """Paths of each part; each test is in one part."""
 MAY_BE_MISSING = (
-    *("needs Maven", "no promtool", "out of reach", "authorities where we do not look", "make test-cluster"),
+    *(
+        "needs Maven",
+        "needs a C compiler",
+        "no promtool",
+        "out of reach",
+        "authorities where we do not look",
+        "make test-cluster",
+    ),
     *("no fake-gcs-server in build", "was not built: make readers", "no Node with npm", "npm cannot install Azurite"),
 )
 """Words of reasons to leave a test out: a tool or a service that the machine has not. Any other skip is a failure."""

@@ -13,7 +13,7 @@ written; of what the writer encodes nothing is shared with it.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ from offloaderd.bookkeeper.metadata import (
     layout_path,
 )
 from offloaderd.bookkeeper.wire.entry import DigestType
-from offloaderd.core.errors import NotFound
+from offloaderd.core.errors import Conflict, NotFound
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from tests.real.bookie_link import BookieLinks
 from tests.real.ledger_nodes import LedgerNodes
@@ -88,7 +88,7 @@ class LedgerWriter:
         return tuple(found[:count])
 
     async def create(self, plan: Plan | None = None) -> WrittenLedger:
-        """Make a ledger. Raises Conflict when its id is taken, NotFound when there are too few bookies."""
+        """Make a ledger. Raises Conflict when the id of the plan is taken, NotFound when there are too few bookies."""
         how = plan or Plan()
         bookies = tuple(how.bookies) if how.bookies is not None else await self._members(how.ensemble)
         if len(bookies) != how.ensemble:
@@ -105,8 +105,11 @@ class LedgerWriter:
             ctime_ms=how.ctime_ms,
             custom=how.custom,
         )
-        node = await self._nodes.create(self._new_id() if how.ledger_id is None else how.ledger_id, metadata)
-        return WrittenLedger(node, self._links)
+        if how.ledger_id is not None:
+            return WrittenLedger(await self._nodes.create(how.ledger_id, metadata), self._links)
+        while True:
+            with suppress(Conflict):  # another writer began near the same number
+                return WrittenLedger(await self._nodes.create(self._new_id(), metadata), self._links)
 
     async def open(self, ledger_id: int) -> WrittenLedger:
         """Return a ledger that anybody has made, to recover, change or delete it. Raises NotFound."""

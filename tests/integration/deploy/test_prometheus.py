@@ -35,6 +35,8 @@ EMPTY_WHEN_SOUND = {
     "Stalled, and not protected meanwhile",
 }
 """Panels with nothing to draw while nothing is wrong and nothing special goes on."""
+OF_TABLES = "offloaderd_table_"
+"""Metrics of the application that writes tables, which does not run here."""
 
 
 @pytest.fixture(scope="session")
@@ -94,7 +96,8 @@ async def test_prometheus_scrapes_a_daemon_and_draws_every_panel(
             assert await asked(session, 'up{job="offloaderd"}') == [1.0]
             methods = await asked(session, 'count(grpc_server_handled_total{grpc_method=~"No.*"}) or vector(0)')
             assert methods == [0.0], "a client may not make series"
-            empty = {title for title, query in drawn() if not await asked(session, query)}
+            queries = [(title, query) for title, query in drawn() if OF_TABLES not in query]
+            empty = {title for title, query in queries if not await asked(session, query)}
             assert not empty - EMPTY_WHEN_SOUND
             groups = (await answer(session, "/api/v1/rules"))["groups"]
             wrong = [rule["name"] for group in groups for rule in group["rules"] if rule["health"] != "ok"]
