@@ -24,7 +24,10 @@ batch_entries: Callable[[bytes, int], list[bytes] | None] = _none
 framed_payloads: Callable[[bytes, int, int, int, int], list[bytes] | None] = _none
 """Returns the payloads of frames: of which bytes, from, to, the first entry's id, how many (FORMAT.md, section 1)."""
 stored_payloads: Callable[[list[bytes], int, int], tuple[list[bytes], list[int], int] | None] = _none
-"""Returns payloads, lengths, and the greatest LAC of stored entries with CRC32C: of which ledger, from which entry."""
+"""Returns payloads, lengths, and the greatest LAC of stored entries with CRC32C: of which ledger, from which entry.
+
+None for all where the processor has no instruction for CRC32C.
+"""
 
 try:
     import offloaderd_native

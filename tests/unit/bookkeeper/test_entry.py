@@ -164,12 +164,30 @@ def test_the_verified_prefix_is_kept() -> None:
     run.check_lengths(0)
 
 
+def test_the_greatest_lac_counts() -> None:
+    """Whichever entry has it: a later one may have an older LAC."""
+    stored = [
+        package(DigestType.CRC32C, 5, entry_id, b"a", lac=lac) for entry_id, lac in enumerate((2, 9, 4), start=10)
+    ]
+    run = EntryChecker(5, DigestType.CRC32C).check_run(10, stored)
+    assert (run.error, run.lac) == (None, 9)
+
+
 def test_an_entry_out_of_place_ends_the_run() -> None:
     """Entries count up by one from the first."""
     stored = package_all(DigestType.CRC32C, 5, 10, [b"a", b"bb"])
     error = EntryChecker(5, DigestType.CRC32C).check_run(10, stored[::-1]).error
     assert error is not None
     assert (error.entry_id, error.offset, error.found) == (10, 8, 11)
+
+
+@pytest.mark.parametrize(("ledger_id", "first"), [(5, 2**63 - 1), (5, 2**63), (2**63, 2**63 - 1)])
+def test_no_entry_is_behind_the_greatest_id(ledger_id: int, first: int) -> None:
+    """Ids have 63 bits: none goes on from the greatest one at the least, and none is asked for by a larger number."""
+    stored = [package(DigestType.CRC32C, 5, entry_id, b"a", lac=0) for entry_id in (2**63 - 1, -(2**63))]
+    run = EntryChecker(ledger_id, DigestType.CRC32C).check_run(first, stored)
+    assert run.error is not None
+    assert len(run.payloads) == ((ledger_id, first) == (5, 2**63 - 1))
 
 
 @pytest.mark.parametrize(("before", "wrong"), [(1, 10), (-1, 10), (0, 12)])

@@ -33,6 +33,13 @@ def decode(data: bytes, *, start: int = 0, first_entry_id: int = 5, count: int |
     return decode_entries(data, start=start, first_entry_id=first_entry_id, count=count, key=KEY, at=1000)
 
 
+def decode_exactly(data: bytes, *, start: int = 0, first_entry_id: int = 5, count: int) -> list[bytes]:
+    """Decode what the compiled loop takes: a number of entries of which the end is known as well."""
+    return decode_entries(
+        data, start=start, end=len(data), first_entry_id=first_entry_id, count=count, key=KEY, at=1000
+    )
+
+
 @pytest.mark.parametrize("n", range(10))
 def test_padding_is_cut_anywhere(n: int) -> None:
     """Padding begins with FE, repeats the pad word and has the wanted length."""
@@ -46,6 +53,7 @@ def test_round_trip(first_entry_id: int, payloads: list[bytes], pad_bytes: int) 
     assert len(framed) == framed_bytes(sum(map(len, payloads)), len(payloads))
     assert decode(framed + padding(pad_bytes), first_entry_id=first_entry_id) == payloads
     assert decode(framed, first_entry_id=first_entry_id) == payloads
+    assert decode_exactly(framed, first_entry_id=first_entry_id, count=len(payloads)) == payloads
 
 
 def test_frame_references_payloads() -> None:
@@ -114,6 +122,36 @@ def test_fewer_entries_than_counted(rest: bytes) -> None:
     with pytest.raises(CorruptData, match="expected 2 entries from 5 on, found 1") as caught:
         decode(entry(5, b"a") + rest, count=2)
     assert caught.value.offset == 1013
+
+
+@pytest.mark.parametrize(
+    ("data", "count"),
+    [
+        (entry(5, b"a") + PAD, 1),
+        (entry(5, b"a") + PAD[:1], 1),
+        (entry(5, b"a") + entry(6, b""), 1),
+        (entry(5, b"a"), 2),
+        (entry(5, b"a") + PAD * 4, 2),
+        (entry(5, b"a") + entry(7, b""), 2),
+        (entry(5, b"", length=1), 1),
+        (entry(5, b"", length=-1), 1),
+        (entry(5, b"a"), 0),
+        (entry(5, b"a"), -1),
+    ],
+)
+def test_exactly_the_counted_entries(data: bytes, count: int) -> None:
+    """With an end, no byte is left, and no entry is missing."""
+    with pytest.raises(CorruptData):
+        decode_exactly(data, count=count)
+
+
+@pytest.mark.parametrize(("first", "count"), [(2**63 - 1, 2), (2**63, 2), (2**63 - 1, 2**63)])
+def test_no_entry_is_behind_the_greatest_id(first: int, count: int) -> None:
+    """Ids have 63 bits: none goes on from the greatest one at the least, and none is asked for by a larger number."""
+    data = entry(2**63 - 1, b"a") + entry(-(2**63), b"b")
+    with pytest.raises(CorruptData):
+        decode_exactly(data, first_entry_id=first, count=count)
+    assert decode_exactly(data[:13], first_entry_id=2**63 - 1, count=1) == [b"a"]
 
 
 @pytest.mark.parametrize("start", [-1, 4])
