@@ -199,7 +199,7 @@ static PyObject *stored_payloads(PyObject *Py_UNUSED(module), PyObject *args)
     if (payloads == NULL || lengths == NULL)
         goto failed;
     for (Py_ssize_t number = 0; number < count; number++) {
-        PyObject *entry = PyList_GetItem(entries, number); /* NULL if what runs at an allocation has shortened the list */
+        PyObject *entry = PyList_GetItem(entries, number); /* NULL if a finalizer has shortened the list */
         char *bytes;
         Py_ssize_t size;
         if (entry == NULL || PyBytes_AsStringAndSize(entry, &bytes, &size) < 0)
