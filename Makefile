@@ -225,8 +225,10 @@ $(DEPENDENCIES)%: requirements/build.txt requirements/%.txt pyproject.toml nativ
 	@$(PIP) install --require-hashes -r requirements/build.txt
 	@$(PIP) install --require-hashes --no-build-isolation -r requirements/$*.txt
 	@$(PIP) install --no-deps --no-build-isolation --editable .
-	@$(PIP) install --no-deps --no-build-isolation --force-reinstall ./native >build-native.log 2>&1 && rm build-native.log || \
-	  echo "Loops over entries are not compiled (build-native.log): without a C compiler they run in Python, and are slower"
+	@$(PIP) install --no-deps --no-build-isolation --force-reinstall ./native >$(VENV)/native.log 2>&1 || { \
+	  $(PIP) uninstall --yes offloaderd-native >>$(VENV)/native.log 2>&1; \
+	  echo "Loops over entries were not compiled ($(VENV)/native.log): they run in Python, which is slower. To have them compiled, install a"; \
+	  echo "C compiler and Python's headers (Debian, Ubuntu: apt install gcc libc6-dev python3-dev), rm $@, and make again."; }
 	@touch $@
 
 $(VENV)/.created:

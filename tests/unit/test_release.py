@@ -92,7 +92,7 @@ def test_a_release_is_whole_signed_and_the_same_again(
     assert made(second, key) == 0
     names = {one.name for one in first.iterdir()}
     stem = f"offloaderd-{__version__}"
-    compiled = {one.name for one in first.glob("offloaderd_native-*-cp311-abi3-*.whl")}
+    compiled = {one.name for one in first.glob(f"offloaderd_native-{__version__}-cp311-abi3-*.whl")}
     assert len(compiled) == int(native.IN_USE)
     assert names == {
         f"{stem}-py3-none-any.whl", f"{stem}.tar.gz", f"{stem}.intoto.jsonl", "release.pub", "SHA256SUMS",
