@@ -22,6 +22,7 @@ from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map.unnamed import UnnamedPlace
 from offloaderd.policy.policies import NAMES, Effective, OffloadPolicies
 from offloaderd.policy.records import Selection, TopicPolicy
 from offloaderd.policy.rules import ANYWHERE, Surroundings, by_itself, checked, sound
@@ -215,6 +216,7 @@ class AdminService(ManualCalls):
             segments_committed=len(stored.segments),
             losses=map(lost_range, stored.losses),
             damaged_ledgers=(await grant_records.damaged(self.metadata, topic))[:DAMAGED_MAX],
+            unnamed=map(_unnamed, self.engine.unnamed_places(stored)),
         )
 
     async def completed(self, status: TopicStatus, failure: str = "") -> pb.TopicStatus:
@@ -235,6 +237,7 @@ class AdminService(ManualCalls):
         message.segments_committed = len(stored.segments)
         message.damaged_ledgers[:] = (await grant_records.damaged(self.metadata, status.topic))[:DAMAGED_MAX]
         message.losses.extend(map(lost_range, stored.losses))
+        message.unnamed.extend(map(_unnamed, self.engine.unnamed_places(stored)))
         if (offloaded := to_position(stored.offloaded)) is not None:
             message.offloaded.CopyFrom(offloaded)
         message.placement = self.engine.placed(status.topic, "" if owner is None else owner.daemon_id)
@@ -334,6 +337,10 @@ def topic_status(status: TopicStatus) -> pb.TopicStatus:
 def lost_range(loss: Loss) -> pb.LostRange:
     """Return a loss as a message."""
     return filled(pb.LostRange, loss, after=loss.after if loss.after.ledger_id >= 0 else None)
+
+
+def _unnamed(place: UnnamedPlace) -> pb.UnnamedPlace:
+    return filled(pb.UnnamedPlace, place)
 
 
 def given_policies(message: policy_pb2.OffloadPolicies) -> dict[str, object]:

@@ -114,7 +114,7 @@ class Components:
             "read": reads,
             "broker": self.broker,
             "admin": admin,
-            "doctor": DoctorService(lambda: examine(reloader.settings, clock, serving=True)),
+            "doctor": DoctorService(lambda: examine(reloader.settings, clock, serving=True, unnamed=engine.unnamed)),
             "upkeep": self.upkeep,
             "placement": PlacementService(engine, self.registration),
             "cache": CacheService(settings.daemon.id, reader, metrics),

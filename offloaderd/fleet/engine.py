@@ -41,6 +41,7 @@ from offloaderd.metadata.records.identity import Refusal
 from offloaderd.metadata.records.ownership import DaemonNode, Owner
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.metadata.topic_map.unnamed import WHAT_TO_DO, UnnamedPlace, described, unnamed_places
 from offloaderd.objects import marker
 from offloaderd.objects.places import Place
 from offloaderd.policy import store as policies
@@ -245,10 +246,20 @@ class Engine:
         now_s = self._clock.monotonic()
         return [one.status(now_s) for _, one in sorted(self._assignment.supervised.items())]
 
+    @property
+    def unnamed(self) -> Mapping[TopicName, Sequence[UnnamedPlace]]:
+        """Places that the settings do not name, by the topics of this daemon that have segments there."""
+        return self._reporter.unnamed
+
+    def unnamed_places(self, topic_map: TopicMap) -> Sequence[UnnamedPlace]:
+        """Return the places of any topic's segments that the settings of this daemon do not name."""
+        return unnamed_places(topic_map.segments, self.context.places.buckets)
+
     def alarms(self) -> list[str]:
-        """Return alarms that concern all topics: unapplied selections, and a full spill disk."""
+        """Return alarms that concern all topics: unapplied selections, unnamed places, a full spill disk."""
         found = sorted(self._discovery.unapplied.items())
         told = [f"the selection {pattern} is not applied: {reason}" for pattern, reason in found]
+        told += [f"{sentence}. To do: {WHAT_TO_DO}" for sentence in described(self.unnamed)]
         area = self.context.outage.area
         active = [one.offloader for one in self._assignment.supervised.values() if one.offloader is not None]
         held = any(one.outage.spill is not None and one.outage.spill.holds_back for one in active)

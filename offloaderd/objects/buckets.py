@@ -86,8 +86,9 @@ class Buckets:
             return self._others[bucket]
         except KeyError:
             raise BucketMissing(
-                f"{self.bucket_word} {bucket!r} is none of those that are worked with: {', '.join(self.stores)}",
-                hint=f"name it in objects.places, if {self.same_access}, else in a table of objects.services",
+                f"the settings do not name {self.bucket_word} {bucket!r}, only {', '.join(map(repr, self.stores))}",
+                hint=f"name it in objects.places, if {self.same_access}, else in a table of objects.services, and "
+                "restart; `offloadctl doctor` says how much lies there",
             ) from None
 
     def join(self, service: BucketStore) -> None:

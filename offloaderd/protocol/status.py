@@ -1,7 +1,7 @@
 """A daemon's status as JSON and as text, and rates of topics: the same for `offloadctl` and the status page."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from offloaderd.core import units as words
 from offloaderd.core.model import between
@@ -80,7 +80,7 @@ def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
         "looked_age_s": one.looked_age_s,
         **picked(one, "method", "taken_entries", "taken_bytes"),
         "losses": [as_json(loss, kept=("noticed_ms",), nullable=("entries",)) for loss in one.losses],
-        **picked(one, "gaps"),
+        **picked(one, "gaps", "unnamed"),
     }
 
 
@@ -165,6 +165,7 @@ def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsRes
         *([("PAUSED", f"since {words.moment(one.paused_ms)} UTC by {one.paused_by}")] if one.paused_ms else []),
         *[("REFUSED", refusal_text(refusal)) for refusal in one.refusals],
         *([("DAMAGED", f"{damage}: see offloadctl ledgers list {one.topic}")] if one.damaged_ledgers else []),
+        *[("NOT NAMED", f"{there.bucket}/{there.prefix}: {unnamed_text(there)}") for there in one.unnamed],
         *_outage_facts(one),
         *([("method", one.method)] if one.method else []),
         ("lag", _lag_text(one)),
@@ -230,6 +231,30 @@ def mirror_text(one: admin_pb2.MirrorSummary) -> str:
     behind += f"oldest {words.age(one.lag_seconds)} ago)"
     failure = f"; FAILS since {words.moment(one.failing_since_ms)} UTC: {one.failure}" if one.failure else ""
     return f"{text}{behind}{failure}{waits}"
+
+
+class _Unnamed(Protocol):
+    """What lies in a place that the settings do not name; see admin_pb2.UnnamedPlace."""
+
+    @property
+    def segments(self) -> int: ...
+    @property
+    def segment_bytes(self) -> int: ...
+    @property
+    def only_segments(self) -> int: ...
+    @property
+    def copies(self) -> int: ...
+    @property
+    def copy_bytes(self) -> int: ...
+
+
+def unnamed_text(one: _Unnamed) -> str:
+    """Return what lies in a place that the settings do not name, and what of it has no copy elsewhere."""
+    first = f"{words.plural(one.segments, 'segment', 'segments')} ({words.size(one.segment_bytes)})"
+    copies = f"{words.plural(one.copies, 'mirror copy', 'mirror copies')} ({words.size(one.copy_bytes)})"
+    held = " and ".join(text for text, count in ((first, one.segments), (copies, one.copies)) if count)
+    only = words.plural(one.only_segments, "segment has", "segments have")
+    return f"{held}; {only} no copy elsewhere: READS FAIL" if one.only_segments else held
 
 
 def lag_cells(one: admin_pb2.TopicStatus) -> tuple[str, str, str]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from offloaderd.core.model import Position
 from offloaderd.read.plan import TopicView
 
-UNNAMED = "no service in the settings has this bucket, so the first one is asked for it: see `offloadctl places list`"
+UNNAMED = "the settings do not name this bucket: `offloadctl doctor` says what to do"
 EXTENTS_MAX = 1000
 """Extents of one holder in an answer; neighbours are one, so that there are few."""
 

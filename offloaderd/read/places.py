@@ -73,3 +73,10 @@ def graver(before: OffloaderError | None, now: OffloaderError) -> OffloaderError
     if before is None or (isinstance(now, Transient) and not isinstance(before, Transient)):
         return now
     return before
+
+
+def located(segment: CommittedSegment, error: BucketMissing) -> BucketMissing:
+    """Return the error of a bucket that is not there with the entries that cannot be read, and their places."""
+    places = " and ".join("/".join(one.place) for one in segment.each_place)
+    message = f"entries {segment.range} lie in {places}, and cannot be read: {error.message}"
+    return BucketMissing(message, hint=error.hint)

@@ -53,7 +53,7 @@ from offloaderd.read.broker_ledgers import LedgerObjects, LedgerTable
 from offloaderd.read.cache import Cache, ReadAhead, Slot
 from offloaderd.read.disk.fetcher import Fetcher, Range
 from offloaderd.read.disk.files import Owner, owner_of
-from offloaderd.read.places import PASSED_ON, Places, graver
+from offloaderd.read.places import PASSED_ON, Places, graver, located
 
 V = TypeVar("V")
 
@@ -103,11 +103,7 @@ def table_of(topic: TopicName, segment: CommittedSegment, index_data: bytes, man
     _check_identity(topic, segment, manifest, manifest_key)
     check_index(index_data, manifest, key=index_key)
     starts = [(block.ledger_id, block.first_entry_id) for block in manifest.blocks]
-    return SegmentTable(_owner(topic, segment), segment, manifest, starts)
-
-
-def _owner(topic: TopicName, segment: CommittedSegment) -> Owner:
-    return owner_of(topic.managed_ledger, segment.segment_id)
+    return SegmentTable(owner_of(topic.managed_ledger, segment.segment_id), segment, manifest, starts)
 
 
 def _check_identity(topic: TopicName, segment: CommittedSegment, manifest: SegmentManifest, key: str) -> None:
@@ -365,7 +361,7 @@ class SegmentReader:
             _, index_key, manifest_key = one.keys.all
             try:
                 with reported(self._report):
-                    there = self.fetcher.at(one.bucket, _owner(topic, segment))
+                    there = self.fetcher.at(one.bucket, owner_of(topic.managed_ledger, segment.segment_id))
                     table = await there.table(partial(table_of, topic, one), index_key, manifest_key)
             except PASSED_ON as error:
                 failed = graver(failed, error)
@@ -416,6 +412,8 @@ class SegmentReader:
                         pieces = [batch] if bytes_max is None else list(batch.pieces(bytes_max))
                     for piece in pieces:
                         yield piece
+        except BucketMissing as error:
+            raise located(segment, error) from error
         finally:
             self._reads[flow] -= 1
             if not self._reads[flow]:

@@ -17,6 +17,7 @@ from offloaderd.history import plan as history
 from offloaderd.history.adoption import Adoption
 from offloaderd.metadata.records.attempt import Attempt
 from offloaderd.metadata.topic_map.map import TopicMap
+from offloaderd.metadata.topic_map.unnamed import UnnamedPlaces
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.claim.refusals import TopicIdentity
 from offloaderd.segment.claim.topic_record import TopicRecord
@@ -113,7 +114,7 @@ class TopicOffloader:
         self._clock, self._metrics = context.upload_context.clock, context.upload_context.metrics
         self.failure_tracker = FailureTracker(self.topic, self._clock, self.changed.notify)
         self.lag = LagTracker()
-        self.mirror = MirrorProgress(context.places, self._clock)
+        self.mirror, self.unnamed = MirrorProgress(context.places, self._clock), UnnamedPlaces(context.places.buckets)
         self.record = TopicRecord(log, topic_map, left.begin, clock=self._clock, metrics=self._metrics)
         self.source_check = SourceCheck(
             context.known_source, identity, self.record, lambda: self.taken, lambda: self.attempt, clock=self._clock

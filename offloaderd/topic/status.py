@@ -4,13 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import structlog
+
 from offloaderd.core.errors import OffloaderError, Transient
+from offloaderd.core.limits import Bounded
 from offloaderd.core.model import Loss, OffloadMethod, Position, TopicName
 from offloaderd.history import plan as history
 from offloaderd.history.segment import OwnedTopic
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.records.history import RangeState
 from offloaderd.metadata.records.identity import Refusal
+from offloaderd.metadata.topic_map.unnamed import WHAT_TO_DO, UnnamedPlace, UnnamedPlaces, by_copy, described
 from offloaderd.segment.failures import Failure, StoreReach, error_class
 from offloaderd.segment.roll import SegmentProgress
 from offloaderd.topic.buffer import TailingBuffer
@@ -18,6 +22,8 @@ from offloaderd.topic.lag import OldestEntry
 from offloaderd.topic.mirror import MirrorProgress, MirrorStatus
 from offloaderd.topic.outage import Outage, TopicContext
 from offloaderd.topic.tailer import Tailer
+
+log = structlog.get_logger(__name__)
 
 OFFLOADING = "offloading"
 """State of a topic that is offloaded as its policy demands, be it active or idle (`idle.py`)."""
@@ -29,6 +35,7 @@ class Described(OwnedTopic, Protocol):
     buffer: TailingBuffer
     damaged_ledgers: tuple[int, ...]
     mirror: MirrorProgress
+    unnamed: UnnamedPlaces
     oldest: OldestEntry
     outage: Outage
     tailer: Tailer | None
@@ -114,6 +121,7 @@ class TopicStatus:
     refusals: tuple[Refusal, ...] = ()
     damaged_ledgers: tuple[int, ...] = ()
     mirror: MirrorStatus | None = None
+    unnamed: tuple[UnnamedPlace, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +209,7 @@ def describe(topic: Described, *, owner: str = "", now_s: float, wall_ms: int) -
         refusals=topic.identity.refusals,
         damaged_ledgers=topic.damaged_ledgers,
         mirror=topic.mirror.status(topic.map.segments, topic.policy, wall_ms=wall_ms),
+        unnamed=topic.unnamed.of(topic.map.segments),
     )
 
 
@@ -293,6 +302,8 @@ def offloaded_bytes(topic: Described, ledger_id: int) -> int:
     return size
 
 
+LOGGED_MAX = 100
+"""Unnamed places that the log has named."""
 REPORT_S = 5.0
 """Pause between two updates: shorter than any scrape interval, and nearly free with many topics."""
 
@@ -308,6 +319,9 @@ class Reporter:
         self._summed: dict[TopicName, tuple[CommittedSegment, ...]] = {}
         self.stored: dict[TopicName, int] = {}
         """Bytes of the data objects of each topic here, suspended ones included."""
+        self.unnamed: dict[TopicName, tuple[UnnamedPlace, ...]] = {}
+        """Places that the settings do not name, of the topics here that have any, suspended ones included."""
+        self._logged: Bounded[str, bool] = Bounded(LOGGED_MAX)
 
     async def run(self) -> None:
         """Report until cancelled."""
@@ -346,6 +360,7 @@ class Reporter:
         self._report_history(topic, status.history)
         self._report_stored(status)
         self._report_mirror(topic, status)
+        self._report_unnamed(status.topic, status.unnamed)
         before = self._stalled.pop(status.topic, "")
         if before and before != status.stalled_class:
             self._metrics.stalled.remove(topic, before)
@@ -398,6 +413,27 @@ class Reporter:
         else:
             metrics.segment_age_max_seconds.remove(topic)
 
+    def _report_unnamed(self, topic: TopicName, rows: tuple[UnnamedPlace, ...]) -> None:
+        """Set the gauges of what lies in unnamed places; most topics have no series. The log names each place once."""
+        if rows == self.unnamed.get(topic, ()):
+            return
+        for copy, counts in by_copy(rows).items():
+            for gauge, value in zip(
+                (self._metrics.unnamed_place_segments, self._metrics.unnamed_place_bytes), counts, strict=True
+            ):
+                if rows:
+                    gauge.labels(topic=str(topic), copy=copy).set(value)
+                else:
+                    gauge.remove(str(topic), copy)
+        self.unnamed.pop(topic, None)
+        if rows:
+            self.unnamed[topic] = rows
+        for one in rows:
+            if str(one) not in self._logged:
+                self._logged[str(one)] = True
+                told, hint = described({topic: [one]}), WHAT_TO_DO
+                log.error("place.not_named", place=str(one), topic=str(topic), found=told[0], hint=hint)
+
     def _report_history(self, topic: str, history: HistoryStatus | None) -> None:
         """Set the gauges of a topic's remaining history; 0 when there is none, or it is done."""
         metrics = self._metrics
@@ -410,4 +446,5 @@ class Reporter:
         self._stalled.pop(topic, None)
         self._summed.pop(topic, None)
         self.stored.pop(topic, None)
+        self.unnamed.pop(topic, None)
         self._metrics.drop_topic(str(topic))

@@ -9,6 +9,7 @@ from uuid import UUID
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, OffloaderError
 from offloaderd.core.model import TopicName
 from offloaderd.metadata.committed import CommittedSegment
+from offloaderd.metadata.topic_map import unnamed
 from offloaderd.objects.keys import SegmentKeys
 
 
@@ -115,8 +116,7 @@ WHAT_TO_DO = {
     Kind.UNREFERENCED: "offloadctl gc says whether it is to be kept",
     Kind.SUPERSEDED: "nothing: they were rewritten for a stock broker; what nobody refers to, offloadctl gc deletes",
     Kind.FOREIGN: "nothing: two clusters share the prefix; objects.prefix can keep them apart",
-    Kind.ELSEWHERE: "use settings that name that place too: objects.places, or a table of objects.services "
-    "(bucket '' is a directory of kind filesystem)",
+    Kind.ELSEWHERE: unnamed.WHAT_TO_DO,
     Kind.UNREACHABLE: "bring the store back, or give the rights, and look again",
 }
 

@@ -72,6 +72,13 @@ class UpkeepMetrics(Families):
         "Parts of copies by outcome. sent. kept: an earlier owner had stored it.", outcome=("sent", "kept")
     )
     mirror_bytes = counter("Bytes of the parts of copies, those that were kept included.")
+    unnamed_place_segments = topic_gauge(
+        "Segments of the topic in buckets that the settings do not name, by their copies there. only: no copy is in a "
+        "named place, so reads fail. first: the first copy is there, the mirror is named. mirror: the second copy is "
+        "there. No series without any. Page when only is not 0: offloadctl doctor names place and topics.",
+        copy=("only", "first", "mirror"),
+    )
+    unnamed_place_bytes = topic_gauge("Bytes of the data objects of the same copies.", copy=("only", "first", "mirror"))
     identity_refusals = topic_gauge(
         "1 for each reason why nothing of the topic is deleted or granted: its metadata, bucket or source may be of "
         "another history. Page when it is not 0: offloadctl status says what was found and what to do.",

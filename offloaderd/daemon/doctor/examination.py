@@ -10,11 +10,12 @@ import errno
 import os
 import shutil
 import socket
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 
 from offloaderd.core.clock import Clock
+from offloaderd.core.model import TopicName
 from offloaderd.core.units import format_bytes
 from offloaderd.daemon.doctor.bucket import bucket_checks, reading_checks
 from offloaderd.daemon.doctor.cluster import admin_checks
@@ -22,6 +23,7 @@ from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Reading
 from offloaderd.daemon.doctor.zookeeper import open_store, zookeeper_checks
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.settings.rules import doubtful
+from offloaderd.metadata.topic_map.unnamed import UnnamedPlace
 from offloaderd.objects.opening import bucket_store, check_places
 from offloaderd.objects.settings import ServiceSettings
 
@@ -182,9 +184,15 @@ READING_GROUPS = (settings_checks, machine_checks, reading_checks)
 """The checks for a daemon that only reads."""
 
 
-async def examine(settings: Settings, clock: Clock, *, serving: bool = False) -> AsyncGenerator[CheckResult, None]:
-    """Yield the results in order. `serving`: the daemon examines itself."""
-    case = Case(settings, clock, serving=serving)
+async def examine(
+    settings: Settings,
+    clock: Clock,
+    *,
+    serving: bool = False,
+    unnamed: Mapping[TopicName, Sequence[UnnamedPlace]] | None = None,
+) -> AsyncGenerator[CheckResult, None]:
+    """Yield the results in order. `serving`: the daemon examines itself; `unnamed` as in Case."""
+    case = Case(settings, clock, serving=serving, unnamed=unnamed)
     for group in READING_GROUPS if settings.daemon.read_only else GROUPS:
         async with aclosing(group(case)) as results:
             async for result in results:

@@ -1,7 +1,7 @@
 """Results of checks, the state that checks share, and the frame of a check: timed, bounded, and isolated."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -9,6 +9,7 @@ from offloaderd.core.clock import Clock
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import TopicName
 from offloaderd.daemon.settings import Settings
+from offloaderd.metadata.topic_map.unnamed import UnnamedPlace
 
 DEADLINE_S = 15.0
 """Longest that one check may take."""
@@ -125,6 +126,8 @@ class Case:
     """Id of the deployment in the metadata; empty: none yet, or unknown."""
     open_s_max: float = 0.0
     """How long a policy of the metadata lets a segment be open, at most."""
+    unnamed: Mapping[TopicName, Sequence[UnnamedPlace]] | None = None
+    """Places that the settings do not name, by topic, as the daemon has counted them; None: nobody has."""
     topic: TopicName | None = None
     """Any topic of the cluster, for the check of the admin API."""
 

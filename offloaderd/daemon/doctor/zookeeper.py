@@ -6,7 +6,7 @@ nodes above it that were made for it are deleted again.
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import cast
@@ -20,11 +20,13 @@ from offloaderd.daemon.settings import Settings
 from offloaderd.metadata import identity, paths
 from offloaderd.metadata.port import Check, MetadataStore, Replace, Versioned
 from offloaderd.metadata.records.identity import hint
+from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map.unnamed import WHAT_TO_DO, UnnamedPlace, described, unnamed_places
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.policy.resolver import PolicyResolver
 from offloaderd.policy.selection import Policies
-from offloaderd.policy.store import topic_policies
+from offloaderd.policy.store import topic_policies, topics_with_nodes
 
 ANSWER_S = 5.0
 CONNECT_S = 10.0
@@ -47,6 +49,7 @@ async def zookeeper_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
                 yield await case.check(name, check(case, opened.store))
         if opened.store is not None and case.knows_topics:
             yield await case.check("zookeeper identity", refusals(case, opened.store))
+            yield await case.check("places of segments", places_of_segments(case, opened.store))
         if follows and cluster != metadata.servers:
             opened = _Opened(case, stack, cluster)
             async for result in opened.checks("cluster zookeeper"):
@@ -58,6 +61,8 @@ async def zookeeper_checks(case: Case) -> AsyncGenerator[CheckResult, None]:
 
 
 FIRST_NAMED = 3
+MAPS_S = 8.0
+"""How long maps of topics are read: less than a check may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,37 @@ async def refusals(case: Case, store: MetadataStore) -> Finding:
         first = next(what[0] for what in kinds.values() if what)
         return fail(f"nothing of these is deleted or granted: {'; '.join(told[:FIRST_NAMED])}{more}", hint(first))
     return ok(f"deployment {case.deployment_id or 'without an id'}; nothing is refused of {len(topics)} topics")
+
+
+async def places_of_segments(case: Case, store: MetadataStore) -> Finding:
+    """Check that the settings name the places of all segments: of the daemon's topics, as it has counted them; without
+    a daemon of all topics whose maps are read within MAPS_S.
+    """
+    found, of = case.unnamed, "of this daemon's topics"
+    if found is None:
+        found, read, topics = await _read_places(case, cast("MetadataStore", _Below(store, case.home)))
+        of = "of all topics" if read == topics else f"of the first {read:,} of {topics:,} topics"
+    if not found:
+        return ok(f"the settings name the places of all segments {of}")
+    told = f"{of}: {'; '.join(described(found))}"
+    lost = any(row.only_segments for rows in found.values() for row in rows)
+    return (fail if lost else warn)(told, WHAT_TO_DO)
+
+
+async def _read_places(case: Case, store: MetadataStore) -> tuple[Mapping[TopicName, Sequence[UnnamedPlace]], int, int]:
+    """Read maps of topics for MAPS_S; return the unnamed places by topic, and the number of topics read and in all."""
+    buckets = case.settings.objects.all_places.buckets
+    topics = sorted(await topics_with_nodes(store))
+    found, until_s, read = {}, case.clock.monotonic() + MAPS_S, 0
+    while read < len(topics) and (not read or case.clock.monotonic() < until_s):
+        topic, read = topics[read], read + 1
+        try:
+            rows = unnamed_places((await catalog.load(store, topic)).segments, buckets)
+        except CorruptData:
+            continue  # a daemon that claims it says so
+        if rows:
+            found[topic] = rows
+    return found, read, len(topics)
 
 
 async def _longest(store: MetadataStore, policies: Policies) -> float:

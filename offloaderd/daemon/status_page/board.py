@@ -20,7 +20,7 @@ from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import TopicName
 from offloaderd.daemon.status_page.last_hour import Ring, Sampler, by_label, measured, totals
 from offloaderd.protocol.conversion import picked
-from offloaderd.protocol.status import Rate, daemon_json, rated_json
+from offloaderd.protocol.status import Rate, daemon_json, rated_json, unnamed_text
 from offloaderd.protocol.v1 import admin_pb2, inspect_pb2
 from offloaderd.topic.status import TopicStatus
 
@@ -231,8 +231,11 @@ class Board:
 
 
 def failing(one: TopicStatus) -> bool:
-    """Whether a topic needs attention: it stalls, has lost entries, or its new entries wait for history."""
-    return bool(one.stalled_reason or one.losses or (one.history is not None and one.history.live_waits))
+    """Whether a topic needs attention: it stalls, has lost entries, its new entries wait for history, or the settings
+    do not name where segments of it lie.
+    """
+    waits = one.history is not None and one.history.live_waits
+    return bool(one.stalled_reason or one.losses or waits or one.unnamed)
 
 
 def failure_of(one: TopicStatus) -> str:
@@ -243,6 +246,8 @@ def failure_of(one: TopicStatus) -> str:
         return "entries were deleted at the source before they were offloaded"
     if one.losses:
         return "a ledger is not at the source any more, and it is unknown whether all of it was offloaded"
+    if one.unnamed:
+        return f"the settings do not name {one.unnamed[0]}, where there are {unnamed_text(one.unnamed[0])}"
     return "new entries wait until the history is done"
 
 

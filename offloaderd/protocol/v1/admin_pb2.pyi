@@ -966,6 +966,7 @@ class TopicStatus(_message.Message):
     EDGE_CODE_FIELD_NUMBER: _builtins.int
     OUTAGE_CODE_FIELD_NUMBER: _builtins.int
     STALLED_CLASS_CODE_FIELD_NUMBER: _builtins.int
+    UNNAMED_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     state: _builtins.str
     """claiming, offloading, paused, stalled, stopped, not-owner, read-only"""
@@ -1054,6 +1055,10 @@ class TopicStatus(_message.Message):
     def gaps(self) -> _containers.RepeatedCompositeFieldContainer[Global___EntryGap]:
         """of a daemon that only reads; at most 100"""
 
+    @_builtins.property
+    def unnamed(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnnamedPlace]:
+        """Places of its segments that the settings of the daemon do not name, by their bucket; at most 20."""
+
     def __init__(
         self,
         *,
@@ -1105,14 +1110,60 @@ class TopicStatus(_message.Message):
         edge_code: _states_pb2.SourceEdge.ValueType = ...,
         outage_code: _states_pb2.OutagePolicy.ValueType = ...,
         stalled_class_code: _states_pb2.StalledClass.ValueType = ...,
+        unnamed: _abc.Iterable[Global___UnnamedPlace] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "history", b"history", "mirror", b"mirror", "offloaded", b"offloaded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "damaged_ledgers", b"damaged_ledgers", "edge", b"edge", "edge_code", b"edge_code", "epoch", b"epoch", "gaps", b"gaps", "hidden_entries", b"hidden_entries", "history", b"history", "lag_age_unknown", b"lag_age_unknown", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "lag_unknown", b"lag_unknown", "looked_age_s", b"looked_age_s", "losses", b"losses", "method", b"method", "method_code", b"method_code", "mirror", b"mirror", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_continued", b"open_segment_continued", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "outage", b"outage", "outage_code", b"outage_code", "owner", b"owner", "paused_by", b"paused_by", "paused_ms", b"paused_ms", "placement", b"placement", "refusals", b"refusals", "segments_committed", b"segments_committed", "spilled_bytes", b"spilled_bytes", "spilled_entries", b"spilled_entries", "stalled_class", b"stalled_class", "stalled_class_code", b"stalled_class_code", "stalled_reason", b"stalled_reason", "stalled_since_ms", b"stalled_since_ms", "state", b"state", "state_code", b"state_code", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "topic", b"topic", "unprotected_bytes", b"unprotected_bytes", "unprotected_entries", b"unprotected_entries", "unprotected_since_ms", b"unprotected_since_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "buffer_bytes", b"buffer_bytes", "confirmed", b"confirmed", "damaged_ledgers", b"damaged_ledgers", "edge", b"edge", "edge_code", b"edge_code", "epoch", b"epoch", "gaps", b"gaps", "hidden_entries", b"hidden_entries", "history", b"history", "lag_age_unknown", b"lag_age_unknown", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "lag_unknown", b"lag_unknown", "looked_age_s", b"looked_age_s", "losses", b"losses", "method", b"method", "method_code", b"method_code", "mirror", b"mirror", "offloaded", b"offloaded", "open_segment_age_s", b"open_segment_age_s", "open_segment_bytes", b"open_segment_bytes", "open_segment_continued", b"open_segment_continued", "open_segment_entries", b"open_segment_entries", "open_segment_id", b"open_segment_id", "outage", b"outage", "outage_code", b"outage_code", "owner", b"owner", "paused_by", b"paused_by", "paused_ms", b"paused_ms", "placement", b"placement", "refusals", b"refusals", "segments_committed", b"segments_committed", "spilled_bytes", b"spilled_bytes", "spilled_entries", b"spilled_entries", "stalled_class", b"stalled_class", "stalled_class_code", b"stalled_class_code", "stalled_reason", b"stalled_reason", "stalled_since_ms", b"stalled_since_ms", "state", b"state", "state_code", b"state_code", "taken_bytes", b"taken_bytes", "taken_entries", b"taken_entries", "topic", b"topic", "unnamed", b"unnamed", "unprotected_bytes", b"unprotected_bytes", "unprotected_entries", b"unprotected_entries", "unprotected_since_ms", b"unprotected_since_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TopicStatus: _TypeAlias = TopicStatus  # noqa: Y015
+
+@_typing.final
+class UnnamedPlace(_message.Message):
+    """A place whose bucket no service of the settings has, and what of a topic lies there; bytes of data objects."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUCKET_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    SEGMENTS_FIELD_NUMBER: _builtins.int
+    SEGMENT_BYTES_FIELD_NUMBER: _builtins.int
+    ONLY_SEGMENTS_FIELD_NUMBER: _builtins.int
+    ONLY_BYTES_FIELD_NUMBER: _builtins.int
+    COPIES_FIELD_NUMBER: _builtins.int
+    COPY_BYTES_FIELD_NUMBER: _builtins.int
+    bucket: _builtins.str
+    prefix: _builtins.str
+    segments: _builtins.int
+    """whose first place it is"""
+    segment_bytes: _builtins.int
+    only_segments: _builtins.int
+    """of these, those without a copy in a place that is named: reads of them fail"""
+    only_bytes: _builtins.int
+    copies: _builtins.int
+    """of segments whose mirror it is"""
+    copy_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        bucket: _builtins.str = ...,
+        prefix: _builtins.str = ...,
+        segments: _builtins.int = ...,
+        segment_bytes: _builtins.int = ...,
+        only_segments: _builtins.int = ...,
+        only_bytes: _builtins.int = ...,
+        copies: _builtins.int = ...,
+        copy_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "copies", b"copies", "copy_bytes", b"copy_bytes", "only_bytes", b"only_bytes", "only_segments", b"only_segments", "prefix", b"prefix", "segment_bytes", b"segment_bytes", "segments", b"segments"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnnamedPlace: _TypeAlias = UnnamedPlace  # noqa: Y015
 
 @_typing.final
 class EntryGap(_message.Message):

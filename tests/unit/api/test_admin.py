@@ -31,17 +31,21 @@ from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records.attempt import Attempt, AttemptStatus, Seal
 from offloaderd.metadata.records.ownership import Owner
 from offloaderd.metadata.topic_map.map import TopicMap, load
+from offloaderd.metadata.topic_map.unnamed import unnamed_places
 from offloaderd.policy.records import Selection, TopicPolicy, encode_policy, encode_selection
 from offloaderd.policy.selection import Change, Outcome
+from offloaderd.protocol.conversion import as_json
+from offloaderd.protocol.status import topic_facts, topic_json
 from offloaderd.protocol.v1 import admin_pb2, policy_pb2
 from offloaderd.testing.memory.metadata import MemoryTree
 from offloaderd.topic.status import TopicStatus
 from offloaderd.upkeep.grants import records as grant_records
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from offloaderd.fleet.engine import Engine
+    from offloaderd.metadata.topic_map.unnamed import UnnamedPlace
     from offloaderd.testing.memory.metadata import MemoryMetadata
 
 ORDERS = TopicName.parse("orders")
@@ -96,6 +100,7 @@ class FakeEngine:
     changed: Signal = field(default_factory=Signal)
     said: list[tuple[str, TopicPolicy | None, bool]] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
+    buckets: frozenset[str] = frozenset({"b"})
 
     async def select(self, pattern: TopicPattern, policy: TopicPolicy, *, dry_run: bool = False) -> list[Change]:
         """Note it."""
@@ -138,6 +143,10 @@ class FakeEngine:
     def known(self, topic: TopicName) -> TopicMap | None:
         """Return the maps that a test has set."""
         return self.maps.get(topic)
+
+    def unnamed_places(self, topic_map: TopicMap) -> Sequence[UnnamedPlace]:
+        """The settings of a test name one bucket."""
+        return unnamed_places(topic_map.segments, self.buckets)
 
     def alarms(self) -> list[str]:
         """One thing is wrong."""
@@ -544,6 +553,24 @@ async def test_status_of_a_topic_that_is_none_of_ours(room: Room) -> None:
     (topic,) = (await room.service.Status(admin_pb2.StatusRequest(topic=str(OTHER)), CONTEXT)).topics
     assert (topic.state, topic.owner, topic.epoch, topic.offloaded.entry_id) == ("not-owner", "d-2", 8, 9)
     assert topic.placement.startswith("to be handed over to d-1 by d-2")
+
+
+@pytest.mark.parametrize("state", ["claiming", "stopped"])
+async def test_segments_in_a_bucket_that_the_settings_do_not_name_are_told(room: Room, state: str) -> None:
+    """Also of a topic that this daemon does not own: its map is read for the answer anyway."""
+    await commit(room.store, OTHER, 0, 9)
+    if state == "claiming":
+        room.engine.waiting = [TopicStatus(topic=OTHER, state=state)]
+    request = admin_pb2.StatusRequest(topic=str(OTHER))
+    (topic,) = (await room.service.Status(request, CONTEXT)).topics
+    assert not topic.unnamed
+    room.engine.buckets = frozenset({"new"})
+    (topic,) = (await room.service.Status(request, CONTEXT)).topics
+    (there,) = topic.unnamed
+    assert (there.bucket, there.prefix, there.segments, there.only_bytes) == ("b", "p/", 1, 1_100)
+    told = "b/p/: 1 segment (1.1 KiB); 1 segment has no copy elsewhere: READS FAIL"
+    assert dict(topic_facts(topic, None))["NOT NAMED"] == told
+    assert topic_json(topic)["unnamed"] == [as_json(there)]
 
 
 async def test_status_of_a_topic_nobody_works_on(room: Room) -> None:

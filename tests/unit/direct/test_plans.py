@@ -282,7 +282,7 @@ class OneBucket(FaultyStore):
     def at(self, bucket: str) -> OneBucket:
         """See ObjectReader."""
         if bucket != "bucket":
-            raise BucketMissing(f"bucket {bucket!r} is none of those that are worked with")
+            raise BucketMissing(f"bucket {bucket!r} is not named")
         return self
 
 
@@ -294,7 +294,8 @@ async def test_one_segment_in_a_bucket_that_the_settings_lack() -> None:
     async with rig.reader:
         found, error = await here.direct(Wanted(), store)
         assert (found, here.streams) == (ALL[:10], [])
-        assert error.startswith("BucketMissing: bucket 'elsewhere'")
+        assert error.startswith("BucketMissing: entries 4:0..5:4 lie in elsewhere/p/, and cannot be read: ")
+        assert "bucket 'elsewhere' is not named" in error
         rig.map.segments[1] = replace(rig.map.segments[1], mirror=("bucket", rig.map.segments[1].prefix))
         assert await here.direct(Wanted(), store) == (ALL, "")
 
