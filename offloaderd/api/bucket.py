@@ -59,7 +59,9 @@ class BucketAdminService:
     def _summary(found: TopicMap) -> admin_pb2.TopicSummary:
         ledgers = {part.ledger_id for segment in found.segments for part in segment.slices}
         entries = sum(segment.entries for segment in found.segments)
-        return admin_pb2.TopicSummary(topic=str(found.topic), ledgers=len(ledgers), entries=entries)
+        return admin_pb2.TopicSummary(
+            topic=str(found.topic), policy_unknown=True, ledgers=len(ledgers), entries=entries
+        )
 
     async def ListSegments(
         self, request: admin_pb2.ListSegmentsRequest, context: Context

@@ -64,6 +64,8 @@ class PlacesService(places_pb2_grpc.PlacesServiceServicer):
         _name_roles(found, own, mirror)
         due = [one for one in segments if mirror is not None and target(one, own, mirror) is not None]
         written = await self._written_in(topic)
+        offloader = self.engine.find(topic)
+        copies = offloader.status().mirror if offloader is not None else None
         places, token = page(request, list(found.values()), _name_of)
         return pb.ListPlacesResponse(
             places=places,
@@ -73,6 +75,8 @@ class PlacesService(places_pb2_grpc.PlacesServiceServicer):
             open_place=next((text_of(one) for one in sorted(written, key=lambda it: it == own)), ""),
             uncopied_since_ms=min((one.offloaded_ms for one in due), default=0),
             now_ms=self._clock.wall_ms(),
+            copy_failure=copies.failure if copies is not None else "",
+            copy_failing_since_ms=copies.failing_since_ms if copies is not None else 0,
         )
 
     async def _written_in(self, topic: TopicName) -> list[Place]:

@@ -147,7 +147,8 @@ class ServiceSettings(Section):
     """Client id of the identity, if there are several. Not set: AZURE_CLIENT_ID, or the system's own one."""
 
     directory: str = Field(default="/var/lib/offloaderd/objects", min_length=1)
-    """Root of the filesystem store (kind = filesystem)."""
+    """Root of the filesystem store (kind = filesystem). Its place is written /PREFIX, / without a prefix: its bucket is
+    empty, or in a table of objects.services the `bucket` there."""
 
     @property
     def section(self) -> str:

@@ -85,6 +85,7 @@ def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
 
 
 MIRROR = (
+    "place",
     "bucket",
     "prefix",
     "lag_segments",
@@ -221,9 +222,10 @@ def mirror_text(one: admin_pb2.MirrorSummary) -> str:
     """Return the place of a topic's copies, their lag, and the present error as text."""
     waiting = ", ".join(map(str, one.waiting_ledgers))
     waits = f"; the SOURCE KEEPS ledgers {waiting} until their copies are there (mirror_required)" if waiting else ""
-    if not one.bucket:
+    place = one.place or (f"{one.bucket}/{one.prefix}" if one.bucket else "")  # a daemon of before says no place
+    if not place:
         return f"none, and the policy demands one (mirror_required): no ledger is granted{waits}"
-    text = f"{one.bucket}/{one.prefix}, {words.plural(one.segments, 'copy', 'copies')}, "
+    text = f"{place}, {words.plural(one.segments, 'copy', 'copies')}, "
     if not one.lag_segments:
         return f"{text}all there{waits}"
     behind = f"{words.plural(one.lag_segments, 'segment', 'segments')} behind ("

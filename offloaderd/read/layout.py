@@ -143,9 +143,7 @@ def holders(view: TopicView, scale: Scale, *, source: str, buckets: Container[st
         for copy in segment.each_place:
             places.setdefault(copy.place, []).append(extent)
     for place, extents in places.items():
-        yield holder(
-            HolderKind.PLACE, "/".join(filter(None, place)), extents, UNNAMED if place[0] not in buckets else ""
-        )
+        yield holder(HolderKind.PLACE, "/".join(place), extents, UNNAMED if place[0] not in buckets else "")
     if view.losses:
         lost = (scale.between(one.after, one.before) for one in view.losses)
         doubt = "" if all(one.certain for one in view.losses) else "; where their number is unknown, perhaps none"

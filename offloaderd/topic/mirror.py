@@ -21,9 +21,10 @@ class MirrorStatus:
 
     `lag_bytes` are of data objects, `lag_seconds` since the oldest of them was offloaded; `segments` have a copy.
     `failure` is the present error, empty while it works. `required`: grants wait for the copies, at present those of
-    `waiting_ledgers`. `bucket` is empty if the policy demands a mirror and names none.
+    `waiting_ledgers`. `place` is as policies write it, empty if the policy demands a mirror and names none.
     """
 
+    place: str
     bucket: str
     prefix: str
     lag_segments: int
@@ -90,6 +91,7 @@ class MirrorProgress:
             due = tuple(one for one in segments if one.mirror is None and not one.foreign)
             said = "the mirror is the place of the segments themselves, so no copy is made: name another place"
         return MirrorStatus(
+            place="/".join(policy.mirror or ()),
             bucket=bucket,
             prefix=prefix,
             lag_segments=len(due),

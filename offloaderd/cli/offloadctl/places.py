@@ -1,6 +1,7 @@
 """`offloadctl places`: where segments lie, and the exchange of a topic's first place and its mirror."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import click
 
@@ -8,7 +9,8 @@ from offloaderd.cli import options, show
 from offloaderd.cli.options import Session, last_of
 from offloaderd.cli.progress import Bars
 from offloaderd.client import DaemonClient
-from offloaderd.core.clock import SystemClock
+from offloaderd.core.clock import Clock, SystemClock
+from offloaderd.core.errors import Transient
 from offloaderd.core.model import TopicName
 from offloaderd.protocol.conversion import as_json
 from offloaderd.protocol.v1 import places_pb2
@@ -16,6 +18,8 @@ from offloaderd.protocol.v1 import places_pb2
 SWITCH_TIMEOUT_S = 3600.0
 POLL_S = 2.0
 """Pause between two looks at how far the copies are."""
+FAILING_S = 600.0
+"""How long copies may fail before a command that waits for them ends; the daemon tries on."""
 
 
 @click.group()
@@ -72,6 +76,8 @@ def _show(topic: TopicName | None, found: places_pb2.ListPlacesResponse) -> None
     if found.uncopied_segments:
         lacking = f"{show.plural(found.uncopied_segments, 'segment')} ({show.size(found.uncopied_bytes)})"
         show.note(f"{lacking} have no copy in the mirror yet")
+    if found.copy_failure:
+        show.note(failing_text(found))
     if found.open_place:
         show.note(f"a segment is being written in {found.open_place}")
 
@@ -146,7 +152,8 @@ def move(session: Session, topic: TopicName, *, to: str, delete_old: bool, yes: 
     With --delete-old the topic has no mirror in the end: once nothing is first in the old place any more, the copies
     there are put on the trash list, and their objects are deleted after retention.reader_grace_s (1 h). Interrupted,
     the same command goes on where it was: copies are made by the daemon, with or without the command. If they make no
-    progress, `offloadctl status TOPIC` has the reason. Only the daemon that owns the topic does it.
+    progress, the command says why, and ends after ten minutes of failures or after --timeout; the daemon goes on. Only
+    the daemon that owns the topic does it.
 
     \b
     Examples:
@@ -162,9 +169,10 @@ def move(session: Session, topic: TopicName, *, to: str, delete_old: bool, yes: 
     async def work(client: DaemonClient) -> tuple[dict[str, object], list[str]]:
         if delete_old:
             await client.set_mirror(topic, "", dry_run=True)  # a policy that demands the mirror refuses it now
-        document, lines = await moved(client, topic, to=to, dry_run=dry_run)
+        wait = Wait(topic, session.timeout_s)
+        document, lines = await moved(client, topic, wait, to=to, dry_run=dry_run)
         if delete_old:
-            more, told = await deleted(client, topic, to=to, dry_run=dry_run)
+            more, told = await deleted(client, topic, wait, to=to, dry_run=dry_run)
             document, lines = {**document, **more}, [*lines, *told]
         return document, lines
 
@@ -172,8 +180,48 @@ def move(session: Session, topic: TopicName, *, to: str, delete_old: bool, yes: 
     session.tell({"topic": str(topic), "dry_run": dry_run, **document}, "\n".join(lines))
 
 
+@dataclass
+class Wait:
+    """The waits of a command for copies, which the daemon makes: for `limit_s` in all, without one until they fail for
+    FAILING_S.
+    """
+
+    topic: TopicName
+    limit_s: float | None
+    clock: Clock = field(default_factory=SystemClock)
+    _noted: str = ""
+
+    def __post_init__(self) -> None:
+        self._began_s = self.clock.monotonic()
+
+    async def pause(self, bars: Bars, found: places_pb2.ListPlacesResponse, waits_for: str) -> None:
+        """Wait POLL_S; note a new failure. Raises Transient with what is waited for, and why, when the time is over."""
+        if found.copy_failure != self._noted:
+            self._noted = found.copy_failure
+            if found.copy_failure:
+                bars.clear()
+                show.note(failing_text(found))
+        waited_s = self.clock.monotonic() - self._began_s
+        failing_s = (found.now_ms - found.copy_failing_since_ms) / 1000 if found.copy_failing_since_ms else 0.0
+        over = min(failing_s, waited_s) > FAILING_S if self.limit_s is None else waited_s > self.limit_s
+        if over:
+            why = f"; {failing_text(found)}" if found.copy_failure else ""
+            raise Transient(
+                f"after {show.age(waited_s)} still {waits_for} of {self.topic}{why}",
+                hint="the daemon goes on with the copies: repeat the command, which goes on where it was, once "
+                f"`offloadctl places list {self.topic}` shows progress; --timeout TIME waits longer",
+            )
+        await self.clock.sleep(POLL_S)
+
+
+def failing_text(found: places_pb2.ListPlacesResponse) -> str:
+    """Return since when copies fail, and why."""
+    since = f" since {show.moment(found.copy_failing_since_ms)} UTC" if found.copy_failing_since_ms else ""
+    return f"copies FAIL{since}: {found.copy_failure}"
+
+
 async def moved(
-    client: DaemonClient, topic: TopicName, *, to: str, dry_run: bool
+    client: DaemonClient, topic: TopicName, wait: Wait, *, to: str, dry_run: bool
 ) -> tuple[dict[str, object], list[str]]:
     """Move a topic, or with `dry_run` check what can be; return the document, and the lines."""
     found = await client.places(topic)
@@ -197,7 +245,7 @@ async def moved(
             lines += [f"would be copied, and then exchanged: {copied}"]
             return {"to": to, "mirror_changed": True, "segments": count, "size_bytes": size_bytes}, lines
     if not dry_run and (mirrored.changed or roles.get("first") != to):
-        await _copied(client, topic)
+        await _copied(client, topic, wait, mirror)
     last = await exchanged(client, topic, to=to, dry_run=dry_run)
     return (
         {"to": to, "mirror_changed": mirrored.changed, **as_json(last)},
@@ -216,11 +264,11 @@ def named_roles(found: places_pb2.ListPlacesResponse) -> dict[str, str]:
 
 
 async def deleted(
-    client: DaemonClient, topic: TopicName, *, to: str, dry_run: bool
+    client: DaemonClient, topic: TopicName, wait: Wait, *, to: str, dry_run: bool
 ) -> tuple[dict[str, object], list[str]]:
     """Take the mirror from a topic whose first place is `to`, and delete the copies elsewhere; returns as `moved`."""
     if not dry_run:
-        await _settled(client, topic, to)
+        await _settled(client, topic, wait, to)
         await client.set_mirror(topic, "")
     with Bars() as bars:
 
@@ -235,9 +283,8 @@ async def deleted(
     return {"copies_deleted": last.copies, "deleted_in": list(last.places)}, [text]
 
 
-async def _settled(client: DaemonClient, topic: TopicName, to: str) -> None:
+async def _settled(client: DaemonClient, topic: TopicName, wait: Wait, to: str) -> None:
     """Wait until every segment that has a copy in `to` is read there, and none is being written elsewhere."""
-    clock = SystemClock()
     with Bars() as bars:
         while True:
             found = await client.places(topic)
@@ -247,21 +294,23 @@ async def _settled(client: DaemonClient, topic: TopicName, to: str) -> None:
             if mirror is None or (not left and found.open_place != mirror):
                 return
             opened = ", and the open one" if found.open_place == mirror else ""
-            bars.show("settling", f"{show.plural(left, 'segment')}{opened} left in {mirror}", step=1)
-            await clock.sleep(POLL_S)
+            waits_for = f"{show.plural(left, 'segment')}{opened} left in {mirror}"
+            bars.show("settling", waits_for, step=1)
+            await wait.pause(bars, found, waits_for)
             await exchanged(client, topic, to=to)
 
 
-async def _copied(client: DaemonClient, topic: TopicName) -> None:
+async def _copied(client: DaemonClient, topic: TopicName, wait: Wait, mirror: str) -> None:
     """Wait until the mirror has every segment that was offloaded before; later ones do not hold it up."""
-    clock, began_ms, most = SystemClock(), 0, 0
+    began_ms, most = 0, 0
     with Bars() as bars:
         while True:
             found = await client.places(topic)
             began_ms, most = began_ms or found.now_ms, max(most, found.uncopied_segments)
             if not found.uncopied_segments or found.uncopied_since_ms >= began_ms:
                 return
-            left = f"{show.plural(found.uncopied_segments, 'segment')}, {show.size(found.uncopied_bytes)} left"
+            left = f"{show.plural(found.uncopied_segments, 'segment')} ({show.size(found.uncopied_bytes)})"
+            left += f" to be copied to {mirror}"
             done = most - found.uncopied_segments
             bars.show("copying", left, done, most, step=1 + done * 10 // most)
-            await clock.sleep(POLL_S)
+            await wait.pause(bars, found, left)

@@ -48,7 +48,7 @@ def list_topics(session: Session, prefix: str) -> None:
     """List the topics that are enabled or that the ledger source knows, and the patterns that were enabled.
 
     PREFIX is a tenant, or TENANT/NAMESPACE; without it all topics are listed. Ledgers and entries are counted in lists
-    of up to 1,000 topics.
+    of up to 1,000 topics. A daemon that only reads has the topics of the bucket, and does not know their policies (-).
 
     \b
     Examples:
@@ -56,7 +56,10 @@ def list_topics(session: Session, prefix: str) -> None:
       offloadctl topics list public/default -o json
     """
     found, selections = session.ask(lambda client: listed(client, prefix))
-    document = {"topics": [as_json(one) for one in found], "selections": [_selection_json(one) for one in selections]}
+    document = {
+        "topics": [_summary_json(one) for one in found],
+        "selections": [_selection_json(one) for one in selections],
+    }
     session.tell(document, lambda: _show_topics(prefix, found, selections))
 
 
@@ -97,7 +100,15 @@ def concerns(selection: admin_pb2.Selection, prefix: str) -> bool:
     return scope.covers(below) or below.covers(scope)
 
 
+def _summary_json(one: admin_pb2.TopicSummary) -> dict[str, object]:
+    """Return a topic as JSON; `enabled` is null where it is unknown."""
+    enabled = {"enabled": None} if one.policy_unknown else {}
+    return {**as_json(one, leave_out=("policy_unknown",)), **enabled}
+
+
 def _offloaded(one: admin_pb2.TopicSummary) -> str:
+    if one.policy_unknown:
+        return "-"
     return ("paused" if one.paused_ms else "partitions" if one.partitioned else "yes") if one.enabled else "no"
 
 

@@ -90,6 +90,7 @@ class TopicSummary(_message.Message):
     SELECTED_BY_FIELD_NUMBER: _builtins.int
     PARTITIONED_FIELD_NUMBER: _builtins.int
     PLACEMENT_FIELD_NUMBER: _builtins.int
+    POLICY_UNKNOWN_FIELD_NUMBER: _builtins.int
     PAUSED_MS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     enabled: _builtins.bool
@@ -105,6 +106,8 @@ class TopicSummary(_message.Message):
     """a partitioned topic: it has no entries itself, and its partitions have its policy"""
     placement: _builtins.str
     """Why another daemon owns it than the one that ranks first; empty: the first one does, or it is not offloaded."""
+    policy_unknown: _builtins.bool
+    """the daemon only reads, so it does not know whether the topic is enabled"""
     paused_ms: _builtins.int
     """since when an operator has paused it; 0: it is not paused"""
     def __init__(
@@ -118,11 +121,12 @@ class TopicSummary(_message.Message):
         selected_by: _builtins.str = ...,
         partitioned: _builtins.bool = ...,
         placement: _builtins.str = ...,
+        policy_unknown: _builtins.bool = ...,
         paused_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_entries", b"_entries", "_ledgers", b"_ledgers", "entries", b"entries", "ledgers", b"ledgers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_entries", b"_entries", "_ledgers", b"_ledgers", "enabled", b"enabled", "entries", b"entries", "ledgers", b"ledgers", "owner", b"owner", "partitioned", b"partitioned", "paused_ms", b"paused_ms", "placement", b"placement", "selected_by", b"selected_by", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_entries", b"_entries", "_ledgers", b"_ledgers", "enabled", b"enabled", "entries", b"entries", "ledgers", b"ledgers", "owner", b"owner", "partitioned", b"partitioned", "paused_ms", b"paused_ms", "placement", b"placement", "policy_unknown", b"policy_unknown", "selected_by", b"selected_by", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__entries: _TypeAlias = _typing.Literal["entries"]  # noqa: Y015
     _WhichOneofArgType__entries: _TypeAlias = _typing.Literal["_entries", b"_entries"]  # noqa: Y015
@@ -1215,6 +1219,7 @@ class MirrorSummary(_message.Message):
     FAILING_SINCE_MS_FIELD_NUMBER: _builtins.int
     REQUIRED_FIELD_NUMBER: _builtins.int
     WAITING_LEDGERS_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
     bucket: _builtins.str
     """the place that the policy names"""
     prefix: _builtins.str
@@ -1233,6 +1238,8 @@ class MirrorSummary(_message.Message):
     """0: it works"""
     required: _builtins.bool
     """by the policy, grants wait for the copies"""
+    place: _builtins.str
+    """The place as policies write it, BUCKET/PREFIX; a directory can have the empty bucket. Empty: the policy names none."""
     @_builtins.property
     def waiting_ledgers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Closed ledgers that are not granted, and so stay at their source, because a segment of them has no copy; at most
@@ -1253,10 +1260,11 @@ class MirrorSummary(_message.Message):
         failing_since_ms: _builtins.int = ...,
         required: _builtins.bool = ...,
         waiting_ledgers: _abc.Iterable[_builtins.int] | None = ...,
+        place: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "failing_since_ms", b"failing_since_ms", "failure", b"failure", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "lag_segments", b"lag_segments", "prefix", b"prefix", "required", b"required", "segments", b"segments", "waiting_ledgers", b"waiting_ledgers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "failing_since_ms", b"failing_since_ms", "failure", b"failure", "lag_bytes", b"lag_bytes", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "lag_segments", b"lag_segments", "place", b"place", "prefix", b"prefix", "required", b"required", "segments", b"segments", "waiting_ledgers", b"waiting_ledgers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from offloaderd.protocol.v1 import states_pb2 as offloaderd_dot_v1_dot_states__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoffloaderd/v1/places.proto\x12\roffloaderd.v1\x1a\x1aoffloaderd/v1/states.proto\"I\n\x11ListPlacesRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x32 \x01(\r\x12\x12\n\npage_token\x18\x33 \x01(\t\"\xff\x03\n\x12ListPlacesResponse\x12\x37\n\x06places\x18\x01 \x03(\x0b\x32\'.offloaderd.v1.ListPlacesResponse.Place\x12\x19\n\x11uncopied_segments\x18\x02 \x01(\x04\x12\x16\n\x0euncopied_bytes\x18\x03 \x01(\x04\x12\x12\n\nopen_place\x18\x04 \x01(\t\x12\x19\n\x11uncopied_since_ms\x18\x05 \x01(\x04\x12\x0e\n\x06now_ms\x18\x06 \x01(\x04\x12\x17\n\x0fnext_page_token\x18\x32 \x01(\t\x1a\xa4\x02\n\x05Place\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0e\n\x06\x62ucket\x18\x03 \x01(\t\x12\x0e\n\x06prefix\x18\x04 \x01(\t\x12\x0c\n\x04role\x18\x05 \x01(\t\x12\x10\n\x08segments\x18\x06 \x01(\x04\x12\x15\n\rsegment_bytes\x18\x07 \x01(\x04\x12\x17\n\x0fsegment_entries\x18\x08 \x01(\x04\x12\x0e\n\x06\x63opies\x18\t \x01(\x04\x12\x12\n\ncopy_bytes\x18\n \x01(\x04\x12\x14\n\x0c\x63opy_entries\x18\x0b \x01(\x04\x12\x0c\n\x04\x62oth\x18\x0c \x01(\x04\x12\x17\n\x0f\x62roker_segments\x18\r \x01(\x04\x12+\n\trole_code\x18\x0e \x01(\x0e\x32\x18.offloaderd.v1.PlaceRole\"B\n\x10SetMirrorRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06mirror\x18\x02 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"4\n\x11SetMirrorResponse\x12\x0e\n\x06\x62\x65\x66ore\x18\x01 \x01(\t\x12\x0f\n\x07\x63hanged\x18\x02 \x01(\x08\"A\n\x13SwitchPlacesRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\n\n\x02to\x18\x02 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"\xa5\x01\n\x0eSwitchProgress\x12\r\n\x05\x66irst\x18\x01 \x01(\t\x12\x0e\n\x06mirror\x18\x02 \x01(\t\x12\x16\n\x0epolicy_changed\x18\x03 \x01(\x08\x12\x16\n\x0esegments_total\x18\x04 \x01(\x04\x12\x10\n\x08segments\x18\x05 \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\x06 \x01(\x04\x12\x0f\n\x07waiting\x18\x07 \x01(\x04\x12\x0c\n\x04\x64one\x18\x08 \x01(\x08\"5\n\x13\x44\x65leteCopiesRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\"o\n\x14\x44\x65leteCopiesProgress\x12\x0e\n\x06places\x18\x01 \x03(\t\x12\x14\n\x0c\x63opies_total\x18\x02 \x01(\x04\x12\x0e\n\x06\x63opies\x18\x03 \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\x04 \x01(\x04\x12\x0c\n\x04\x64one\x18\x05 \x01(\x08\x32\xe2\x02\n\rPlacesService\x12Q\n\nListPlaces\x12 .offloaderd.v1.ListPlacesRequest\x1a!.offloaderd.v1.ListPlacesResponse\x12N\n\tSetMirror\x12\x1f.offloaderd.v1.SetMirrorRequest\x1a .offloaderd.v1.SetMirrorResponse\x12S\n\x0cSwitchPlaces\x12\".offloaderd.v1.SwitchPlacesRequest\x1a\x1d.offloaderd.v1.SwitchProgress0\x01\x12Y\n\x0c\x44\x65leteCopies\x12\".offloaderd.v1.DeleteCopiesRequest\x1a#.offloaderd.v1.DeleteCopiesProgress0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoffloaderd/v1/places.proto\x12\roffloaderd.v1\x1a\x1aoffloaderd/v1/states.proto\"I\n\x11ListPlacesRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x32 \x01(\r\x12\x12\n\npage_token\x18\x33 \x01(\t\"\xb4\x04\n\x12ListPlacesResponse\x12\x37\n\x06places\x18\x01 \x03(\x0b\x32\'.offloaderd.v1.ListPlacesResponse.Place\x12\x19\n\x11uncopied_segments\x18\x02 \x01(\x04\x12\x16\n\x0euncopied_bytes\x18\x03 \x01(\x04\x12\x12\n\nopen_place\x18\x04 \x01(\t\x12\x19\n\x11uncopied_since_ms\x18\x05 \x01(\x04\x12\x0e\n\x06now_ms\x18\x06 \x01(\x04\x12\x14\n\x0c\x63opy_failure\x18\x07 \x01(\t\x12\x1d\n\x15\x63opy_failing_since_ms\x18\x08 \x01(\x04\x12\x17\n\x0fnext_page_token\x18\x32 \x01(\t\x1a\xa4\x02\n\x05Place\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0e\n\x06\x62ucket\x18\x03 \x01(\t\x12\x0e\n\x06prefix\x18\x04 \x01(\t\x12\x0c\n\x04role\x18\x05 \x01(\t\x12\x10\n\x08segments\x18\x06 \x01(\x04\x12\x15\n\rsegment_bytes\x18\x07 \x01(\x04\x12\x17\n\x0fsegment_entries\x18\x08 \x01(\x04\x12\x0e\n\x06\x63opies\x18\t \x01(\x04\x12\x12\n\ncopy_bytes\x18\n \x01(\x04\x12\x14\n\x0c\x63opy_entries\x18\x0b \x01(\x04\x12\x0c\n\x04\x62oth\x18\x0c \x01(\x04\x12\x17\n\x0f\x62roker_segments\x18\r \x01(\x04\x12+\n\trole_code\x18\x0e \x01(\x0e\x32\x18.offloaderd.v1.PlaceRole\"B\n\x10SetMirrorRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0e\n\x06mirror\x18\x02 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"4\n\x11SetMirrorResponse\x12\x0e\n\x06\x62\x65\x66ore\x18\x01 \x01(\t\x12\x0f\n\x07\x63hanged\x18\x02 \x01(\x08\"A\n\x13SwitchPlacesRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\n\n\x02to\x18\x02 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x03 \x01(\x08\"\xa5\x01\n\x0eSwitchProgress\x12\r\n\x05\x66irst\x18\x01 \x01(\t\x12\x0e\n\x06mirror\x18\x02 \x01(\t\x12\x16\n\x0epolicy_changed\x18\x03 \x01(\x08\x12\x16\n\x0esegments_total\x18\x04 \x01(\x04\x12\x10\n\x08segments\x18\x05 \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\x06 \x01(\x04\x12\x0f\n\x07waiting\x18\x07 \x01(\x04\x12\x0c\n\x04\x64one\x18\x08 \x01(\x08\"5\n\x13\x44\x65leteCopiesRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\"o\n\x14\x44\x65leteCopiesProgress\x12\x0e\n\x06places\x18\x01 \x03(\t\x12\x14\n\x0c\x63opies_total\x18\x02 \x01(\x04\x12\x0e\n\x06\x63opies\x18\x03 \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\x04 \x01(\x04\x12\x0c\n\x04\x64one\x18\x05 \x01(\x08\x32\xe2\x02\n\rPlacesService\x12Q\n\nListPlaces\x12 .offloaderd.v1.ListPlacesRequest\x1a!.offloaderd.v1.ListPlacesResponse\x12N\n\tSetMirror\x12\x1f.offloaderd.v1.SetMirrorRequest\x1a .offloaderd.v1.SetMirrorResponse\x12S\n\x0cSwitchPlaces\x12\".offloaderd.v1.SwitchPlacesRequest\x1a\x1d.offloaderd.v1.SwitchProgress0\x01\x12Y\n\x0c\x44\x65leteCopies\x12\".offloaderd.v1.DeleteCopiesRequest\x1a#.offloaderd.v1.DeleteCopiesProgress0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,21 +35,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTPLACESREQUEST']._serialized_start=73
   _globals['_LISTPLACESREQUEST']._serialized_end=146
   _globals['_LISTPLACESRESPONSE']._serialized_start=149
-  _globals['_LISTPLACESRESPONSE']._serialized_end=660
-  _globals['_LISTPLACESRESPONSE_PLACE']._serialized_start=368
-  _globals['_LISTPLACESRESPONSE_PLACE']._serialized_end=660
-  _globals['_SETMIRRORREQUEST']._serialized_start=662
-  _globals['_SETMIRRORREQUEST']._serialized_end=728
-  _globals['_SETMIRRORRESPONSE']._serialized_start=730
-  _globals['_SETMIRRORRESPONSE']._serialized_end=782
-  _globals['_SWITCHPLACESREQUEST']._serialized_start=784
-  _globals['_SWITCHPLACESREQUEST']._serialized_end=849
-  _globals['_SWITCHPROGRESS']._serialized_start=852
-  _globals['_SWITCHPROGRESS']._serialized_end=1017
-  _globals['_DELETECOPIESREQUEST']._serialized_start=1019
-  _globals['_DELETECOPIESREQUEST']._serialized_end=1072
-  _globals['_DELETECOPIESPROGRESS']._serialized_start=1074
-  _globals['_DELETECOPIESPROGRESS']._serialized_end=1185
-  _globals['_PLACESSERVICE']._serialized_start=1188
-  _globals['_PLACESSERVICE']._serialized_end=1542
+  _globals['_LISTPLACESRESPONSE']._serialized_end=713
+  _globals['_LISTPLACESRESPONSE_PLACE']._serialized_start=421
+  _globals['_LISTPLACESRESPONSE_PLACE']._serialized_end=713
+  _globals['_SETMIRRORREQUEST']._serialized_start=715
+  _globals['_SETMIRRORREQUEST']._serialized_end=781
+  _globals['_SETMIRRORRESPONSE']._serialized_start=783
+  _globals['_SETMIRRORRESPONSE']._serialized_end=835
+  _globals['_SWITCHPLACESREQUEST']._serialized_start=837
+  _globals['_SWITCHPLACESREQUEST']._serialized_end=902
+  _globals['_SWITCHPROGRESS']._serialized_start=905
+  _globals['_SWITCHPROGRESS']._serialized_end=1070
+  _globals['_DELETECOPIESREQUEST']._serialized_start=1072
+  _globals['_DELETECOPIESREQUEST']._serialized_end=1125
+  _globals['_DELETECOPIESPROGRESS']._serialized_start=1127
+  _globals['_DELETECOPIESPROGRESS']._serialized_end=1238
+  _globals['_PLACESSERVICE']._serialized_start=1241
+  _globals['_PLACESSERVICE']._serialized_end=1595
 # @@protoc_insertion_point(module_scope)

@@ -121,6 +121,8 @@ class ListPlacesResponse(_message.Message):
     OPEN_PLACE_FIELD_NUMBER: _builtins.int
     UNCOPIED_SINCE_MS_FIELD_NUMBER: _builtins.int
     NOW_MS_FIELD_NUMBER: _builtins.int
+    COPY_FAILURE_FIELD_NUMBER: _builtins.int
+    COPY_FAILING_SINCE_MS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     uncopied_segments: _builtins.int
     """of the topic, that lack their copy in the mirror of its policy"""
@@ -134,6 +136,10 @@ class ListPlacesResponse(_message.Message):
     """when the oldest of the uncopied segments was offloaded; 0: there are none"""
     now_ms: _builtins.int
     """the daemon's time"""
+    copy_failure: _builtins.str
+    """class and message of the present error of copies; empty: none, or another daemon owns the topic"""
+    copy_failing_since_ms: _builtins.int
+    """0: they work"""
     next_page_token: _builtins.str
     """where the next page begins; empty: this was the last one"""
     @_builtins.property
@@ -149,11 +155,13 @@ class ListPlacesResponse(_message.Message):
         open_place: _builtins.str = ...,
         uncopied_since_ms: _builtins.int = ...,
         now_ms: _builtins.int = ...,
+        copy_failure: _builtins.str = ...,
+        copy_failing_since_ms: _builtins.int = ...,
         next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "now_ms", b"now_ms", "open_place", b"open_place", "places", b"places", "uncopied_bytes", b"uncopied_bytes", "uncopied_segments", b"uncopied_segments", "uncopied_since_ms", b"uncopied_since_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy_failing_since_ms", b"copy_failing_since_ms", "copy_failure", b"copy_failure", "next_page_token", b"next_page_token", "now_ms", b"now_ms", "open_place", b"open_place", "places", b"places", "uncopied_bytes", b"uncopied_bytes", "uncopied_segments", b"uncopied_segments", "uncopied_since_ms", b"uncopied_since_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -53,6 +53,15 @@ def test_topics_list_as_json(ctl: Ctl, fake: FakeDaemon) -> None:
     }
 
 
+def test_a_daemon_that_only_reads_does_not_know_what_is_offloaded(ctl: Ctl, fake: FakeDaemon) -> None:
+    """Its topics are those of the bucket: no policy is known, which is not `no`."""
+    fake.topics = [admin_pb2.TopicSummary(topic=TOPIC, policy_unknown=True, ledgers=2, entries=7)]
+    assert ctl("topics", "list").out.splitlines()[1].split() == [TOPIC, "-", "-", "-", "2", "7"]
+    (topic,) = ctl("topics", "list", "--json").json["topics"]
+    assert (topic["enabled"], topic["entries"]) == (None, 7)
+    assert "policy_unknown" not in topic
+
+
 def test_topics_list_shows_the_selections_of_what_was_asked(ctl: Ctl, fake: FakeDaemon) -> None:
     """Below the topics stand the patterns that can have to do with them, a damaged one always and with its reason."""
     fake.topics = [admin_pb2.TopicSummary(topic=TOPIC)]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from offloaderd.cli.offloadctl.places import Wait
+from offloaderd.cli.progress import Bars
+from offloaderd.core.errors import Transient
+from offloaderd.core.model import TopicName
 from offloaderd.protocol.v1 import places_pb2, places_pb2_grpc
 from tests.unit.cli.conftest import Ctl
 from tests.unit.cli.fake_daemon import serving
+from tests.virtual import LoopClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -236,3 +242,58 @@ def test_what_an_earlier_change_of_the_policy_left_behind_is_moved(ctl: Ctl, dae
     assert asked(daemon) == ["ListPlaces", "SetMirror", "ListPlaces", "SwitchPlaces"]
     assert (daemon.requests[1].mirror, daemon.requests[-1].to) == ("b/seg/", "eu/topics/")
     assert answer.out.startswith(f"{TOPIC}: mirror b/seg/ (set")
+
+
+def failing(since_ms: int = 1000) -> places_pb2.ListPlacesResponse:
+    """Return what the daemon says while the bucket of the copies does not answer."""
+    return places_pb2.ListPlacesResponse(
+        places=[Place(bucket="b", role="first", segments=2)],
+        uncopied_segments=2,
+        uncopied_bytes=MIB,
+        uncopied_since_ms=10,
+        now_ms=61_000,
+        copy_failure="bucket 'us' does not answer",
+        copy_failing_since_ms=since_ms,
+    )
+
+
+def test_a_move_to_a_bucket_that_does_not_answer_reports_it_and_ends(
+    ctl: Ctl, daemon: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is waited for at once, the failure as soon as the daemon has one, once; an error after so long."""
+    monkeypatch.setattr("offloaderd.cli.offloadctl.places.POLL_S", 0.0)
+    monkeypatch.setattr("offloaderd.cli.offloadctl.places.FAILING_S", 0.0)
+    before = failing()
+    before.copy_failure, before.copy_failing_since_ms = "", 0
+    daemon.answers = [before, before, failing(since_ms=61_000), failing(since_ms=61_000), failing()]
+    answer = ctl("places", "move", "orders", "--to", "us/")
+    assert answer.code == 1
+    waits, failure, error, hint = answer.err.splitlines()
+    assert waits.startswith("copying [")
+    assert waits.endswith("2 segments (1.0 MiB) to be copied to us/")
+    assert failure == "copies FAIL since 1970-01-01 00:01:01 UTC: bucket 'us' does not answer"
+    assert f"still 2 segments (1.0 MiB) to be copied to us/ of {TOPIC}; copies FAIL since 1970-01-01 00:00:01" in error
+    assert "goes on where it was" in hint
+    assert "copies FAIL since" in ctl("places", "list", "orders").err
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "waited_s", "since_ms", "ends"),
+    [
+        (5.0, 4.0, 1, False),
+        (5.0, 6.0, 0, True),
+        (None, 6000.0, 0, False),
+        (None, 601.0, 1, True),
+        (None, 599.0, 1, False),
+    ],
+)
+async def test_how_long_copies_are_waited_for(
+    limit_s: float | None, waited_s: float, since_ms: int, ends: bool
+) -> None:
+    """For the time that was allowed; without one as long as they do not fail for ten minutes of the wait."""
+    clock = LoopClock()
+    wait, found = Wait(TopicName.parse("orders"), limit_s, clock), failing(since_ms)
+    found.now_ms = 10_000_000
+    await clock.sleep(waited_s)
+    with Bars(hidden=True) as bars, pytest.raises(Transient, match="still x") if ends else nullcontext():
+        await wait.pause(bars, found, "x")

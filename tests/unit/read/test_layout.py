@@ -57,11 +57,11 @@ def test_tiers_and_places_are_on_one_scale() -> None:
     assert (scale.first, scale.entries) == (Position(3, 0), 28)
     assert of["source bookkeeper"].extents == (Extent(Position(5, 0), Position(8, 4), 10, 18),)
     assert of["place b/p"].extents == (Extent(Position(3, 0), Position(5, 8), 0, 19),)
-    assert of["place other"].extents == (
+    assert of["place other/"].extents == (
         Extent(Position(3, 0), Position(3, 4), 0, 5),
         Extent(Position(5, 3), Position(5, 8), 13, 6),
     )
-    assert of["place other"].entries == 11
+    assert of["place other/"].entries == 11
     assert scale.extent(*VIEW.hot) == Extent(Position(8, 1), Position(8, 4), 24, 4)  # type: ignore[misc]
     assert scale.through(Position(5, 1)) == (Extent(Position(3, 0), Position(5, 1), 0, 12),)
     assert scale.through(Position(2, 7)) == ()
@@ -129,7 +129,7 @@ def test_a_source_that_does_not_answer_is_told_and_not_empty() -> None:
 def test_very_many_ranges_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """And it is said how many are left out."""
     monkeypatch.setattr(layout, "EXTENTS_MAX", 1)
-    other = found(VIEW)["place other"]
+    other = found(VIEW)["place other/"]
     assert [one.entries for one in other.extents] == [5]
     assert other.problem == "1 more ranges are left out"
 

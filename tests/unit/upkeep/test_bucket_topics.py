@@ -158,6 +158,14 @@ async def test_every_byte_is_read_back() -> None:
     assert [payload for _, _, payload in found] == wanted
 
 
+async def test_whether_a_topic_is_offloaded_is_not_known() -> None:
+    """The bucket has no policies: a list of topics does not say `no` of one that is offloaded."""
+    rig = await offloaded_topic(10)
+    service = BucketAdminService(await listed(rig), snapshot=lambda: None)  # type: ignore[arg-type, return-value]
+    (row,) = (await service.ListTopics(admin_pb2.ListTopicsRequest(), None)).topics  # type: ignore[arg-type]
+    assert (row.topic, row.policy_unknown, row.enabled, row.entries) == (str(TOPIC), True, False, 10)
+
+
 async def test_before_the_first_listing_nothing_is_said_of_a_topic() -> None:
     """Not known is not the same as not there."""
     rig = await offloaded_topic(10)

@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING
 
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import MirrorRequired, Position
+from offloaderd.format.parsing import filled
 from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.objects.places import Place, Places
 from offloaderd.objects.retrying import RetryingReader
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.protocol.status import mirror_text
 from offloaderd.protocol.v1 import admin_pb2
+from offloaderd.segment.roll import RollPolicy
+from offloaderd.testing.clock import FakeClock
+from offloaderd.topic.mirror import MirrorProgress
 from offloaderd.upkeep.explain import Explainer, Held
 from offloaderd.upkeep.grants import records as grant_records
 from offloaderd.upkeep.grants.copy_check import awaited_copy
@@ -56,6 +61,7 @@ def told(owned: Owned) -> str:
     assert status is not None
     return mirror_text(
         admin_pb2.MirrorSummary(
+            place=status.place,
             bucket=status.bucket,
             prefix=status.prefix,
             segments=status.segments,
@@ -173,3 +179,15 @@ async def test_explain_says_which_copy_a_grant_waits_for() -> None:
     granted, waiting = [await explainer.explain(TOPIC, Position(one, 0)) for one in (0, 1)]
     assert granted.grant_waits == ""
     assert "no copy in the mirror eu/topics/ yet" in waiting.grant_waits
+
+
+def test_a_mirror_in_a_directory_without_a_name_is_a_mirror() -> None:
+    """Its bucket is empty, as is that of a policy that names none; a daemon of before says the bucket alone."""
+    here = MirrorProgress(Places(Place(driver={"bucket": "b"})), FakeClock())
+    policy = RollPolicy(segment_bytes_max=1, segment_age_max_s=1.0, mirror=("", ""), mirror_required=True)
+    status = here.status((), policy, wall_ms=1)
+    assert status is not None
+    assert mirror_text(filled(admin_pb2.MirrorSummary, status)) == "/, 0 copies, all there"
+    without = here.status((), replace(policy, mirror=None), wall_ms=1)
+    assert mirror_text(filled(admin_pb2.MirrorSummary, without)).startswith("none, and the policy demands one")
+    assert mirror_text(admin_pb2.MirrorSummary(bucket="eu", prefix="p/")) == "eu/p/, 0 copies, all there"
