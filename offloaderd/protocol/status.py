@@ -256,7 +256,7 @@ def unnamed_text(one: _Unnamed) -> str:
     copies = f"{words.plural(one.copies, 'mirror copy', 'mirror copies')} ({words.size(one.copy_bytes)})"
     held = " and ".join(text for text, count in ((first, one.segments), (copies, one.copies)) if count)
     only = words.plural(one.only_segments, "segment has", "segments have")
-    return f"{held}; {only} no copy elsewhere: READS FAIL" if one.only_segments else held
+    return f"{held}; {only} no copy elsewhere: UNREADABLE but from the ledger source" if one.only_segments else held
 
 
 def lag_cells(one: admin_pb2.TopicStatus) -> tuple[str, str, str]:

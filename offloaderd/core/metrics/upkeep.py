@@ -74,8 +74,9 @@ class UpkeepMetrics(Families):
     mirror_bytes = counter("Bytes of the parts of copies, those that were kept included.")
     unnamed_place_segments = topic_gauge(
         "Segments of the topic in buckets that the settings do not name, by their copies there. only: no copy is in a "
-        "named place, so reads fail. first: the first copy is there, the mirror is named. mirror: the second copy is "
-        "there. No series without any. Page when only is not 0: offloadctl doctor names place and topics.",
+        "named place, so the ledger source at best has the entries. first: the first copy is there, the mirror is "
+        "named. mirror: the second copy is there. No series without any. Page when only is not 0: offloadctl doctor "
+        "names place and topics.",
         copy=("only", "first", "mirror"),
     )
     unnamed_place_bytes = topic_gauge("Bytes of the data objects of the same copies.", copy=("only", "first", "mirror"))

@@ -568,7 +568,7 @@ async def test_segments_in_a_bucket_that_the_settings_do_not_name_are_told(room:
     (topic,) = (await room.service.Status(request, CONTEXT)).topics
     (there,) = topic.unnamed
     assert (there.bucket, there.prefix, there.segments, there.only_bytes) == ("b", "p/", 1, 1_100)
-    told = "b/p/: 1 segment (1.1 KiB); 1 segment has no copy elsewhere: READS FAIL"
+    told = "b/p/: 1 segment (1.1 KiB); 1 segment has no copy elsewhere: UNREADABLE but from the ledger source"
     assert dict(topic_facts(topic, None))["NOT NAMED"] == told
     assert topic_json(topic)["unnamed"] == [as_json(there)]
 
