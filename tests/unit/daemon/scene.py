@@ -92,6 +92,7 @@ class Scene:
     metrics: Metrics = field(default_factory=Metrics)
     health: Health = field(default_factory=Health)
     down: str = "<b>no answer</b>"
+    alarms: tuple[str, ...] = ()
     looks: int = 0
     completions: list[str] = field(default_factory=list)
     layout_failure: OffloaderError | None = None
@@ -148,6 +149,7 @@ class Scene:
             memory_budget_bytes=512 << 20,
             dependencies=[up(name="metadata", up=True), down(name="objects", up=False, message=self.down)],
             topics=topics,
+            alarms=self.alarms,
         )
 
     async def completed(self, status: TopicStatus, failure: str = "") -> admin_pb2.TopicStatus:

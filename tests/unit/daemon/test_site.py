@@ -14,6 +14,7 @@ import pytest
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import Position, TopicName
 from offloaderd.daemon.status_page.site import ASSETS, HEADERS
+from offloaderd.metadata.topic_map.unnamed import UnnamedPlace
 from tests.unit.daemon.scene import HOSTILE, Scene, lost, opened, stalled, status, topic
 
 if TYPE_CHECKING:
@@ -82,6 +83,19 @@ async def test_the_page_says_how_the_daemon_is() -> None:
     assert "topic-00002 : stalled: the bucket is full" in text
     assert "topic-00003 : a ledger is not at the source any more" in text
     assert "bucket 42 0 B 7" in text
+
+
+async def test_the_page_has_alarms_and_places_that_the_settings_do_not_name() -> None:
+    """The daemon's alarms as text, and each topic with its place; its own page has what lies there."""
+    there = UnnamedPlace(bucket="old", prefix="p/", segments=2, segment_bytes=2048)
+    scene = Scene([status(1, unnamed=(there,)), status(2)], alarms=("the settings do not name <i>old</i>",))
+    async with opened(scene) as client:
+        text = words((await page(client, "/status")).find(".//main"))
+        of_topic = words((await page(client, f"/status?topic={topic(1)}")).find(".//main"))
+    assert "ALARM the settings do not name <i>old</i>" in text
+    assert "In trouble: 1 of 2 topics" in text
+    assert "topic-00001 : the settings do not name old/p/, where there are 2 segments (2.0 KiB)" in text
+    assert "NOT NAMED old/p/: 2 segments (2.0 KiB)" in of_topic
 
 
 async def test_topics_come_by_lag_or_as_asked() -> None:
