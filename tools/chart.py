@@ -19,7 +19,7 @@ from offloaderd.daemon.settings.sections import all_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "deploy" / "helm" / "offloaderd"
-BUILT = ROOT / "build" / "kubernetes" / "helm"
+BUILT = ROOT / "build" / "kubernetes"
 SIDECAR = ("--values", str(CHART / "sidecar.yaml"))
 RENDERED = {
     "deploy/kubernetes/statefulset/offloaderd.yaml": (),
@@ -39,23 +39,21 @@ CHOICES = {"mode": ["daemons", "sidecar"], "pullPolicy": ["Always", "IfNotPresen
 KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
 
 
-class NoHelm(Exception):
-    """There is no Helm; the message says what to do."""
+class NotBuilt(Exception):
+    """A program is not there; the message says what to do."""
 
 
-def helm() -> str:
-    """Return the program of `make`, else that of the PATH. Raises NoHelm."""
-    found = str(BUILT) if BUILT.exists() else shutil.which("helm")
+def program(name: str) -> str:
+    """Return the path of Helm or kubectl: what `make` built, else that of the PATH. Raises NotBuilt."""
+    found = str(BUILT / name) if (BUILT / name).exists() else shutil.which(name)
     if found is None:
-        raise NoHelm(
-            "no helm in build/kubernetes and none on the PATH: `make build/kubernetes/helm` builds it (needs Go)"
-        )
+        raise NotBuilt(f"no {name} in build/kubernetes and none on the PATH: `make kubernetes` builds it (needs Go)")
     return found
 
 
 def rendered(*arguments: str) -> str:
-    """Return what the chart renders in the namespace pulsar. Raises CalledProcessError, NoHelm."""
-    command = [helm(), "template", "offloaderd", str(CHART), "--namespace", "pulsar", KUBERNETES, *arguments]
+    """Return what the chart renders in the namespace pulsar. Raises CalledProcessError, NotBuilt."""
+    command = [program("helm"), "template", "offloaderd", str(CHART), "--namespace", "pulsar", KUBERNETES, *arguments]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     # Who applies the manifests without Helm is not to read that Helm manages them.
     lines = [line for line in done.stdout.splitlines() if line.strip() != "app.kubernetes.io/managed-by: Helm"]
@@ -98,7 +96,7 @@ def main() -> None:
     try:
         for name in RENDERED:
             (ROOT / name).write_text(manifest(name), encoding="utf-8")
-    except NoHelm as error:
+    except NotBuilt as error:
         sys.exit(str(error))
 
 

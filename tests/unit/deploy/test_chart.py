@@ -16,7 +16,7 @@ from offloaderd import __version__
 from offloaderd.daemon.settings import load
 from tests.unit.deploy.expressions import PROMETHEUS
 from tests.unit.deploy.test_manifests import PORTS, SCHEMAS
-from tools.chart import CHART, KUBERNETES, RENDERED, ROOT, SIDECAR, NoHelm, helm, manifest, rendered, values_schema
+from tools.chart import CHART, KUBERNETES, RENDERED, ROOT, SIDECAR, NotBuilt, manifest, program, rendered, values_schema
 
 EVERYTHING = (
     "--set=certManager.enabled=true,serviceMonitor.enabled=true,prometheusRule.enabled=true,grafanaDashboard.enabled=true",
@@ -27,12 +27,17 @@ OPERATORS = {"Certificate", "ServiceMonitor", "PrometheusRule"}
 """Kinds of other operators, for which there is no schema here."""
 
 
+def built(name: str) -> str:
+    """The path of a program; without one the test is left out."""
+    try:
+        return program(name)
+    except NotBuilt as reason:
+        pytest.skip(str(reason))
+
+
 @pytest.fixture(scope="module")
 def _helm() -> None:
-    try:
-        helm()
-    except NoHelm as reason:
-        pytest.skip(str(reason))
+    built("helm")
 
 
 with_helm = pytest.mark.usefixtures("_helm")
@@ -81,7 +86,7 @@ def test_values_fit_their_schema(name: str) -> None:
 @both
 def test_helm_finds_nothing_to_complain_of(profile: tuple[str, ...]) -> None:
     """`helm lint --strict`, with everything switched on."""
-    command = [helm(), "lint", "--strict", str(CHART), KUBERNETES, *profile, *EVERYTHING]
+    command = [program("helm"), "lint", "--strict", str(CHART), KUBERNETES, *profile, *EVERYTHING]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -215,7 +220,6 @@ def test_processes_of_a_pod_are_reached_where_the_daemon_is(profile: tuple[str, 
     assert own_ports("--set=config.daemon.processes=2,config.grpc.process_port=9000") == [moved, moved]
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on the PATH")
 def test_the_manifests_are_a_base_for_kustomize(tmp_path: Path) -> None:
     """An overlay changes namespace, image and a setting of the pods."""
     shutil.copytree(ROOT / "deploy" / "kubernetes" / "statefulset", tmp_path / "base")
@@ -229,7 +233,7 @@ def test_the_manifests_are_a_base_for_kustomize(tmp_path: Path) -> None:
         ],
     }
     (tmp_path / "overlay" / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
-    command = ["kubectl", "kustomize", str(tmp_path / "overlay")]
+    command = [built("kubectl"), "kustomize", str(tmp_path / "overlay")]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found = list(yaml.safe_load_all(done.stdout))
     assert {one["metadata"]["namespace"] for one in found} == {"other"}
