@@ -37,7 +37,7 @@ UV_COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-has
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run standalone test test-quick prove record check fmt bench release invariants protos docs site manifests lock clean clean-data fuzz simulate soak squeeze test-page dashboard-picture table-hour audit notebook broker-driver test-broker test-driver test-brokers test-cluster stores test-stores readers lint-api
+.PHONY: help setup run standalone test test-quick prove record check fmt bench release invariants protos docs site manifests kubernetes lock clean clean-data fuzz simulate soak squeeze test-page dashboard-picture table-hour audit notebook broker-driver test-broker test-driver test-brokers test-cluster stores test-stores readers lint-api
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET\n"} /^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -193,6 +193,23 @@ site: $(DEPENDENCIES)site ## Build the pages as a site with search, in build/sit
 build/kubernetes/helm:
 	@command -v go >/dev/null || { echo "building Helm needs Go (1.26 or newer, https://go.dev/dl)" >&2; exit 1; }
 	GOBIN=$(abspath build/kubernetes) go install helm.sh/helm/v3/cmd/helm@v3.22.0
+
+CONTROL_PLANE := $(addprefix build/kubernetes/,etcd kube-apiserver kubectl)
+build/kubernetes/etcd: PROGRAM = go.etcd.io/etcd/server/v3
+build/kubernetes/kube-apiserver: PROGRAM = k8s.io/kubernetes/cmd/kube-apiserver
+build/kubernetes/kubectl: PROGRAM = k8s.io/kubernetes/cmd/kubectl
+$(CONTROL_PLANE): $(wildcard tests/kubernetes/control-plane/*)
+	@command -v go >/dev/null || { echo "building a control plane needs Go (1.26 or newer, https://go.dev/dl)" >&2; exit 1; }
+	cd tests/kubernetes/control-plane && version=$$(go list -m -f '{{.Version}}' k8s.io/kubernetes) && \
+	  go build -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$$version" -o $(abspath $@) $(PROGRAM)
+
+KINDS := build/kubernetes/kinds/cert-manager.io_certificates.yaml
+$(KINDS): $(wildcard tests/kubernetes/kinds/*)
+	@command -v go >/dev/null || { echo "making definitions of kinds needs Go (1.26 or newer, https://go.dev/dl)" >&2; exit 1; }
+	cd tests/kubernetes/kinds && \
+	  go tool controller-gen crd $$(go list -f '{{range .Imports}}paths={{.}} {{end}}' .) output:dir=$(abspath $(@D))
+
+kubernetes: build/kubernetes/helm $(KINDS) $(CONTROL_PLANE) ## Build Helm, and etcd and an API server of Kubernetes for its tests (needs Go)
 
 manifests: $(DEPENDENCIES)dev build/kubernetes/helm ## Render deploy/kubernetes from the Helm chart (needs Go)
 	$(BIN)/python -m tools.chart
