@@ -18,6 +18,7 @@ from typing import Any
 from offloaderd.core.errors import CorruptData, InvalidInput, NewerRecord
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import Breadth, TopicPattern, partitioned_topic
+from offloaderd.tables.layout import Layout, Partition
 
 VERSION = 1
 INTERVAL_S_MIN, INTERVAL_S_MAX = 1.0, 86_400.0
@@ -73,7 +74,8 @@ class Declaration:
     `to` is CATALOGUE.NAMESPACE of pyiceberg's settings, or a folder (with a slash). `key`: with upsert, the columns
     that identify a row; without any, the message's key does. `schema`: the values' schema where there is no cluster
     to ask. `step_bytes`: bytes of segments that a table takes at a time. `upkeep_s`: time between two runs of upkeep, 0
-    for none; `keep_s`: how long older versions of a table stay readable.
+    for none; `keep_s`: how long older versions of a table stay readable. `partition` and `sort`: see Layout; without a
+    partition it is by day, with upsert none.
     """
 
     name: str
@@ -88,8 +90,16 @@ class Declaration:
     upkeep_s: float = 3600.0
     keep_s: float = 7 * 86_400.0
     schema: str = ""
+    partition: Partition | None = None
+    sort: tuple[str, ...] = ()
     created_ms: int = 0
     created_by: str = ""
+
+    @property
+    def layout(self) -> Layout:
+        """How the rows of its tables lie in their files."""
+        by_mode = Partition.NONE if self.mode is TableMode.UPSERT else Partition.DAY
+        return Layout(partition=self.partition or by_mode, sort=self.sort)
 
     @property
     def pattern(self) -> TopicPattern:
@@ -113,9 +123,12 @@ class Declaration:
         checks = [
             (bool(NAME.fullmatch(self.name)), f"name {self.name!r}: letters, digits, . _ - and 100 characters at most"),
             (self.mode is TableMode.UPSERT or not self.key, "key: only with mode upsert"),
-            (
-                all(map(COLUMN.fullmatch, self.key)) and len(set(self.key)) == len(self.key),
-                f"key {','.join(self.key)!r}: names of columns with commas between, each once",
+            *(
+                (
+                    all(map(COLUMN.fullmatch, names)) and len(set(names)) == len(names),
+                    f"{what} {','.join(names)!r}: names of columns with commas between, each once",
+                )
+                for what, names in (("key", self.key), ("sort", self.sort))
             ),
             (
                 INTERVAL_S_MIN <= self.interval_s <= INTERVAL_S_MAX,
@@ -133,7 +146,8 @@ class Declaration:
                 f"schema of {len(json.dumps(self.schema))} bytes: {SCHEMA_BYTES_MAX} is the most",
             ),
         ]
-        return [*self._flaws_of_topics(), *self._flaws_of_place(), *(said for holds, said in checks if not holds)]
+        told = [said for holds, said in checks if not holds]
+        return [*self._flaws_of_topics(), *self._flaws_of_place(), *self._flaws_of_layout(), *told]
 
     def _flaws_of_topics(self) -> list[str]:
         try:
@@ -155,6 +169,17 @@ class Declaration:
             return [f"to {self.to!r}: write CATALOGUE.NAMESPACE, or a folder with a slash in it"]
         return []
 
+    def _flaws_of_layout(self) -> list[str]:
+        if self.mode is TableMode.APPEND:
+            return []
+        if self.format is TableFormat.DELTA:
+            return ["sort: not with upsert in Delta Lake, whose library merges rows in an order of its own"] * bool(
+                self.sort
+            )
+        if self.layout.partition is not Partition.NONE:
+            return [f"partition {self.partition}: with upsert only in Delta Lake; write none, or leave it out"]
+        return []
+
     def checked(self) -> "Declaration":
         """Return it if it is valid. Raises InvalidInput with all mistakes."""
         if flaws := self.flaws():
@@ -174,6 +199,9 @@ def decode(data: bytes, *, path: str) -> Declaration:
         known = {one.name: found[one.name] for one in fields(Declaration) if one.name in found}
         known["format"], known["mode"] = TableFormat(known["format"]), TableMode(known["mode"])
         known["on_error"], known["key"] = OnError(known["on_error"]), tuple(known["key"])
+        known["sort"] = tuple(known.get("sort", ()))  # those of earlier releases have no layout
+        if (partition := known.get("partition")) is not None:
+            known["partition"] = Partition(partition)
         return Declaration(**known).checked()
     except (InvalidInput, AttributeError, KeyError, TypeError, ValueError) as error:
         raise CorruptData(key=path, offset=0, expected="a declaration of tables", found=error) from None

@@ -23,6 +23,7 @@ from offloaderd.core.units import size
 from offloaderd.daemon.stores import metadata_store
 from offloaderd.tables import store as stored
 from offloaderd.tables.declaration import Declaration, OnError, TableFormat, TableMode
+from offloaderd.tables.layout import Partition
 from offloaderd.tables.store import States, TableState
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Wish(TypedDict):
     upkeep: float
     keep: float
     schema: Path | None
+    partition: str | None
+    sort: str | None
 
 
 @click.group()
@@ -125,6 +128,12 @@ def _with_store(session: Session, config: Path | None, work: Callable[[MetadataS
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="The schema of values, where no cluster is asked: in Avro, or as pulsar-admin says.",
 )
+@click.option(
+    "--partition",
+    type=click.Choice([one.value for one in Partition]),
+    help="Rows are in partitions by this part of their time, in UTC. [default: day; with upsert none]",
+)
+@click.option("--sort", metavar="COLUMN,...", help="The rows of each file are sorted by these columns.")
 @click.option("--dry-run", is_flag=True, help="Only check, and show the declaration.")
 @CONFIG
 @options.common
@@ -142,6 +151,7 @@ def create(session: Session, *, topics: str, config: Path | None, dry_run: bool,
       offloadctl tables create customers --to /lake --format delta --mode upsert --key id --config offloaderd.toml
     """
     declared = _declared(topics, wish).checked()
+    _check_schema(declared)
     if not dry_run:
         _with_store(session, config, lambda store: stored.create(store, declared))
     said = "would declare" if dry_run else "declared"
@@ -163,16 +173,31 @@ def _declared(topics: str, wish: Wish) -> Declaration:
         to=str(Path(to).absolute()) if "/" in to and "://" not in to else to,
         format=TableFormat(wish["table_format"]),
         mode=TableMode(wish["mode"]),
-        key=tuple(one.strip() for one in (wish["key"] or "").split(",")) if wish["key"] else (),
+        key=_columns(wish["key"]),
         on_error=OnError(wish["on_error"]),
         interval_s=wish["interval"],
         step_bytes=wish["step_size"],
         upkeep_s=wish["upkeep"],
         keep_s=wish["keep"],
         schema=schema.read_text(encoding="utf-8", errors="replace") if schema is not None else "",
+        partition=Partition(wish["partition"]) if wish["partition"] else None,
+        sort=_columns(wish["sort"]),
         created_ms=SystemClock().wall_ms(),
         created_by=_user(),
     )
+
+
+def _check_schema(declared: Declaration) -> None:
+    """Raise InvalidInput for columns that a given schema lacks; without Spark here, the table's state will tell."""
+    try:
+        from offloaderd.spark.tables.rows import check_schema  # noqa: PLC0415 - optional
+    except ModuleNotFoundError:
+        return
+    check_schema(declared)
+
+
+def _columns(text: str | None) -> tuple[str, ...]:
+    return tuple(one.strip() for one in text.split(",")) if text else ()
 
 
 @tables.command("list", short_help="List declarations, with their tables.")
@@ -200,8 +225,8 @@ def list_(session: Session, *, config: Path | None) -> int:
         return rows
 
     rows = _with_store(session, config, read)
-    columns = ("NAME", "TOPICS", "TO", "FORMAT", "MODE", "TABLES", "FAILING", "LAG", "WRITER")
-    fields = ("name", "topics", "to", "format", "mode", "tables", "failing", "lag_s", "writer")
+    columns = ("NAME", "TOPICS", "TO", "FORMAT", "MODE", "PARTITION", "SORT", "TABLES", "FAILING", "LAG", "WRITER")
+    fields = ("name", "topics", "to", "format", "mode", "partition", "sort", "tables", "failing", "lag_s", "writer")
 
     def write() -> None:
         show.table(columns, [[_text(name, row.get(name, "")) for name in fields] for row in rows])
@@ -236,6 +261,8 @@ def show_(session: Session, *, name: str, config: Path | None) -> int:
                 ("topics", declared.topics),
                 ("to", f"{declared.to}, {declared.format}"),
                 ("mode", declared.mode + (f" by {', '.join(declared.key)}" if declared.key else "")),
+                ("partition", declared.layout.partition),
+                ("sorted by", ", ".join(declared.sort) or "nothing"),
                 ("on error", declared.on_error),
                 ("interval", f"{declared.interval_s:g} s, {size(declared.step_bytes)} at a time"),
                 ("declared", f"{show.moment(declared.created_ms)} by {declared.created_by}"),
@@ -293,7 +320,8 @@ def _user() -> str:
 
 
 def _document(declared: Declaration) -> dict[str, object]:
-    return {**asdict(declared), "key": list(declared.key)}
+    lists = {"key": list(declared.key), "sort": list(declared.sort)}
+    return {**asdict(declared), **lists, "partition": declared.layout.partition}
 
 
 def _summary(states: States) -> dict[str, object]:
@@ -306,6 +334,8 @@ def _summary(states: States) -> dict[str, object]:
 
 
 def _text(name: str, value: object) -> str:
+    if isinstance(value, list):
+        return ",".join(value) or "-"
     return f"{value:.0f} s" if name == "lag_s" and isinstance(value, float) else str(value)
 
 

@@ -9,15 +9,18 @@ it.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import CorruptData, InvalidConfig, OffloaderError
+
+P = TypeVar("P", bound=Hashable)
+F = TypeVar("F")
 
 VERSION = 2
 """Version 1 also had the files of the round."""
@@ -27,8 +30,10 @@ VALUE = "value"
 
 DELETED = "_deleted"
 """The column of a round that says, for a target with a key, that the row of the key is to go."""
-DAY = "_day"
-"""The partition of a table of a topic that has no key."""
+SMALL_FILES, SMALL_BYTES = 8, 32 * 1024 * 1024
+"""Small files of a partition from which on they are joined, and the bytes below which one is small."""
+JOINED_BYTES_MAX = 256 * 1024 * 1024
+"""Bytes of files that are joined in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +206,29 @@ def as_target_error(target: str) -> Iterator[None]:
     except Exception as error:  # the libraries raise anything
         hint = "is it there, with a right to read and write?"
         raise OffloaderError(f"{target}: {first_line(error)}", hint=hint) from error
+
+
+def to_join(files: Iterable[tuple[P, F, int]]) -> Iterator[tuple[P, list[F]]]:
+    """Yield files of one partition that are to be joined, as many as fit into memory at a time.
+
+    `files`: the partition, the file, its bytes. Few files are left until there are more.
+    """
+    small: dict[P, list[tuple[F, int]]] = {}
+    for partition, file, size_bytes in files:
+        if size_bytes < SMALL_BYTES:
+            small.setdefault(partition, []).append((file, size_bytes))
+    for partition, found in small.items():
+        taken: list[F] = []
+        taken_bytes = 0
+        for file, size_bytes in found:
+            if taken_bytes + size_bytes > JOINED_BYTES_MAX:
+                if len(taken) >= SMALL_FILES:
+                    yield partition, taken
+                taken, taken_bytes = [], 0
+            taken.append(file)
+            taken_bytes += size_bytes
+        if len(taken) >= SMALL_FILES:
+            yield partition, taken
 
 
 class KeptTable(ExportTarget, Protocol):

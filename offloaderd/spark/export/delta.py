@@ -1,7 +1,9 @@
-"""A target that is a table of Delta Lake in a folder, appended to by day, or updated by key.
+"""A target that is a table of Delta Lake in a folder, appended to or updated by key.
 
-    FOLDER/data/<number>-<id>/_day=2026-11-21/<file>.parquet   the files of a round; they stay there
-    FOLDER/data/<number>-<id>/<file>.parquet                   the same with a key, until they are merged
+    FOLDER/data/<number>-<id>/_day=2026-11-21/<file>.parquet   the files of a round; with a key until they are merged
+
+Without a partition they are in the round's folder itself. The partition is a column of the table: `_day` is a date,
+`_hour` a text as 2026-11-21-13, `_month` one as 2026-11.
 
 The positions are application transactions of the format (`txn` actions): the ledger and the entry up to which all of a
 topic is in the table, and the number of the commit. They come with the data in one commit, stay in checkpoints, and
@@ -23,17 +25,19 @@ import pyarrow.fs
 from pyarrow import parquet
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import DateType, StructField, StructType
+from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
-from offloaderd.spark.export.commit import DAY, DELETED, DIGITS, Commit, Upkeep, as_target_error, first_line, fitted
+from offloaderd.spark.export.commit import DELETED, DIGITS, Commit, Upkeep, as_target_error, first_line, fitted, to_join
 from offloaderd.spark.files import SparkFiles
 from offloaderd.spark.scan.query import parsed
 from offloaderd.spark.session import check_libraries
+from offloaderd.tables.layout import Layout, Partition
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
+    from deltalake.transaction import AddAction, RemoveAction
 
 OURS = "offloaderd"
 SOURCE = f"{OURS}.source"
@@ -46,7 +50,7 @@ COMMITS_SEEN = 50
 """Commits that are looked at for our last one at first; behind more of others, such as compactions, all are."""
 COMMIT_TRIES = 15
 """Tries of a commit while others, which are no writers of ours, commit to the same table."""
-_EMPTY_DAY = "__HIVE_DEFAULT_PARTITION__"
+_NO_TIME = "__HIVE_DEFAULT_PARTITION__"
 
 
 class DeltaTarget:
@@ -59,6 +63,7 @@ class DeltaTarget:
         columns: StructType,
         topics: Iterable[str],
         *,
+        layout: Layout,
         order: Sequence[str] = (),
         key: Sequence[str] = (),
     ) -> None:
@@ -67,7 +72,7 @@ class DeltaTarget:
         self._files = SparkFiles(spark, folder)
         self._columns = columns
         self._topics = sorted(topics)
-        self._key, self._order = tuple(key), tuple(order)
+        self._layout, self._key, self._order = layout, tuple(key), tuple(order)
         self.target = f"table in {folder}"
 
     def last(self, source: dict[str, str]) -> Commit:
@@ -131,9 +136,48 @@ class DeltaTarget:
         """See KeptTable."""
         table = self._loaded()
         with as_target_error(self.target):
-            joined = table.optimize.compact()["numFilesRemoved"]
+            # The library puts the rows of one file behind those of another.
+            joined = self._join(table) if self._layout.sort else table.optimize.compact()["numFilesRemoved"]
+            table = self._loaded()
             deleted = table.vacuum(retention_hours=ceil(keep_s / 3600), dry_run=False, enforce_retention_duration=False)
         return Upkeep(joined, len(deleted))
+
+    def _join(self, table: DeltaTable) -> int:
+        """Join small files of each partition, in the order of the layout; return how many."""
+        data = table.to_pyarrow_dataset()  # which refuses what it cannot read, as deletion vectors
+        fragments = {one.path: one for one in data.get_fragments()}
+        files = [
+            (tuple(one[f"partition.{name}"] for name in self._partitions), one, one["size_bytes"])
+            for one in pa.table(table.get_add_actions(flatten=True)).to_pylist()
+        ]
+        joined = 0
+        for values, taken in to_join(files):
+            found = [fragments[one["path"]] for one in taken]
+            rows = arrow.FileSystemDataset(found, data.schema, data.format, data.filesystem).to_table()
+            texts = [None if one is None else str(one) for one in values]
+            self._replace_files(table, dict(zip(self._partitions, texts, strict=True)), taken, rows)
+            joined += len(taken)
+        return joined
+
+    def _replace_files(
+        self, table: DeltaTable, partition: dict[str, str | None], files: Sequence[dict[str, Any]], rows: pa.Table
+    ) -> None:
+        """Replace files of a partition by one with their rows."""
+        from deltalake.transaction import RemoveAction  # noqa: PLC0415 - optional
+
+        folder = f"data/joined-{SystemClock().uuid()}"
+        for name, text in partition.items():
+            folder += f"/{name}={_NO_TIME if text is None else text}"
+        self._files.make(folder)
+        path = f"{folder}/part-0.parquet"
+        kept = rows.sort_by([(name, "ascending") for name in self._layout.sort]).drop_columns([*partition])
+        target, place = _local(self._files.url(path))
+        with target.open_output_stream(place) as file:
+            parquet.write_table(kept, file)
+        now_ms = SystemClock().wall_ms()
+        gone = [RemoveAction(one["path"], False, now_ms, one["size_bytes"], partition) for one in files]
+        added = self._added(path, partition, now_ms, data_change=False)
+        table.create_write_transaction([added, *gone], "append", table.schema(), self._partitions)
 
     def discard(self, staging: str) -> None:
         """See KeptTable."""
@@ -146,23 +190,10 @@ class DeltaTarget:
         )
 
     def _append(self, table: DeltaTable, name: str, files: Sequence[str], made: Commit) -> None:
-        from deltalake.transaction import AddAction, RemoveAction  # noqa: PLC0415 - optional
-
         now_ms = SystemClock().wall_ms()
-        added: list[AddAction | RemoveAction] = []
-        for file in files:
-            day = unquote(file.partition("/")[0].removeprefix(f"{DAY}="))
-            size, stats = self._described(f"data/{name}/{file}")
-            added.append(
-                AddAction(
-                    path=f"data/{name}/{file}",
-                    size=size,
-                    partition_values={DAY: None if day == _EMPTY_DAY else day},
-                    modification_time=now_ms,
-                    data_change=True,
-                    stats=json.dumps(stats),
-                )
-            )
+        added: list[AddAction | RemoveAction] = [
+            self._added(f"data/{name}/{file}", self._partition_of(file), now_ms, data_change=True) for file in files
+        ]
         table.create_write_transaction(
             added, "append", table.schema(), self._partitions, commit_properties=self._properties(made)
         )
@@ -176,6 +207,8 @@ class DeltaTarget:
             schema=there.append(pa.field(DELETED, pa.bool_())),
             filesystem=folder,
             format="parquet",
+            partitioning=arrow.partitioning(pa.schema([there.field(name) for name in self._partitions]), flavor="hive"),
+            partition_base_dir=path,
         )
         same = " AND ".join(f'target."{name}" = round."{name}"' for name in self._key)
         newer = _is_newer(self._order)
@@ -194,6 +227,11 @@ class DeltaTarget:
             .execute()
         )
 
+    def _partition_of(self, file: str) -> dict[str, str | None]:
+        """Return the partition of a file of a round."""
+        value = unquote(file.partition("/")[0].partition("=")[2])
+        return dict.fromkeys(self._partitions, None if value == _NO_TIME else value)
+
     def _properties(self, made: Commit) -> CommitProperties:
         from deltalake import CommitProperties, Transaction  # noqa: PLC0415 - optional
 
@@ -210,7 +248,7 @@ class DeltaTarget:
     def _last_of(self, table: DeltaTable, source: Mapping[str, str]) -> Commit:
         """Return the last commit.
 
-        Raises InvalidConfig for a table of another source, OffloaderError for a restored one.
+        Raises InvalidConfig for a table of another source or with another partition, OffloaderError for a restored one.
         """
         known = json.loads(table.metadata().configuration.get(SOURCE, "null"))
         if known is None:
@@ -218,6 +256,8 @@ class DeltaTarget:
         if known != source:
             said = ", ".join(f"{name} {value}" for name, value in known.items())
             raise InvalidConfig(f"{self.target} is made of something else: {said}", hint="name another folder")
+        there = ",".join(table.metadata().partition_columns)
+        self._layout.check(self.target, there.removeprefix("_") or Partition.NONE)
         if self._is_restored(table):
             raise OffloaderError(
                 f"{self.target} was restored to an older version, and how far it reaches is not known any more",
@@ -297,23 +337,34 @@ class DeltaTarget:
 
     @property
     def _partitions(self) -> list[str]:
-        return [] if self._key else [DAY]
+        return [self._layout.name] if self._layout.name else []
 
     def _arrow(self, columns: StructType) -> pa.Schema:
         kept = [one for one in columns.fields if one.name != DELETED or not self._key]
-        day = [] if self._key else [StructField(DAY, DateType())]
-        return to_arrow_schema(StructType([*kept, *day]), timezone="UTC")
+        kind = DateType() if self._layout.partition is Partition.DAY else StringType()
+        partitions = [StructField(name, kind) for name in self._partitions]
+        return to_arrow_schema(StructType([*kept, *partitions]), timezone="UTC")
 
     def _schema(self, table: DeltaTable) -> StructType:
         from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
 
         return from_arrow_schema(pa.schema(table.schema().to_arrow()))
 
-    def _described(self, path: str) -> tuple[int, dict[str, Any]]:
-        """Return the bytes of a file and what readers may know of it before they open it."""
+    def _added(self, path: str, partition: Mapping[str, str | None], now_ms: int, *, data_change: bool) -> AddAction:
+        """Return the action that adds a file; readers know from it how many rows there are."""
+        from deltalake.transaction import AddAction  # noqa: PLC0415 - optional
+
         files, place = _local(self._files.url(path))
         with files.open_input_file(place) as opened:
-            return opened.size(), {"numRecords": parquet.ParquetFile(opened).metadata.num_rows}
+            size, rows = opened.size(), parquet.ParquetFile(opened).metadata.num_rows
+        return AddAction(
+            path=path,
+            size=size,
+            partition_values=partition,
+            modification_time=now_ms,
+            data_change=data_change,
+            stats=json.dumps({"numRecords": rows}),
+        )
 
     def _table(self) -> DeltaTable | None:
         from deltalake import DeltaTable  # noqa: PLC0415 - optional

@@ -34,12 +34,15 @@ from offloaderd.spark.scan.snapshot import HeldStores, check_topics
 from offloaderd.spark.session import check_libraries
 from offloaderd.spark.source import FORMAT, register
 from offloaderd.spark.stream import Step, advance, furthest, take_snapshots
+from offloaderd.tables.layout import Layout, Partition
 
 GIB = 1024**3
 ROUND_BYTES = 4 * GIB
 """Bytes of segments that are written, or repeated after a crash, at a time."""
 
 TIMES = "spark.sql.parquet.outputTimestampType"
+BY_DAY = Layout(time="time")
+"""The layout of every export."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +141,7 @@ def _opened(spark: SparkSession, target: str | IcebergTable, options: SourceOpti
     if isinstance(target, str):
         yield ExportFolder(spark, target)
         return
-    with open_table(spark, target, options.columns) as table:
+    with open_table(spark, target, options.columns, layout=BY_DAY) as table:
         yield table
 
 
@@ -178,7 +181,7 @@ def _one_round(
         counted = Observation()
         undated = functions.count_if(functions.isnull("time")).alias("undated")
         found = found.observe(counted, functions.count(functions.lit(1)).alias("rows"), undated)
-        write(found, target, staging, time="time", day="day")
+        write(found, target, staging, BY_DAY)
         counts = counted.get
     return target.commit(last, staging, made.offset, counts["rows"]), counts["undated"]
 
@@ -190,20 +193,30 @@ def offsets_of(step: Step) -> str:
     return json.dumps({"start": start, "end": {name: step.offset[name] for name in moved}})
 
 
-def write(found: DataFrame, target: ExportTarget, staging: str, *, time: str, day: str = "") -> None:
-    """Write the files of a round, under the names and types that its columns have in the target.
-
-    `day`: the name of the partition by the day of the column `time`; empty for none.
-    """
+def write(found: DataFrame, target: ExportTarget, staging: str, layout: Layout) -> None:
+    """Write the files of a round by a layout, under the names and types that its columns have in the target."""
     columns = target.named(found.schema)
     named = [
         functions.col(f"`{old}`").cast(new.dataType).alias(new.name)
         for old, new in zip(found.columns, columns, strict=True)
     ]
-    rows = found.select(*named)
-    if not day:
-        rows.write.parquet(staging)
+    now = dict(zip(found.columns, columns.names, strict=True))
+    rows, order = found.select(*named), [functions.asc_nulls_last(now[name]) for name in layout.sort]
+    if not layout.name:
+        (rows.sortWithinPartitions(*order) if order else rows).write.parquet(staging)
         return
-    # The day in UTC, independent of the session's time zone.
-    text = f"date_from_unix_date(int(unix_millis(`{columns[found.columns.index(time)].name}`) div 86400000))"
-    rows.withColumn(day, functions.expr(text)).write.partitionBy(day).parquet(staging)
+    rows = rows.withColumn(layout.name, functions.expr(_partition(layout.partition, now[layout.time])))
+    if order:  # by the partition first, as Spark writes one after the other
+        rows = rows.sortWithinPartitions(layout.name, *order)
+    rows.write.partitionBy(layout.name).parquet(staging)
+
+
+def _partition(partition: Partition, time: str) -> str:
+    """Return the expression of a row's partition in UTC, independent of the session's time zone."""
+    day = f"date_from_unix_date(int(unix_millis(`{time}`) div 86400000))"
+    hour = f"lpad(string(unix_millis(`{time}`) div 3600000 % 24), 2, '0')"
+    return {
+        Partition.HOUR: f"concat(string({day}), '-', {hour})",
+        Partition.DAY: day,
+        Partition.MONTH: f"substr(string({day}), 1, 7)",
+    }[partition]

@@ -1,4 +1,4 @@
-"""An export's target: a table of Apache Iceberg, partitioned by the day of `time`.
+"""An export's target: a table of Apache Iceberg, partitioned by the hour, day or month of a column, or not at all.
 
     LOCATION/data/<number>-<id>/day=2026-11-21/<file>.parquet    the files of a round; they stay there
 
@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -42,15 +42,18 @@ from offloaderd.spark.export.commit import (
     decode_move,
     fitted,
     renamed,
+    to_join,
 )
 from offloaderd.spark.files import SparkFiles
 from offloaderd.spark.session import check_libraries
+from offloaderd.tables.layout import Layout, Partition
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.expressions import BooleanExpression
-    from pyiceberg.table import Table, Transaction
+    from pyiceberg.table import FileScanTask, Table, Transaction
     from pyiceberg.table.snapshots import Snapshot
+    from pyiceberg.typedef import Record
 
 COMMIT = "offloaderd.commit"
 """Property of the table: the record of the last commit; of a snapshot: the changes of its commit."""
@@ -59,12 +62,10 @@ SEQUENCE = "offloaderd.sequence"
 """Property of the table: sequence number of that commit's snapshot, to distinguish a rollback from an expiry."""
 
 OWN_CATALOG = "catalog.db"
-SMALL_FILES, SMALL_BYTES = 8, 32 * 1024 * 1024
-"""Files of a day from which on they are joined, and the bytes below which one is small."""
-JOINED_BYTES_MAX = 256 * 1024 * 1024
-"""Bytes of files that are joined in memory at a time; a day with more stays as it is."""
 FORGETS = "write.metadata.delete-after-commit.enabled"
 """The property of a table by which a commit deletes the files of its metadata but the newest hundred."""
+TIMES = {"year", "month", "day", "hour"}
+"""Partitions by a time. One of another column is a user's; the library says whether files can be added to it."""
 _OPENING = threading.Lock()
 """Two threads that make the catalogue of a folder at once would both begin with its tables."""
 COMMIT_TRIES = 10
@@ -85,10 +86,8 @@ class IcebergTable:
 
 
 class TableShape(TypedDict, total=False):
-    """What makes a table other than one of all rows by the day of `time`; see ExportTable."""
+    """What makes a table other than one of all rows; see ExportTable."""
 
-    day_of: str
-    day: str
     key: Sequence[str]
     order: Sequence[str]
 
@@ -103,18 +102,17 @@ class ExportTable:
         columns: StructType,
         catalog: Catalog | None,
         *,
-        day_of: str = "time",
-        day: str = "day",
+        layout: Layout,
         key: Sequence[str] = (),
         order: Sequence[str] = (),
     ) -> None:
-        """`day_of`: the column whose day is the partition `day`. `key`: the columns that identify a row, none for all.
+        """`key`: the columns that identify a row, none for all; such a table has no partitions.
 
         `order`: with a key, the columns by which a row is newer than another.
         """
         self._spark = spark
         self._where = where
-        self._time, self._day, self._key, self._order = day_of, day, tuple(key), tuple(order)
+        self._layout, self._key, self._order = layout, tuple(key), tuple(order)
         self._columns = StructType([one for one in columns.fields if not key or one.name != DELETED])
         self._named: StructType | None = None
         self._catalog = catalog
@@ -181,7 +179,7 @@ class ExportTable:
         self._files(self._loaded()).delete(f"data/{staging.rpartition('/')[2]}")
 
     def upkeep(self, keep_s: float) -> Upkeep:
-        """See KeptTable; small files of a day are joined in memory, as the library has no other way."""
+        """See KeptTable; small files of a partition are joined in memory, as the library has no other way."""
         with as_target_error(self.target):
             joined = self._join(self._loaded()) if not self._key else 0
             table, now_ms = self._loaded(), SystemClock().wall_ms()
@@ -196,28 +194,49 @@ class ExportTable:
         return Upkeep(joined, len(mine))
 
     def _join(self, table: Table) -> int:
-        """Rewrite the days with many small files; return how many files were joined."""
-        by_day: dict[date, list[int]] = {}
-        for one in table.inspect.files().to_pylist():
-            if (day := one["partition"][self._day]) is not None:
-                by_day.setdefault(day, []).append(one["file_size_in_bytes"])
+        """Join small files of each partition; return how many."""
+        files = [
+            (one.file.partition, one, one.file.file_size_in_bytes)
+            for one in table.scan().plan_files()
+            if one.file.spec_id == table.spec().spec_id
+        ]
         joined = 0
-        for day, sizes in sorted(by_day.items()):
-            small = sum(one < SMALL_BYTES for one in sizes)
-            if small < SMALL_FILES or sum(sizes) > JOINED_BYTES_MAX:
-                continue
-            _try_once(table)
-            begin, time_column = datetime.combine(day, time.min, UTC), self._now(table, self._time)
-            bounds = (begin.isoformat(), (begin + timedelta(days=1)).isoformat())
-            rows = f"{time_column} >= '{bounds[0]}' and {time_column} < '{bounds[1]}'"
-            path = f"{table.location()}/data/joined-{SystemClock().uuid()}/day={day}/part-0.parquet"
-            with table.io.new_output(path).create() as file:
-                parquet.write_table(table.scan(row_filter=rows).to_arrow(), file)
-            with table.transaction() as transaction:
-                transaction.delete(rows)
-                transaction.add_files([path], check_duplicate_files=False)
-            joined += len(sizes)
+        for partition, tasks in to_join(files):
+            self._replace_files(table, partition, tasks)
+            joined += len(tasks)
         return joined
+
+    def _replace_files(self, table: Table, partition: Record, tasks: Sequence[FileScanTask]) -> None:
+        """Replace files of a partition by one with their rows."""
+        from pyiceberg.expressions import AlwaysTrue  # noqa: PLC0415 - optional
+        from pyiceberg.io.pyarrow import ArrowScan  # noqa: PLC0415
+
+        _try_once(table)
+        rows = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue()).to_table(tasks)
+        place = "/".join(filter(None, [table.spec().partition_to_path(partition, table.schema()), "part-0.parquet"]))
+        path = f"{table.location()}/data/joined-{SystemClock().uuid()}/{place}"
+        with table.io.new_output(path).create() as file:
+            parquet.write_table(self._sorted(table, rows), file)
+        with table.transaction() as transaction:
+            with transaction.update_snapshot().overwrite() as replaced:
+                for one in tasks:
+                    replaced.delete_data_file(one.file)
+            transaction.add_files([path], check_duplicate_files=False)
+
+    def _sorted(self, table: Table, rows: pa.Table) -> pa.Table:
+        """Return rows in the order of the layout."""
+        order = [(self._now(table, name), "ascending") for name in self._layout.sort]
+        return rows.sort_by(order) if order else rows
+
+    def _set_order(self, table: Table, transaction: Transaction) -> None:
+        """Have the table say the order of the layout; without one, whatever order it has is its user's."""
+        from pyiceberg.transforms import IdentityTransform  # noqa: PLC0415 - optional
+
+        if not self._layout.sort:
+            return
+        with transaction.update_sort_order() as order:
+            for name in self._layout.sort:
+                order.asc(self._now(table, name), IdentityTransform())
 
     def _try(self, table: Table, last: Commit, made: Commit, files: list[str]) -> None:
         """Commit, unless the table has changed since it was loaded; the caller reads the outcome back."""
@@ -235,6 +254,7 @@ class ExportTable:
             transaction = table.transaction()
             with transaction.update_schema() as schema:
                 schema.union_by_name(to_arrow_schema(names, timezone="UTC"))
+            self._set_order(table, transaction)
             transaction.set_properties({COMMIT: made.encode(), SEQUENCE: str(number)})
             moved = {COMMIT: made.encode_move(last)}
             if self._key and files:
@@ -269,7 +289,7 @@ class ExportTable:
             return
         if newer.num_rows < found.num_rows:  # the filter takes long to make
             found, matching = newer, create_match_filter(newer, key)
-        kept = found.filter(pc.invert(found[DELETED])).drop_columns([DELETED])
+        kept = self._sorted(table, found.filter(pc.invert(found[DELETED])).drop_columns([DELETED]))
         warnings.filterwarnings("ignore", message="Delete operation did not match any records")  # new keys alone
         transaction.delete(matching)
         if kept.num_rows:
@@ -298,11 +318,14 @@ class ExportTable:
     def _last_of(self, table: Table) -> Commit:
         """Return the last commit in the table's newest snapshot.
 
-        Raises InvalidConfig for a table without any, OffloaderError for one that was rolled back too far to find it.
+        Raises InvalidConfig for a table without any, or with another partition, OffloaderError for one that was rolled
+        back too far to find it.
         """
         said = table.properties.get(COMMIT)
         if said is None:
             raise InvalidConfig(f"{self.target} is no export", hint="name another table, or one that is not there yet")
+        times = [str(one.transform) for one in table.spec().fields if str(one.transform) in TIMES]
+        self._layout.check(self.target, ",".join(times) or Partition.NONE)
         newest = decode(said, self.target)
         if (there := next(self._moves(table, table.current_snapshot()), None)) is not None:
             return newest if there.staging == newest.staging else self._earlier_commit(table, newest, there)
@@ -377,7 +400,6 @@ class ExportTable:
     def _create(self, nothing: Commit) -> None:
         from pyiceberg.catalog import Catalog  # noqa: PLC0415 - optional
         from pyiceberg.exceptions import TableAlreadyExistsError  # noqa: PLC0415
-        from pyiceberg.transforms import DayTransform  # noqa: PLC0415
 
         properties = {COMMIT: nothing.encode(), SEQUENCE: "0", FORGETS: "true"}
         with _OPENING, as_target_error(self.target):
@@ -391,8 +413,8 @@ class ExportTable:
                     ) as transaction,
                     transaction.update_spec() as spec,
                 ):
-                    if not self._key:
-                        spec.add_field(self._time, DayTransform(), self._day)
+                    if self._layout.name:
+                        spec.add_field(self._layout.time, str(self._layout.partition), self._layout.name)
             except TableAlreadyExistsError:
                 return  # another export was first; its commits will show that
 
@@ -446,7 +468,7 @@ def _ancestors(table: Table, newest: Snapshot | None) -> Iterator[Snapshot]:
 
 @contextmanager
 def opened(
-    spark: SparkSession, where: IcebergTable, columns: StructType, **more: Unpack[TableShape]
+    spark: SparkSession, where: IcebergTable, columns: StructType, *, layout: Layout, **more: Unpack[TableShape]
 ) -> Iterator[ExportTable]:
     """Yield a table as a target; it is created with the first commit. `more`: see ExportTable.
 
@@ -455,7 +477,7 @@ def opened(
     check_libraries("iceberg")
     with _OPENING:
         catalog = _catalog(where)
-    with closing(ExportTable(spark, where, columns, catalog, **more)) as found:
+    with closing(ExportTable(spark, where, columns, catalog, layout=layout, **more)) as found:
         yield found
 
 

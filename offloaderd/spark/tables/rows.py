@@ -16,8 +16,8 @@ empty value deletes a row as a missing one does: so Pulsar's compaction and its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as f
@@ -37,10 +37,11 @@ from pyspark.sql.types import (
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.format.pulsar.messages import MessageState
-from offloaderd.spark.export.commit import DAY, DELETED
+from offloaderd.spark.export.commit import DELETED
 from offloaderd.spark.scan.columns import MALFORMED
-from offloaderd.spark.value_schema import KeyValueSchema
-from offloaderd.tables.declaration import COLUMN
+from offloaderd.spark.value_schema import KeyValueSchema, read_schema
+from offloaderd.tables.declaration import COLUMN, Declaration, TableMode
+from offloaderd.tables.layout import TIME, Layout
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 
 ORDER = ("_ledger_id", "_entry_id", "_batch_index")
 """The order of the messages of a topic, and of their rows in the table."""
-TIME = "_time"
 KEY = "_key"
 VALUE = "value"
 _RANK = "_rank"
@@ -115,18 +115,17 @@ class TableRows:
 
     values: Schema | None
     key: Sequence[str] = ()
+    layout: Layout = field(default_factory=Layout)
 
     @property
     def fields(self) -> dict[str, DataType]:
         """The columns of values. Raises InvalidInput for fields that a table cannot have as columns."""
         found = {name: one.kind for name, one in self._fields.items()}
-        _check_names(StructType([StructField(name, one) for name, one in found.items()]), [*SYSTEM, DAY, _RANK], "")
-        if missing := [name for name in self.key if name not in {**found, KEY: None}]:
-            raise InvalidInput(
-                f"key {', '.join(missing)}: no such column", hint=f"there are {', '.join([*found, KEY])}"
-            )
-        if wrong := [name for name in self.key if isinstance(found.get(name), StructType | ArrayType | MapType)]:
-            raise InvalidInput(f"key {', '.join(wrong)}: a key is no record, array or map")
+        taken = {*SYSTEM, Layout().name, self.layout.name, _RANK}
+        _check_names(StructType([StructField(name, one) for name, one in found.items()]), [*taken], "")
+        _check_columns("key", self.key, {**found, KEY: SYSTEM[KEY]})
+        system = {name: one for name, one in SYSTEM.items() if name != DELETED or not self.key}
+        _check_columns("sort", self.layout.sort, found | system)
         return found
 
     @property
@@ -235,6 +234,25 @@ def _check_names(kind: DataType, taken: Sequence[str], where: str) -> None:
             )
         for one in kind.fields:
             _check_names(one.dataType, (), f"{where}.{one.name}".lstrip("."))
+
+
+def _check_columns(what: str, names: Sequence[str], there: Mapping[str, DataType]) -> None:
+    """Raise InvalidInput for columns that are not there, or whose values have no order."""
+    if missing := [name for name in names if name not in there]:
+        raise InvalidInput(f"{what} {', '.join(missing)}: no such column", hint=f"there are {', '.join(there)}")
+    if wrong := [name for name in names if isinstance(there[name], StructType | ArrayType | MapType)]:
+        raise InvalidInput(f"{what} {', '.join(wrong)}: not by a record, array or map")
+
+
+def key_of(declared: Declaration) -> Sequence[str]:
+    """Return the columns of the key of a declaration's tables; none where every message is a row."""
+    return (declared.key or (KEY,)) if declared.mode is TableMode.UPSERT else ()
+
+
+def check_schema(declared: Declaration) -> None:
+    """Raise InvalidInput for a schema in a declaration that lacks a column of its key or order, or fits no table."""
+    if declared.schema:
+        _ = TableRows(read_schema(declared.schema), key_of(declared), declared.layout).fields
 
 
 def dead_columns() -> StructType:

@@ -20,7 +20,7 @@ from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.patterns import of_topic
 from offloaderd.read.transactions import KnownOutcomes
 from offloaderd.spark.errors import from_spark
-from offloaderd.spark.export.commit import DAY, Commit, KeptTable
+from offloaderd.spark.export.commit import Commit, KeptTable
 from offloaderd.spark.export.delta import DeltaTarget
 from offloaderd.spark.export.export import offsets_of, write
 from offloaderd.spark.export.iceberg import IcebergTable, opened
@@ -29,8 +29,9 @@ from offloaderd.spark.scan.query import NOTHING, EntryQuery, position
 from offloaderd.spark.scan.snapshot import Snapshot
 from offloaderd.spark.source import FORMAT
 from offloaderd.spark.stream import Step, advance, furthest, in_history, is_another
-from offloaderd.spark.tables.rows import KEY, ORDER, TIME, TableRows, dead_columns
-from offloaderd.tables.declaration import DEAD_LETTERS, Declaration, OnError, TableFormat, TableMode, table_name
+from offloaderd.spark.tables.rows import ORDER, TableRows, dead_columns, key_of
+from offloaderd.tables.declaration import DEAD_LETTERS, Declaration, OnError, TableFormat, table_name
+from offloaderd.tables.layout import Layout
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+DEAD_LAYOUT = Layout()
 SKIPPED = "losses,retention,malformed"
 """Entries that are gone for good, and values that do not fit: a table goes on behind them."""
 
@@ -122,7 +124,7 @@ class TableWriter:
 
     @property
     def _key(self) -> Sequence[str]:
-        return (self._declared.key or (KEY,)) if self._declared.mode is TableMode.UPSERT else ()
+        return key_of(self._declared)
 
     def source(self, cluster: str) -> dict[str, str]:
         """Return what the table is made of; a table of something else is refused."""
@@ -144,7 +146,8 @@ class TableWriter:
         dead = None if self._settled else self._last_dead_letters(source, topics)
         # Read behind the snapshot: the schema of a message was registered before the message was sent.
         made = self._made(source, topics, None)
-        with self._opened(self.table, made.rows.columns, topics, self._key) as target:
+        layout = self._declared.layout
+        with self._opened(self.table, made.rows.columns, topics, layout, self._key) as target:
             last = before = target.recover(source)
             self.lag = self._lag_of(found, last, plain.query)
             for one in (last, dead) if dead is not None else (last,):
@@ -190,7 +193,7 @@ class TableWriter:
         )
         options = self._options | ({"schema": schema} if schema else {})
         known = parse(options)
-        rows = TableRows(known.values, self._key)
+        rows = TableRows(known.values, self._key, self._declared.layout)
         return _Made(options, rows.read(known.columns), rows, source, topics, version)
 
     def _keep(self, target: KeptTable, made: _Made) -> None:
@@ -218,7 +221,7 @@ class TableWriter:
                 read = self._read(made, step)
                 read = read.observe(left_out, functions.count_if(made.rows.apart()).alias("count"))
                 rows = made.rows.of(read).observe(added, functions.count(functions.lit(1)).alias("count"))
-                write(rows, target, staging, time=TIME, day="" if self._key else DAY)
+                write(rows, target, staging, made.rows.layout)
                 apart, count = left_out.get["count"], added.get["count"]
             if apart and self._declared.on_error is OnError.FAIL:
                 raise OffloaderError(self._first_apart(made, step))
@@ -264,26 +267,29 @@ class TableWriter:
             ):
                 rows = made.rows.dead_letters(self._read(made, step))
                 rows = rows.observe(counted, functions.count(functions.lit(1)).alias("count"))
-                write(rows, target, staging, time=TIME, day=DAY)
+                write(rows, target, staging, DEAD_LAYOUT)
                 count = counted.get["count"]
             target.commit(before, staging, step.offset, count, made.version + 1)
             self._has_dead_letters = True
 
     def _dead_letters(self, topics: Sequence[str]) -> AbstractContextManager[KeptTable]:
-        return self._opened(self.table + DEAD_LETTERS, dead_columns(), topics, ())
+        return self._opened(self.table + DEAD_LETTERS, dead_columns(), topics, DEAD_LAYOUT)
 
     @contextmanager
-    def _opened(self, name: str, columns: StructType, topics: Sequence[str], key: Sequence[str]) -> Iterator[KeptTable]:
+    def _opened(
+        self, name: str, columns: StructType, topics: Sequence[str], layout: Layout, key: Sequence[str] = ()
+    ) -> Iterator[KeptTable]:
         to = self._declared.to
         if self._declared.format is TableFormat.DELTA:
-            yield DeltaTarget(self._spark, f"{to.rstrip('/')}/{name}", columns, topics, order=ORDER, key=key)
+            folder = f"{to.rstrip('/')}/{name}"
+            yield DeltaTarget(self._spark, folder, columns, topics, layout=layout, order=ORDER, key=key)
             return
         if self._declared.in_folder:
             place = IcebergTable(folder=to, name=f"{self.topic.tenant}_{self.topic.namespace}.{name}")
         else:
             catalog, _, namespace = to.partition(".")
             place = IcebergTable(catalog=catalog, name=f"{namespace}.{name}")
-        with opened(self._spark, place, columns, day_of=TIME, day=DAY, key=key, order=ORDER) as table:
+        with opened(self._spark, place, columns, layout=layout, key=key, order=ORDER) as table:
             yield table
 
     def _lag_of(self, found: Sequence[Snapshot], last: Commit, query: EntryQuery) -> Lag:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -73,7 +74,7 @@ def test_tables_from_the_first_to_the_last(scene: Scene) -> None:
     listed_again = scene.run("list")
     assert listed_again.exit_code == 1
     assert listed_again.stdout.splitlines()[1].split() == [
-        *("acme.eu", "acme/eu/*", "/lake", "delta", "append", "2", "1", "3", "s", "tables-1")
+        *("acme.eu", "acme/eu/*", "/lake", "delta", "append", "day", "-", "2", "1", "3", "s", "tables-1")
     ]
     shown = scene.run("show", "acme.eu")
     assert shown.exit_code == 1
@@ -82,6 +83,51 @@ def test_tables_from_the_first_to_the_last(scene: Scene) -> None:
     assert "nothing was done" in scene.run("drop", "acme.eu").stdout
     assert scene.run("drop", "acme.eu", "--yes").exit_code == 0
     assert scene.run("show", "acme.eu").exit_code == 4
+
+
+def test_the_layout_of_tables(scene: Scene) -> None:
+    """It is kept, and told by each command; without options it follows from the mode."""
+    for name, words in (
+        ("plain", ()),
+        ("keyed", ("--mode", "upsert", "--sort", "_key")),
+        ("hourly", ("--partition", "hour", "--sort", "region, id")),
+    ):
+        assert scene.run("create", name, "--to", "/lake", *words).exit_code == 0
+    listed = json.loads(scene.run("list", "-o", "json").stdout)["declarations"]
+    assert {one["name"]: (one["partition"], one["sort"]) for one in listed} == {
+        "plain": ("day", []),
+        "keyed": ("none", ["_key"]),
+        "hourly": ("hour", ["region", "id"]),
+    }
+    assert ["hour", "region,id"] in [line.split()[5:7] for line in scene.run("list").stdout.splitlines()]
+    shown = [line.split() for line in scene.run("show", "hourly").stdout.splitlines()]
+    assert ["partition", "hour"] in shown
+    assert ["sorted", "by", "region,", "id"] in shown
+    document = json.loads(scene.run("show", "keyed", "-o", "json").stdout)["declaration"]
+    assert (document["partition"], document["sort"]) == ("none", ["_key"])
+
+
+def test_columns_are_looked_up_in_a_schema_that_is_given(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Spark is installed; elsewhere the state of the table tells."""
+    file = scene.config.with_name("orders.avsc")
+    lines = {"type": "array", "items": "int"}
+    fields = [{"name": "id", "type": "int"}, {"name": "lines", "type": lines}, {"name": "_hour", "type": "int"}]
+    file.write_text(json.dumps({"type": "record", "name": "Order", "fields": fields}))
+
+    def said(*words: str) -> str:
+        result = scene.run("create", "orders", "--to", "/lake", "--schema", str(file), "--dry-run", *words)
+        assert bool(result.stderr) == bool(result.exit_code)
+        return result.stderr
+
+    assert said("--sort", "id,_time") == ""
+    assert "sort amount: no such column" in said("--sort", "id,amount")
+    assert "there are id, lines, _hour, _topic" in said("--sort", "id,amount")
+    assert "sort lines, _properties: not by a record, array or map" in said("--sort", "lines,_properties")
+    assert "sort _deleted: no such column" in said("--mode", "upsert", "--sort", "_deleted")
+    assert "key amount: no such column" in said("--mode", "upsert", "--key", "amount")
+    assert "fields '_hour' of the schema" in said("--partition", "hour")
+    monkeypatch.setitem(sys.modules, "offloaderd.spark.tables.rows", None)
+    assert said("--sort", "amount") == ""
 
 
 @pytest.mark.parametrize(
@@ -95,6 +141,8 @@ def test_tables_from_the_first_to_the_last(scene: Scene) -> None:
         (("create", "orders", "--to", "/my lake"), "tables in a bucket need a catalogue"),
         (("create", "orders-partition-0", "--to", "/lake"), "all partitions are in one table"),
         (("create", "orders", "--to", "/lake", "--mode", "upsert", "--key", "id,,id"), "each once"),
+        (("create", "orders", "--to", "/lake", "--partition", "bucket:4"), "'hour', 'day', 'month', 'none'"),
+        (("create", "orders", "--to", "/lake", "--mode", "upsert", "--partition", "day"), "with upsert only in Delta"),
         (("show", "orders"), "no tables orders are declared"),
         (("drop", "orders", "--yes"), "no tables orders are declared"),
     ],

@@ -16,9 +16,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
+from offloaderd.spark.export import commit as export_commit
 from offloaderd.spark.export import delta as export_delta
 from offloaderd.spark.export.commit import DELETED
 from offloaderd.spark.export.delta import NUMBER, DeltaTarget
+from offloaderd.tables.layout import Layout, Partition
 from tests.unit.spark.local_files import LocalFiles
 
 if TYPE_CHECKING:
@@ -31,6 +33,12 @@ if TYPE_CHECKING:
 SOURCE = {"cluster": "c", "topic": "orders"}
 TOPICS = ("orders",)
 DAY = datetime(2026, 11, 21, tzinfo=UTC)
+PARTITIONS = {
+    Partition.HOUR: "%Y-%m-%d-%H",
+    Partition.DAY: "%Y-%m-%d",
+    Partition.MONTH: "%Y-%m",
+    Partition.NONE: "",
+}
 COLUMNS = StructType(
     [
         StructField("id", IntegerType()),
@@ -45,20 +53,24 @@ COLUMNS = StructType(
 class Table:
     """A folder, its target, and what any reader of Delta Lake sees of it."""
 
-    def __init__(self, folder: Path, key: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, key: Sequence[str] = (), layout: Layout | None = None) -> None:
         self.folder, self.key = folder, key
+        self.layout = layout or Layout(partition=Partition.NONE if key else Partition.DAY)
 
     def target(self, columns: StructType = COLUMNS, topics: Sequence[str] = TOPICS) -> DeltaTarget:
         """Return it as a target."""
         spark = cast("SparkSession", None)
-        return DeltaTarget(spark, self.folder.as_uri(), columns, topics, order=("_entry_id",), key=self.key)
+        return DeltaTarget(
+            spark, self.folder.as_uri(), columns, topics, layout=self.layout, order=("_entry_id",), key=self.key
+        )
 
     def write(self, staging: str, rows: Sequence[dict[str, Any]], columns: StructType = COLUMNS) -> None:
         """Write what Spark would write of a round, by day."""
         schema = to_arrow_schema(columns, timezone="UTC")
+        name, form = self.layout.name, PARTITIONS[self.layout.partition]
         for number, row in enumerate(rows):
-            day = row["_time"].date() if row.get("_time") else "__HIVE_DEFAULT_PARTITION__"
-            folder = Path(staging.removeprefix("file:")) / ("" if self.key else f"_day={day}")
+            value = row["_time"].strftime(form) if row.get("_time") else "__HIVE_DEFAULT_PARTITION__"
+            folder = Path(staging.removeprefix("file:")) / (f"{name}={value}" if name else "")
             folder.mkdir(parents=True, exist_ok=True)
             pq.write_table(pa.Table.from_pylist([row], schema=schema), folder / f"part-{number}.parquet")
 
@@ -326,7 +338,8 @@ def test_a_newer_row_is_told_by_all_of_its_place(tmp_path: Path, table: Table) -
     for number, (ledger_id, entry_id, current) in enumerate(
         [(2, None, 0), (2, 1, 1), (1, 5, 1), (2, 1, 1), (2, 2, 4), (3, 0, 5), (None, 9, 5)]
     ):
-        target = DeltaTarget(spark, (tmp_path / "keyed").as_uri(), columns, TOPICS, order=order, key=("_key",))
+        folder, layout = (tmp_path / "keyed").as_uri(), Layout(partition=Partition.NONE)
+        target = DeltaTarget(spark, folder, columns, TOPICS, layout=layout, order=order, key=("_key",))
         last = target.recover(SOURCE)
         staging = target.staging(last)
         Table(tmp_path, ("_key",)).write(
@@ -350,3 +363,82 @@ def test_a_failed_first_commit_is_no_conflict(table: Table, monkeypatch: pytest.
     (staged,) = (table.folder / "data").iterdir()
     table.target().discard(staged.as_uri())
     assert not staged.exists()
+
+
+def files_of(table: Table, column: str) -> list[tuple[dict[str, Any], list[Any]]]:
+    """Return the partition of each file, and the values of a column as they are in it."""
+    actions = pa.table(DeltaTable(table.folder).get_add_actions()).to_pylist()
+    found = [
+        (one.get("partition", {}), pq.ParquetFile(table.folder / one["path"]).read([column])[column].to_pylist())
+        for one in actions
+    ]
+    return sorted(found, key=lambda one: one[1][0])
+
+
+@pytest.mark.parametrize(
+    ("partition", "values"),
+    [
+        (Partition.HOUR, ["2026-11-21-01", "2026-11-21-02", "2026-11-22-01"]),
+        (Partition.MONTH, ["2026-11"]),
+    ],
+)
+def test_a_table_by_another_partition(tmp_path: Path, table: Table, partition: Partition, values: list[str]) -> None:
+    """It is a column with a text; a row without a time has none; another is refused then."""
+    other = Table(tmp_path / "other", layout=Layout(partition=partition))
+    other.round([row(1), row(25), row(2), row(3, _time=None)], "1:3")
+    assert sorted({str(one[f"_{partition}"]) for one in other.rows()}) == [*values, "None"]
+    assert DeltaTable(other.folder).metadata().partition_columns == [f"_{partition}"]
+    assert other.target().upkeep(3600.0).joined == (0 if partition is Partition.HOUR else 3)
+    other.layout = Layout()
+    with pytest.raises(InvalidConfig, match=f"has the partition {partition}, and not day"):
+        other.round([row(5)], "1:5")
+    assert other.folder.is_dir()
+    assert not table.folder.exists()
+
+
+@pytest.mark.parametrize("partition", [Partition.DAY, Partition.HOUR, Partition.NONE])
+def test_upkeep_keeps_the_order(
+    tmp_path: Path, table: Table, monkeypatch: pytest.MonkeyPatch, partition: Partition
+) -> None:
+    """Small files of a partition become one that is sorted, rows without a value last; the rest stays as it is."""
+    monkeypatch.setattr(export_commit, "SMALL_FILES", 3)
+    sorted_ = Table(tmp_path / "sorted", layout=Layout(partition=partition, sort=("_key", "id")))
+    wide = StructType([*COLUMNS.fields, StructField("note", StringType())])
+    sorted_.round([row(3, _time=DAY, _key="b"), row(2, _time=DAY, _key=None)], "1:1")
+    sorted_.round([row(1, _time=DAY, _key="b", note="x"), row(30)], "1:2", wide)
+    sorted_.round([row(4, _time=DAY, _key="a"), *(row(one, _time=None) for one in (7, 6, 5))], "1:3", wide)
+    before = sorted_.rows()
+    with_day = partition is not Partition.NONE
+    assert sorted_.target(wide).upkeep(3600.0).joined == (7 if with_day else 8)
+    assert sorted_.rows() == before
+    found = [ids for _, ids in files_of(sorted_, "id")]
+    assert found == ([[4, 1, 3, 2], [5, 6, 7], [30]] if with_day else [[4, 1, 3, 30, 5, 6, 7, 2]])
+    assert sorted_.last() == (3, {"orders": "1:3"}, 0)
+    assert sorted_.target(wide).upkeep(3600.0).joined == 0
+    sorted_.round([row(8)], "1:4", wide)
+    assert [one["id"] for one in sorted_.rows()] == [1, 2, 3, 4, 5, 6, 7, 8, 30]
+    assert sorted_.target(wide).upkeep(0.0).deleted == (7 if with_day else 8)
+    assert len(sorted_.rows()) == 9
+
+
+def test_a_key_in_partitions(tmp_path: Path, table: Table) -> None:
+    """A row is in the partition of its last message; files of other partitions stay as they are."""
+    keyed = Table(tmp_path / "keyed", key=("_key",), layout=Layout())
+    kept = {DELETED: False}
+    keyed.round([row(1, **kept), row(2, **kept), row(30, **kept), row(60, **kept)], "1:4")
+    before = set(DeltaTable(keyed.folder).file_uris())
+
+    def current() -> list[tuple[str, str, int]]:
+        return sorted((str(one["_day"]), one["_key"], one["id"]) for one in keyed.rows())
+
+    assert current() == [
+        *(("2026-11-21", "k1", 1), ("2026-11-21", "k2", 2), ("2026-11-22", "k30", 30), ("2026-11-23", "k60", 60))
+    ]
+    keyed.round([row(31, _key="k1", **kept), row(32, _key="k2", **{DELETED: True})], "1:6")
+    assert current() == [("2026-11-22", "k1", 31), ("2026-11-22", "k30", 30), ("2026-11-23", "k60", 60)]
+    after = set(DeltaTable(keyed.folder).file_uris())
+    assert {one.rpartition("_day=")[2][:10] for one in before & after} == {"2026-11-22", "2026-11-23"}
+    assert {one.rpartition("_day=")[2][:10] for one in after - before} == {"2026-11-22"}
+    keyed.round([row(33, _key="k30", _time=None, **kept)], "1:7")
+    assert current() == [("2026-11-22", "k1", 31), ("2026-11-23", "k60", 60), ("None", "k30", 33)]
+    assert list((keyed.folder / "data").iterdir()) == []

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.transforms import IdentityTransform
 from pyiceberg.utils.concurrent import ExecutorFactory
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField, StructType
@@ -20,8 +21,10 @@ from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
 from offloaderd.spark.export import commit as export_commit
 from offloaderd.spark.export import iceberg as export_iceberg
 from offloaderd.spark.export.commit import DELETED
+from offloaderd.spark.export.export import BY_DAY
 from offloaderd.spark.export.iceberg import COMMIT, ExportTable, IcebergTable
 from offloaderd.spark.scan.columns import full_schema
+from offloaderd.tables.layout import Layout, Partition
 from tests.unit.spark.local_files import LocalFiles
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ SOURCE = {"cluster": "c", "topic": "public/default/orders", "rows": "entries"}
 COLUMNS = full_schema(messages=False, skips=False)
 SCHEMA = to_arrow_schema(COLUMNS, timezone="UTC")
 DAY = datetime(2026, 11, 21, tzinfo=UTC)
+KEYED = Layout(partition=Partition.NONE)
 
 
 @contextmanager
@@ -55,6 +59,7 @@ class Lake:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.where = IcebergTable(folder=str(folder), name="shop.orders")
+        self.layout = BY_DAY
 
     @contextmanager
     def table(self, name: str = "shop.orders") -> Iterator[Table]:
@@ -68,7 +73,7 @@ class Lake:
     @contextmanager
     def target(self) -> Iterator[ExportTable]:
         """Have it as a target."""
-        with export_iceberg.opened(cast("SparkSession", None), self.where, COLUMNS) as found:
+        with export_iceberg.opened(cast("SparkSession", None), self.where, COLUMNS, layout=self.layout) as found:
             yield found
 
     def write(self, staging: str, ledger_id: int, count: int, names: Sequence[str] = COLUMNS.names) -> None:
@@ -362,7 +367,7 @@ def test_a_table_of_an_earlier_release_goes_on(lake: Lake, monkeypatch: pytest.M
 
 def test_upkeep(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many small files of a day become one; rows and positions stay; old snapshots expire, the newest stays."""
-    monkeypatch.setattr(export_iceberg, "SMALL_FILES", 3)
+    monkeypatch.setattr(export_commit, "SMALL_FILES", 3)
     for ledger_id in range(1, 4):
         lake.round(ledger_id, 4)
     with lake.target() as target:
@@ -389,7 +394,7 @@ def test_a_column_may_become_wider(lake: Lake) -> None:
     counts = [(1, IntegerType()), (2, LongType()), (3, IntegerType())]
     for number, kind in counts:
         columns = StructType([*COLUMNS.fields, StructField("count", kind)])
-        with export_iceberg.opened(spark, lake.where, columns) as target:
+        with export_iceberg.opened(spark, lake.where, columns, layout=BY_DAY) as target:
             last = target.recover(SOURCE)
             named = target.named(columns)
             assert named["count"].dataType == (IntegerType() if number == 1 else LongType())
@@ -404,18 +409,18 @@ def test_a_column_may_become_wider(lake: Lake) -> None:
         assert sorted(table.scan().to_arrow()["count"].to_pylist()) == [1, 2, 3]
     text = StructType([*COLUMNS.fields, StructField("count", StringType())])
     with (
-        export_iceberg.opened(spark, lake.where, text) as target,
+        export_iceberg.opened(spark, lake.where, text, layout=BY_DAY) as target,
         pytest.raises(InvalidConfig, match="count as string"),
     ):
         target.named(text)
 
 
-def keyed(lake: Lake, rows: Sequence[tuple[str, int | None, int]]) -> dict[str, int]:
+def keyed(lake: Lake, rows: Sequence[tuple[str, int | None, int]], layout: Layout = KEYED) -> dict[str, int]:
     """Write a round of a table with a key: key, value (None: deleted) and place; return what the table has then."""
     names = {"_key": StringType(), "value": IntegerType(), "_entry_id": LongType(), DELETED: BooleanType()}
     columns = StructType([StructField(name, kind) for name, kind in names.items()])
     with export_iceberg.opened(
-        cast("SparkSession", None), lake.where, columns, key=("_key",), order=("_entry_id",)
+        cast("SparkSession", None), lake.where, columns, layout=layout, key=("_key",), order=("_entry_id",)
     ) as target:
         last = target.recover(SOURCE)
         staging = target.staging(last)
@@ -435,6 +440,7 @@ def test_the_last_message_of_a_key(lake: Lake) -> None:
     assert keyed(lake, [("a", 1, 1), ("b", 2, 2)]) == {"a": 1, "b": 2}
     assert keyed(lake, [("a", 5, 5), ("b", None, 6), ("c", None, 7), ("d", 8, 8)]) == {"a": 5, "d": 8}
     assert keyed(lake, [("a", None, 4), ("d", 3, 3)]) == {"a": 5, "d": 8}
+    lake.layout = KEYED
     assert lake.last() == (3, {"orders": "1:2"})
 
 
@@ -444,7 +450,7 @@ def test_files_of_expired_snapshots_go(lake: Lake) -> None:
         keyed(lake, [("a", number, number)])
     columns = StructType([StructField("_key", StringType())])
     spark = cast("SparkSession", None)
-    with export_iceberg.opened(spark, lake.where, columns, key=("_key",)) as target:
+    with export_iceberg.opened(spark, lake.where, columns, layout=KEYED, key=("_key",)) as target:
         assert target.upkeep(3600.0).deleted == 0
         assert target.upkeep(-3600.0).deleted == 2
     with lake.table() as table:
@@ -465,9 +471,127 @@ def test_old_files_of_the_metadata_go(lake: Lake) -> None:
 
 def test_a_large_day_is_left_as_it_is(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would not fit into memory."""
-    monkeypatch.setattr(export_iceberg, "SMALL_FILES", 2)
-    monkeypatch.setattr(export_iceberg, "JOINED_BYTES_MAX", 1)
+    monkeypatch.setattr(export_commit, "SMALL_FILES", 2)
+    monkeypatch.setattr(export_commit, "JOINED_BYTES_MAX", 1)
     for ledger_id in range(1, 4):
         lake.round(ledger_id, 4)
     with lake.target() as target:
         assert target.upkeep(3600.0).joined == 0
+
+
+def order_of_files(lake: Lake, *columns: str) -> list[list[tuple[Any, ...]]]:
+    """Return the values of columns in each file of the newest snapshot, as they are in the file."""
+    with lake.table() as table:
+        paths = [one["file_path"].removeprefix("file://") for one in table.inspect.files().to_pylist()]
+    found = [pq.ParquetFile(path).read(columns=list(columns)).to_pylist() for path in sorted(paths)]
+    return [[tuple(row[name] for name in columns) for row in rows] for rows in found]
+
+
+@pytest.mark.parametrize(
+    ("partition", "values"),
+    [
+        (Partition.HOUR, [int(DAY.timestamp()) // 3600, int(DAY.timestamp()) // 3600 + 24]),
+        (Partition.MONTH, [(DAY.year - 1970) * 12 + DAY.month - 1]),
+        (Partition.NONE, []),
+    ],
+)
+def test_a_table_by_another_partition(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, partition: Partition, values: list[int]
+) -> None:
+    """Its files are in that one, also those of upkeep, which are sorted; another is refused then."""
+    monkeypatch.setattr(export_commit, "SMALL_FILES", 3)
+    lake.layout = Layout(partition=partition, time="time", sort=("entry_id", "ledger_id"))
+    for ledger_id in range(1, 4):
+        lake.round(ledger_id, 4)
+    with lake.table() as table:
+        assert {one.name: str(one.transform) for one in table.spec().fields} == (
+            {str(partition): str(partition)} if values else {}
+        )
+        found = [table.schema().find_column_name(one.source_id) for one in table.sort_order().fields]
+        assert (found, {one.null_order.name for one in table.sort_order().fields}) == (
+            ["entry_id", "ledger_id"],
+            {"NULLS_LAST"},
+        )
+        assert len(table.metadata.sort_orders) == 2, "the one without order, and this"
+    with lake.target() as target:
+        assert target.upkeep(3600.0).joined == 6
+    with lake.table() as table:
+        partitions = [one["partition"] for one in table.inspect.files().to_pylist()] if values else []
+    assert sorted(one[str(partition)] for one in partitions) == values
+    files = order_of_files(lake, "entry_id", "ledger_id")
+    assert all(rows == sorted(rows) for rows in files)
+    assert sorted(len(rows) for rows in files) == ([6, 6] if partition is Partition.HOUR else [12])
+    assert lake.counts() == {1: 4, 2: 4, 3: 4}
+    lake.round(4, 2)
+    assert lake.last() == (4, {"orders": "4:1"})
+    lake.layout = BY_DAY
+    with pytest.raises(InvalidConfig, match=f"has the partition {partition}, and not day"):
+        lake.round(5, 2)
+    assert lake.counts() == {1: 4, 2: 4, 3: 4, 4: 2}
+
+
+def test_a_partition_that_is_changed_under_a_round(lake: Lake) -> None:
+    """The round is refused before it adds a file; a partition of another column, and an order, are left to its user."""
+    lake.round(1, 4)
+    with lake.table() as table, table.update_spec() as spec:
+        spec.add_identity("ledger_id")
+    with lake.table() as table, table.update_sort_order() as order:
+        order.desc("entry_id", IdentityTransform())
+    lake.round(2, 4)
+    with lake.table() as table:
+        assert {one["partition"]["ledger_id"] for one in table.inspect.files().to_pylist()} == {None, 2}
+        assert [str(one.direction) for one in table.sort_order().fields] == ["DESC"]
+    with lake.target() as target:
+        last = target.recover(SOURCE)
+        staging = target.staging(last)
+        lake.write(staging, 3, 4)
+        with lake.table() as table, table.update_spec() as spec:
+            spec.remove_field("day").add_field("time", "hour", "hour")
+        with pytest.raises(InvalidConfig, match="has the partition hour, and not day"):
+            target.commit(last, staging, {"orders": "3:3"}, 4)
+    assert lake.counts() == {1: 4, 2: 4}
+    lake.layout = Layout(partition=Partition.HOUR, time="time")
+    lake.round(3, 4)
+    assert lake.counts() == {1: 4, 2: 4, 3: 4}
+
+
+def test_a_renamed_column_is_sorted_by(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its new name, in the table's order as well; rows without a value are last."""
+    monkeypatch.setattr(export_commit, "SMALL_FILES", 2)
+    lake.layout = Layout(partition=Partition.NONE, time="time", sort=("entry_id",))
+    lake.round(1, 4)
+    with lake.table() as table, table.update_schema() as schema:
+        schema.rename_column("entry_id", "number")
+    lake.round(2, 4)
+    with lake.table() as table:
+        table.append(pa.Table.from_pylist([{"number": None}], schema=pa.schema([("number", pa.int64())])))
+    with lake.target() as target:
+        assert target.upkeep(3600.0).joined == 5
+    with lake.table() as table:
+        assert table.scan().to_arrow()["number"].to_pylist() == [0, 0, 1, 1, 2, 2, 3, 3, None]
+
+
+def test_a_table_with_a_key_is_sorted(lake: Lake) -> None:
+    """Each file, also one of which a step replaces a row; files without such a row stay as they are."""
+    layout = Layout(partition=Partition.NONE, sort=("value",))
+    keyed(lake, [("a", 9, 1), ("b", 2, 2), ("c", 5, 3), ("d", 1, 4)], layout)
+    keyed(lake, [("e", 8, 5), ("f", 7, 6)], layout)
+    lake.layout = layout
+    assert sorted(order_of_files(lake, "value")) == [[(1,), (2,), (5,), (9,)], [(7,), (8,)]]
+    with lake.table() as table:
+        before = {one["file_path"] for one in table.inspect.files().to_pylist()}
+    assert keyed(lake, [("c", 6, 7), ("g", 3, 8)], layout)["c"] == 6
+    assert sorted(order_of_files(lake, "value")) == [[(1,), (2,), (9,)], [(3,), (6,)], [(7,), (8,)]]
+    with lake.table() as table:
+        after = {one["file_path"] for one in table.inspect.files().to_pylist()}
+    assert (len(before & after), len(after)) == (1, 3)
+
+
+def test_as_many_files_are_joined_as_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each partition some at a time; few, and large ones, stay."""
+    monkeypatch.setattr(export_commit, "SMALL_FILES", 2)
+    monkeypatch.setattr(export_commit, "SMALL_BYTES", 10)
+    monkeypatch.setattr(export_commit, "JOINED_BYTES_MAX", 12)
+    sizes = [("a", 5), ("b", 9), ("a", 10), ("a", 7), ("a", 1), ("b", 9), ("a", 3), ("a", 9), ("a", 9)]
+    found = export_commit.to_join((partition, (partition, size), size) for partition, size in sizes)
+    assert list(found) == [("a", [("a", 5), ("a", 7)]), ("a", [("a", 1), ("a", 3)])]

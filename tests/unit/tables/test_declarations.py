@@ -12,6 +12,7 @@ from offloaderd.core.model import TopicName
 from offloaderd.metadata import paths
 from offloaderd.tables import declaration, store
 from offloaderd.tables.declaration import Declaration, TableFormat, TableMode, table_name, table_of
+from offloaderd.tables.layout import Layout, Partition
 from offloaderd.tables.store import States, TableState
 from offloaderd.testing.memory.metadata import MemoryTree
 
@@ -38,6 +39,13 @@ KEYED = replace(
         ({"keep_s": 60.0}, "keep 60 s"),
         ({"schema": '"' + "x" * 300_000 + '"'}, "is the most"),
         ({"schema": "hello"}, "schema: not JSON"),
+        ({"sort": ("id", "id")}, "sort 'id,id': names of columns with commas between, each once"),
+        ({"sort": ("a b",)}, "sort 'a b'"),
+        ({"mode": TableMode.UPSERT, "partition": Partition.HOUR}, "partition hour: with upsert only in Delta Lake"),
+        (
+            {"to": "/lake", "format": TableFormat.DELTA, "mode": TableMode.UPSERT, "sort": ("id",)},
+            "sort: not with upsert in Delta Lake",
+        ),
     ],
 )
 def test_mistakes_are_told(given: dict[str, object], said: str) -> None:
@@ -48,10 +56,30 @@ def test_mistakes_are_told(given: dict[str, object], said: str) -> None:
     assert len(both.flaws()) == 2
 
 
-@pytest.mark.parametrize("declared", [ORDERS, KEYED])
+LAID_OUT = replace(ORDERS, partition=Partition.HOUR, sort=("region", "id"))
+
+
+@pytest.mark.parametrize("declared", [ORDERS, KEYED, LAID_OUT, replace(KEYED, partition=Partition.MONTH)])
 def test_a_declaration_is_read_as_it_was_written(declared: Declaration) -> None:
     """All fields, with their types."""
     assert declaration.decode(declaration.encode(declared.checked()), path="/x") == declared
+
+
+def test_a_layout_that_is_not_given() -> None:
+    """By day, and none for a table with a key, also in a record of an earlier release."""
+    earlier = (
+        b'{"created_by": "root", "created_ms": 7, "format": "iceberg", "interval_s": 60.0, "keep_s": 604800.0, "key": '
+        b'[], "mode": "append", "name": "orders", "on_error": "dead-letter", "schema": "", "step_bytes": 1073741824, '
+        b'"to": "lake.shop", "topics": "public/default/orders", "upkeep_s": 3600.0, "version": 1}'
+    )
+    found = declaration.decode(earlier, path="/x")
+    assert found == replace(ORDERS, created_by="root", created_ms=7)
+    assert found.layout == Layout(partition=Partition.DAY)
+    keyed = declaration.decode(earlier.replace(b"append", b"upsert"), path="/x")
+    assert keyed.layout == Layout(partition=Partition.NONE)
+    assert replace(keyed, sort=("id",), partition=Partition.NONE).checked().layout.sort == ("id",)
+    with pytest.raises(CorruptData, match="week"):
+        declaration.decode(declaration.encode(LAID_OUT).replace(b'"hour"', b'"week"'), path="/x")
 
 
 @pytest.mark.parametrize(
