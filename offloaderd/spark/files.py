@@ -60,13 +60,13 @@ class SparkFiles:
                 yield str(one.getPath().getName())
 
     def parquet(self, path: str) -> list[str]:
-        """Return DAY/NAME of each file that Spark has written by day, and NAME of each that it has not, in order."""
+        """Return NAME of each file that Spark has written, or PARTITION/NAME for one in a partition, in order."""
         names = sorted(self.names(path))
         return [name for name in names if name.endswith(".parquet")] + [
-            f"{day}/{name}"
-            for day in names
-            if "day=" in day
-            for name in sorted(self.names(f"{path}/{day}"))
+            f"{partition}/{name}"
+            for partition in names
+            if "=" in partition
+            for name in sorted(self.names(f"{path}/{partition}"))
             if name.endswith(".parquet")
         ]
 

@@ -149,6 +149,7 @@ def create(session: Session, *, topics: str, config: Path | None, dry_run: bool,
       offloadctl tables create orders --to lake.shop --config offloaderd.toml
       offloadctl tables create 'public/default/*' --to /lake --interval 5min --config offloaderd.toml
       offloadctl tables create customers --to /lake --format delta --mode upsert --key id --config offloaderd.toml
+      offloadctl tables create clicks --to lake.shop --partition hour --sort user --config offloaderd.toml
     """
     declared = _declared(topics, wish).checked()
     _check_schema(declared)

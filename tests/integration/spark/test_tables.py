@@ -9,6 +9,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from prometheus_client import CollectorRegistry
@@ -16,13 +18,16 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import TopicName
+from offloaderd.format.pulsar import broker_entry
 from offloaderd.ledgers.pulsar.schemas import Schema
+from offloaderd.spark.export import commit as export_commit
 from offloaderd.spark.export.delta import DeltaTarget
 from offloaderd.spark.export.export import own_session
 from offloaderd.spark.session import spark_session
 from offloaderd.spark.tables.application import Application, SharedPlanner, schema_option
 from offloaderd.tables import store as stored
 from offloaderd.tables.declaration import Declaration, OnError, TableFormat, TableMode
+from offloaderd.tables.layout import Partition
 from tests.integration.spark.site import CLOCK, Site
 from tests.unit.format.test_pulsar_message import batch, entry
 from tests.unit.read.build import Piece
@@ -77,6 +82,16 @@ def declare(site: Site, **given: Any) -> None:  # noqa: ANN401 - fields of a dec
     asyncio.run(create())
 
 
+def drop(site: Site) -> None:
+    """Drop the declaration."""
+
+    async def dropped() -> None:
+        async with site.stores() as (metadata, _):
+            await stored.drop(metadata, "orders")
+
+    asyncio.run(dropped())
+
+
 def run(
     spark: SparkSession, site: Site, tell: Callable[[stored.TableState], None] = lambda _: None
 ) -> tuple[bool, list[stored.TableState]]:
@@ -121,6 +136,30 @@ def order(schema: Any, value: dict[str, Any], **fields: Any) -> bytes:  # noqa: 
 def rows_of(form: TableFormat, folder: Path, name: str) -> list[dict[str, Any]]:
     """Return the rows of a table in a folder."""
     return delta(folder / name) if form is TableFormat.DELTA else iceberg(folder, f"public_default.{name}")
+
+
+def files_of(form: TableFormat, folder: Path, name: str) -> list[tuple[str, list[tuple[str, int]]]]:
+    """Return the partition of each file of a table, and item and id of its rows as they are in the file."""
+    if form is TableFormat.DELTA:
+        table = DeltaTable(str(folder / name))
+        (column,) = table.metadata().partition_columns
+        actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+        found = [(str(one[f"partition.{column}"]), folder / name / one["path"]) for one in actions]
+    else:
+        catalog = SqlCatalog("offloaderd", uri=f"sqlite:///{folder}/catalog.db")
+        try:
+            iceberg_table = catalog.load_table(f"public_default.{name}")
+            spec, schema = iceberg_table.spec(), iceberg_table.schema()
+            found = [
+                (spec.partition_to_path(one.file.partition, schema).rpartition("=")[2], one.file.file_path)
+                for one in iceberg_table.scan().plan_files()
+            ]
+        finally:
+            catalog.close()
+    read = [(value, pq.ParquetFile(str(path).removeprefix("file:")).read(["item", "id"])) for value, path in found]
+    return sorted(
+        (value, list(zip(one["item"].to_pylist(), one["id"].to_pylist(), strict=True))) for value, one in read
+    )
 
 
 @pytest.mark.parametrize(
@@ -326,6 +365,74 @@ def test_entries_that_are_lost_are_told(spark: SparkSession, site: Site, tmp_pat
     (dead,) = delta(tmp_path / "orders" / "orders_dead_letters")
     assert (dead["state"], dead["entries"], dead["_entry_id"]) == ("lost", 3, 1)
     assert len(delta(tmp_path / "strict" / "orders")) == 1
+
+
+@pytest.mark.parametrize("form", list(TableFormat))
+def test_a_table_in_sorted_partitions(
+    spark: SparkSession, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: TableFormat
+) -> None:
+    """Each file has rows of one hour, in their order, also after upkeep; another partition is refused."""
+    monkeypatch.setattr(export_commit, "SMALL_FILES", 2)
+    begin_ms = int(datetime(2026, 3, 29, 0, 30, tzinfo=UTC).timestamp() * 1000)  # local times jump in Europe
+
+    def sent(number: int, item: str) -> bytes:
+        head = broker_entry.encode_head(broker_timestamp=begin_ms + number * 1_200_000)
+        return order(ORDER, {"id": number, "item": item}, head=head)
+
+    given = {"to": str(tmp_path), "format": form, "schema": json.dumps(ORDER), "sort": ("item", "id")}
+    declare(site, **given, partition=Partition.HOUR)
+    for ledger_id in range(1, 4):
+        held = [sent(number, item) for number in (3, 2, 1, 0) for item in ("b", "a")]
+        asyncio.run(site.commit(TOPIC, [Piece(ledger_id, 0, held, 8)]))
+        sound, (state,) = run(spark, site)
+        assert (sound, state.error, state.rows) == (True, "", 8)
+    files = files_of(form, tmp_path, "orders")
+    assert {hour for hour, _ in files} == {"2026-03-29-00", "2026-03-29-01"}
+    assert sum(len(rows) for _, rows in files) == 24
+    assert len(files) == 2, "the last step was joined to the others"
+    for hour, rows in files:
+        assert rows == sorted(rows)
+        assert {number for _, number in rows} == ({0, 1} if hour.endswith("00") else {2, 3})
+    assert [row["id"] for row in rows_of(form, tmp_path, "orders")] == [3, 3, 2, 2, 1, 1, 0, 0] * 3
+    drop(site)
+    declare(site, **given, partition=Partition.DAY)
+    asyncio.run(site.commit(TOPIC, [Piece(4, 0, [sent(0, "c")], 1)]))
+    sound, (state,) = run(spark, site)
+    assert not sound
+    assert "has the partition hour, and not day" in state.error
+    assert files_of(form, tmp_path, "orders") == files
+    drop(site)
+    declare(site, **given | {"sort": ("price",)}, partition=Partition.HOUR)
+    sound, (state,) = run(spark, site)
+    assert (sound, state.error.partition(" (")[0]) == (False, "sort price: no such column")
+
+
+def test_keys_in_partitions(spark: SparkSession, site: Site, tmp_path: Path) -> None:
+    """With Delta Lake a row is in the partition of its key's last message; of Iceberg each file is sorted."""
+
+    def sent(key: str, number: int | None, day: int) -> bytes:
+        head = broker_entry.encode_head(broker_timestamp=int(datetime(2026, 1, day, tzinfo=UTC).timestamp() * 1000))
+        if number is None:
+            return entry(b"", partition_key=key, null_value=True, head=head)
+        return order(ORDER, {"id": number, "item": key}, partition_key=key, head=head)
+
+    given = {"mode": TableMode.UPSERT, "schema": json.dumps(ORDER)}
+    declare(site, name="delta", to=str(tmp_path / "delta"), format=TableFormat.DELTA, partition=Partition.DAY, **given)
+    declare(site, name="iceberg", to=str(tmp_path / "iceberg"), sort=("id",), **given)
+    asyncio.run(site.commit(TOPIC, [Piece(1, 0, [sent("a", 9, 1), sent("b", 2, 1), sent("c", 5, 2)], 3)]))
+    assert run(spark, site)[0]
+    assert sorted((day, sorted(rows)) for day, rows in files_of(TableFormat.DELTA, tmp_path / "delta", "orders")) == [
+        ("2026-01-01", [("a", 9), ("b", 2)]),
+        ("2026-01-02", [("c", 5)]),
+    ]
+    asyncio.run(site.commit(TOPIC, [Piece(2, 0, [sent("a", 4, 3), sent("d", 3, 3), sent("c", None, 3)], 3)]))
+    assert run(spark, site)[0]
+    assert sorted((day, sorted(rows)) for day, rows in files_of(TableFormat.DELTA, tmp_path / "delta", "orders")) == [
+        ("2026-01-01", [("b", 2)]),
+        ("2026-01-03", [("a", 4), ("d", 3)]),
+    ]
+    found = [rows for _, rows in files_of(TableFormat.ICEBERG, tmp_path / "iceberg", "orders")]
+    assert sorted(found) == [[("b", 2)], [("d", 3), ("a", 4)]]
 
 
 def test_a_schema_that_changes_under_a_repeated_step(
