@@ -106,7 +106,7 @@ class ExportTable:
         key: Sequence[str] = (),
         order: Sequence[str] = (),
     ) -> None:
-        """`key`: the columns that identify a row, none for all; such a table has no partitions.
+        """`key`: the columns that identify a row, none for all; such a table is made without partitions.
 
         `order`: with a key, the columns by which a row is newer than another.
         """
@@ -325,7 +325,8 @@ class ExportTable:
         if said is None:
             raise InvalidConfig(f"{self.target} is no export", hint="name another table, or one that is not there yet")
         times = [str(one.transform) for one in table.spec().fields if str(one.transform) in TIMES]
-        self._layout.check(self.target, ",".join(times) or Partition.NONE)
+        if not self._key:  # else the library writes the files, by whatever partitions the table has
+            self._layout.check(self.target, ",".join(times) or Partition.NONE)
         newest = decode(said, self.target)
         if (there := next(self._moves(table, table.current_snapshot()), None)) is not None:
             return newest if there.staging == newest.staging else self._earlier_commit(table, newest, there)
