@@ -89,8 +89,9 @@ async def move(world: World, daemon: SimDaemon, topic: TopicName, to: str = "") 
     to = to or next(text for text in map("/".join, world.options.places) if text != first)
     client = cast("DaemonClient", asked)
     world.trace("user", f"moves {topic.local} to {to}")
-    await commands.moved(client, topic, to=to, dry_run=False)
-    await commands.deleted(client, topic, to=to, dry_run=False)
+    wait = commands.Wait(topic, None, daemon.clock)
+    await commands.moved(client, topic, wait, to=to, dry_run=False)
+    await commands.deleted(client, topic, wait, to=to, dry_run=False)
     world.faults.count("move")
 
 
