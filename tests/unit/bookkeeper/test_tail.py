@@ -284,12 +284,13 @@ async def test_what_a_recovery_under_way_says_is_not_confirmed(bench: Bench) -> 
     assert await bench.confirmed() == Confirmed(30, closed=True)
 
 
-async def test_a_ledger_that_was_closed_below_what_was_confirmed_is_corrupt(bench: Bench) -> None:
+@pytest.mark.parametrize("last_entry_id", [40, 47])
+async def test_a_ledger_that_was_closed_below_what_was_confirmed_is_corrupt(bench: Bench, last_entry_id: int) -> None:
     """Confirmed entries were lost by whoever closed it: loudly, and each time."""
     ledger = await bench.cluster.ledger()
     await ledger.write(payloads(50))
     assert (await bench.confirmed()).last_entry_id == 48
-    await ledger.close(last_entry_id=40)
+    await ledger.close(last_entry_id=last_entry_id)
     for _ in range(2):
         with pytest.raises(CorruptData, match="expected a last entry of 48 or more"):
             await bench.confirmed()

@@ -22,7 +22,7 @@ from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment.claim.topic_record import HistoryGap
 from offloaderd.segment.roll import RollPolicy
-from offloaderd.testing.faults import FaultyMetadata, FaultyStore
+from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.gc import references
@@ -206,6 +206,19 @@ async def test_large_history_is_left_to_a_job_and_live_segments_wait() -> None:
     async with rig.engine("two") as engine:
         await until_done(await offloader_of(engine))
     await checked(rig, 200)
+
+
+async def test_a_live_segment_that_fails_begins_again_at_the_boundary() -> None:
+    """The entries before it are those of a job that has not begun."""
+    rig, faults = await rig_with(200, daemon_bytes_max=0), Faults()
+    rig.objects = FaultyStore(MemoryStore(rig.clock, part_bytes_min=1), faults)
+    faults.fail("upload_part", NotFound("no such upload"))
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        target = await topic.request_roll()
+        await until(lambda: topic.offloaded == target == Position(6, 19))
+        assert [one.begin for one in topic.map.segments] == [Position(6, 0)]
+    assert faults.fired == rig.metrics.segments.labels(state="failed")._value.get() == 1
 
 
 async def test_what_a_job_commits_is_taken_in() -> None:

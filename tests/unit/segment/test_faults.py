@@ -10,7 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offloaderd.core.errors import Conflict, Denied, NoSpace, NotFound, OffloaderError, OutcomeUnknown, Transient
+from offloaderd.core.errors import (
+    BucketMissing,
+    Conflict,
+    Denied,
+    NoSpace,
+    NotFound,
+    OffloaderError,
+    OutcomeUnknown,
+    Transient,
+)
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.retry import Backoff
 from offloaderd.metadata import paths
@@ -74,7 +83,9 @@ async def offload_all(rig: Rig, entries: Sequence[bytes], *, metadata: FaultyMet
 
 @pytest.mark.parametrize("operation", ["create_upload", "upload_part", "complete_upload", "put", "head"])
 @pytest.mark.parametrize(
-    "error", [Transient("gone"), Denied("no"), NoSpace("full")], ids=lambda error: type(error).__name__
+    "error",
+    [Transient("gone"), Denied("no"), NoSpace("full"), BucketMissing("no such bucket")],
+    ids=lambda error: type(error).__name__,
 )
 async def test_requests_that_fail_for_a_while_are_tried_again(operation: str, error: OffloaderError) -> None:
     """Failing three times each, whatever the class of error, delays the segment and changes nothing else."""
@@ -82,6 +93,7 @@ async def test_requests_that_fail_for_a_while_are_tried_again(operation: str, er
     faults.fail(operation, error, times=3)
     await offload_all(rig, payloads(300))
     assert faults.fired == 3
+    assert rig.metrics.segments.labels(state="failed")._value.get() == 0
     assert await rig.leftovers() == []
 
 

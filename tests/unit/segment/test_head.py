@@ -302,6 +302,20 @@ async def test_a_head_keeps_what_another_is_about_to_commit(given_up: bool) -> N
     assert after.epoch == 7
 
 
+async def test_a_job_keeps_the_highest_epoch_of_all_heads() -> None:
+    """A place that the topic has left has a head of an earlier owner, which is read as well."""
+    rig = Rig(places=(("b", "seg/"), ("b", "old/")))
+    rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=10)
+    await offload_more(rig, [10, 10])
+    owned, before = await Owned.claim(rig), await head_of(rig)
+    old = keys.head("old/", "test", TOPIC.managed_ledger)
+    await put(rig, replace(before, epoch=7))
+    await rig.store.put(old, head_format.encode_head(replace(before, epoch=3)))
+    known = owned.offloader.map
+    await head_of_job(owned.context, owned.offloader.claim).before_commit(known, known, known.segments[0])
+    assert (await head_of(rig)).epoch == 7
+
+
 @pytest.mark.parametrize("how", ["opaque", "useless"])
 async def test_a_head_is_put_whatever_the_stores_etags_are(how: str) -> None:
     """They may be of no bytes, as with a KMS; and where a condition fails for nothing, none is asked for."""

@@ -116,6 +116,17 @@ def test_a_push_only_topic_keeps_what_is_not_committed() -> None:
     assert buffer.offer(entries(1, 10, 1)) is OfferResult.ACCEPTED
 
 
+def test_a_push_only_topic_takes_nothing_behind_what_it_declined() -> None:
+    """No source could fill the gap: the declined batch itself has to come again first."""
+    _, buffer, _ = make(COST)
+    assert buffer.offer(entries(1, 0, 10)) is OfferResult.ACCEPTED
+    assert buffer.offer(entries(1, 10, 5)) is OfferResult.FULL
+    buffer.release(Position(1, 9))
+    assert buffer.offer(entries(1, 15, 1)) is OfferResult.NOT_CONSECUTIVE
+    assert buffer.offer(entries(1, 10, 5)) is OfferResult.ACCEPTED
+    assert buffer.offer(entries(1, 15, 1)) is OfferResult.ACCEPTED
+
+
 def test_a_rereadable_topic_gives_up_cut_entries_under_pressure() -> None:
     """What is inside a part already makes room for new entries; what is not stays."""
     cost = 10 * (10 + ENTRY_OVERHEAD_BYTES)

@@ -144,6 +144,20 @@ async def test_each_segment_is_read_an_hour_after_its_commit_and_then_every_week
         assert metric(ground, "objects_total", result="sound") == 18
 
 
+async def test_what_was_verified_longest_ago_is_told(ground: Ground) -> None:
+    """Until its first check a segment counts from its commit; one that was checked just now hides no other."""
+    oldest_ms = ground.clock.wall_ms()
+    await ground.clock.advance(600)
+    later_ms = ground.clock.wall_ms()
+    await ground.commit(await ground.store(4, runs(1, 30, 5), sealed_ms=later_ms))
+    async with scrubbing(ground, scrubber(ground)):
+        await ground.clock.advance(60)
+        assert metric(ground, "last_complete_timestamp_seconds", topic=str(TOPIC)) == oldest_ms / 1000
+        await ground.clock.advance(HOUR_S - 600)
+        assert metric(ground, "objects_total", result="sound") == 9
+        assert metric(ground, "last_complete_timestamp_seconds", topic=str(TOPIC)) == later_ms / 1000
+
+
 async def test_a_flipped_bit_is_told_counted_and_recorded(ground: Ground) -> None:
     """With key, byte and entries; the sound segments beside it are as before, and a repair shows within an hour."""
     await flip(ground, data_key(2), 150)
