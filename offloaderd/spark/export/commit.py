@@ -208,6 +208,12 @@ def as_target_error(target: str) -> Iterator[None]:
         raise OffloaderError(f"{target}: {first_line(error)}", hint=hint) from error
 
 
+def check_written(made: Commit, files: Sequence[str]) -> None:
+    """Check that the rows of a commit are in files. Raises CorruptData for rows without any: they would be lost."""
+    if made.rows and not files:
+        raise CorruptData(key=made.staging, offset=0, expected=f"files with {made.rows:,} rows", found="none")
+
+
 def to_join(files: Iterable[tuple[P, F, int]]) -> Iterator[tuple[P, list[F]]]:
     """Yield files of one partition that are to be joined, as many as fit into memory at a time.
 

@@ -29,7 +29,17 @@ from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
-from offloaderd.spark.export.commit import DELETED, DIGITS, Commit, Upkeep, as_target_error, first_line, fitted, to_join
+from offloaderd.spark.export.commit import (
+    DELETED,
+    DIGITS,
+    Commit,
+    Upkeep,
+    as_target_error,
+    check_written,
+    first_line,
+    fitted,
+    to_join,
+)
 from offloaderd.spark.files import SparkFiles
 from offloaderd.spark.scan.query import parsed
 from offloaderd.spark.session import check_libraries
@@ -113,6 +123,7 @@ class DeltaTarget:
             self._evolve(table)
         if (self._version(table, NUMBER) or 0) != last.number:  # adding columns has moved it to the newest version
             raise self._second()
+        check_written(made, files)
         try:
             if self._key and files:
                 self._merge(table, staging, files, made)

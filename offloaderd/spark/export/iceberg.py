@@ -38,6 +38,7 @@ from offloaderd.spark.export.commit import (
     Move,
     Upkeep,
     as_target_error,
+    check_written,
     decode,
     decode_move,
     fitted,
@@ -167,6 +168,7 @@ class ExportTable:
                 )
             if tries == COMMIT_TRIES:
                 raise Conflict(f"others commit to {self.target} all the time", hint="run it again: nothing was added")
+            check_written(made, files)
             self._try(table, last, made, files)
             tries += 1
         self._clear(made)

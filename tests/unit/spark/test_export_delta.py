@@ -15,7 +15,7 @@ from deltalake.exceptions import CommitFailedError
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
+from offloaderd.core.errors import Conflict, CorruptData, InvalidConfig, OffloaderError
 from offloaderd.spark.export import commit as export_commit
 from offloaderd.spark.export import delta as export_delta
 from offloaderd.spark.export.commit import DELETED
@@ -116,6 +116,16 @@ def test_positions_come_with_the_data(table: Table) -> None:
     assert DeltaTable(table.folder).count() == 3
     table.round([row(30)], "3:5@18")
     assert table.last() == (3, {"orders": "3:5@18"}, 2)
+
+
+def test_rows_without_files_are_not_committed(table: Table) -> None:
+    """A listing that lacks the files of a round moves no position past its rows."""
+    table.round([row(1)], "1:1")
+    target = table.target()
+    last = target.recover(SOURCE)
+    with pytest.raises(CorruptData, match="expected files with 2 rows, found none"):
+        target.commit(last, target.staging(last), {"orders": "1:3"}, 2)
+    assert table.last() == (1, {"orders": "1:1"}, 0)
 
 
 def test_of_two_writers_one_is_told(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from pyiceberg.utils.concurrent import ExecutorFactory
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField, StructType
 
-from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
+from offloaderd.core.errors import Conflict, CorruptData, InvalidConfig, OffloaderError
 from offloaderd.spark.export import commit as export_commit
 from offloaderd.spark.export import iceberg as export_iceberg
 from offloaderd.spark.export.commit import DELETED
@@ -136,6 +136,17 @@ def test_positions_come_with_the_data(lake: Lake) -> None:
             "append"
         ] * 2
     assert days == {DAY.date(): 3, DAY.date() + timedelta(days=1): 2}
+
+
+def test_rows_without_files_are_not_committed(lake: Lake) -> None:
+    """A listing that lacks the files of a round moves no position past its rows."""
+    lake.round(1, 4)
+    before = lake.last()
+    with lake.target() as target:
+        last = target.recover(SOURCE)
+        with pytest.raises(CorruptData, match="expected files with 2 rows, found none"):
+            target.commit(last, target.staging(last), {"orders": "2:1"}, 2)
+    assert lake.last() == before
 
 
 @pytest.mark.parametrize("crash", ["commit", "_clear"])
