@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -69,9 +70,15 @@ def packages(place: Path, made_s: int) -> None:
 
 
 def native(place: Path, made_s: int) -> None:
-    """Build the wheel of the compiled loops, for the processor and the C library of this machine."""
+    """Build the wheel of the compiled loops, for the processor and the C library of this machine.
+
+    It is built from a copy: a build leaves files beside its sources, which another one would take.
+    """
     options = ("--quiet", "--no-input", "--no-deps", "--no-build-isolation", "--wheel-dir", place)
-    run(sys.executable, "-m", "pip", "wheel", *options, ROOT / "native", SOURCE_DATE_EPOCH=str(made_s))
+    with tempfile.TemporaryDirectory() as made_in:
+        sources = Path(made_in) / "native"
+        shutil.copytree(ROOT / "native", sources, ignore=shutil.ignore_patterns("build", "*.egg-info"))
+        run(sys.executable, "-m", "pip", "wheel", *options, sources, SOURCE_DATE_EPOCH=str(made_s))
 
 
 def nar(place: Path) -> None:
