@@ -123,11 +123,13 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
 
 
 def test_positions_come_with_the_data(lake: Lake) -> None:
-    """A commit has files and positions in one snapshot; a round without a row moves the positions alone."""
+    """A snapshot has files and positions; one without a row moves the positions, rows without files do not."""
     assert lake.last() == (0, {})
     assert not lake.folder.exists(), "looking makes nothing"
     lake.round(1, 5)
     lake.round(2, 0)
+    with lake.target() as target, pytest.raises(CorruptData, match="expected files with 2 rows, found none"):
+        target.commit(last := target.recover(SOURCE), target.staging(last), {"orders": "3:1"}, 2)
     assert lake.last() == (2, {"orders": "2:-1"})
     assert lake.counts() == {1: 5}
     with lake.table() as table:
@@ -136,17 +138,6 @@ def test_positions_come_with_the_data(lake: Lake) -> None:
             "append"
         ] * 2
     assert days == {DAY.date(): 3, DAY.date() + timedelta(days=1): 2}
-
-
-def test_rows_without_files_are_not_committed(lake: Lake) -> None:
-    """A listing that lacks the files of a round moves no position past its rows."""
-    lake.round(1, 4)
-    before = lake.last()
-    with lake.target() as target:
-        last = target.recover(SOURCE)
-        with pytest.raises(CorruptData, match="expected files with 2 rows, found none"):
-            target.commit(last, target.staging(last), {"orders": "2:1"}, 2)
-    assert lake.last() == before
 
 
 @pytest.mark.parametrize("crash", ["commit", "_clear"])
