@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from itertools import cycle
+from itertools import cycle, islice
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -116,6 +116,6 @@ def _seconds(call: Callable[[bytes], list[bytes]], batches: list[bytes], batch_b
     kept: deque[list[bytes]] = deque(maxlen=KEPT)
     turns = max(DISTINCT, total_bytes // batch_bytes)
     begun_s = time.process_time()
-    for _, batch in zip(range(turns), cycle(batches), strict=False):
+    for batch in islice(cycle(batches), turns):
         kept.append(call(batch))
     return (time.process_time() - begun_s) * GIB / (turns * batch_bytes)

@@ -11,6 +11,7 @@ from offloaderd.core import native
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+NOT_BUILT = "offloaderd-native was not built: it needs a C compiler and Python's headers"
 LOOPS = ("batch_entries", "framed_payloads", "stored_payloads")
 
 
@@ -24,7 +25,7 @@ def in_python(patch: pytest.MonkeyPatch) -> None:
 def both_loops(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run a test with each; modules ask for it by `usefixtures`."""
     if request.param == "compiled" and not native.IN_USE:
-        pytest.skip("offloaderd-native was not built: it needs a C compiler and Python's headers")
+        pytest.skip(NOT_BUILT)
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "python":
             in_python(patch)

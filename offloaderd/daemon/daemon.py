@@ -363,8 +363,14 @@ class Daemon:
         self.health.serving()
         await rpc.show(serving=True)
         daemon_id = self._settings.daemon.id
-        where = {"grpc": addresses.grpc, "http": addresses.http, "daemon_id": daemon_id}
-        log.info("daemon.serving", **where, compiled_loops=native.IN_USE, **more)
+        log.info(
+            "daemon.serving",
+            grpc=addresses.grpc,
+            http=addresses.http,
+            daemon_id=daemon_id,
+            compiled_loops=native.IN_USE,
+            **more,
+        )
         if self._on_ready is not None:
             self._on_ready(addresses)
 

@@ -222,7 +222,7 @@ def mirror_text(one: admin_pb2.MirrorSummary) -> str:
     """Return the place of a topic's copies, their lag, and the present error as text."""
     waiting = ", ".join(map(str, one.waiting_ledgers))
     waits = f"; the SOURCE KEEPS ledgers {waiting} until their copies are there (mirror_required)" if waiting else ""
-    place = one.place or (f"{one.bucket}/{one.prefix}" if one.bucket else "")  # a daemon of before says no place
+    place = one.place or (f"{one.bucket}/{one.prefix}" if one.bucket else "")  # an older daemon does not send it
     if not place:
         return f"none, and the policy demands one (mirror_required): no ledger is granted{waits}"
     text = f"{place}, {words.plural(one.segments, 'copy', 'copies')}, "

@@ -17,7 +17,7 @@ from offloaderd.bookkeeper.wire.protocol import BadAnswer
 from offloaderd.core import native
 from offloaderd.core.entries import ENTRY_OVERHEAD_BYTES, decode_entries, frame
 from offloaderd.core.errors import OffloaderError
-from tests.loops import in_python
+from tests.loops import NOT_BUILT, in_python
 from tests.unit.bookkeeper import wire
 from tests.unit.bookkeeper.entries import package, package_all
 
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-pytestmark = pytest.mark.skipif(
-    not native.IN_USE, reason="offloaderd-native was not built: it needs a C compiler and Python's headers"
-)
+pytestmark = pytest.mark.skipif(not native.IN_USE, reason=NOT_BUILT)
 
 CHECKS = native.stored_payloads([], 0, 0) is not None
 needs_crc = pytest.mark.skipif(native.IN_USE and not CHECKS, reason="this processor has no instruction for CRC32C")
