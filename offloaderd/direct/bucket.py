@@ -6,7 +6,7 @@ bucket, and its own memory. The client passes on to the daemon what it cannot re
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from offloaderd.core.clock import Clock, SystemClock
 from offloaderd.core.errors import Closed, CorruptData, InvalidInput
@@ -37,8 +37,12 @@ class BucketReads:
         self._segments = segments
 
     def sequence(self) -> "Sequence":
-        """Return the reader of one read, which fetches more ahead the longer it lasts."""
-        return Sequence(self._segments)
+        """Return the reader of one read.
+
+        It fetches as much ahead as it may from its beginning on: a direct read is for long ranges, and a window that
+        grows with each block leaves the bucket idle at first.
+        """
+        return Sequence(self._segments, ReadAhead(self._segments.read_ahead_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class Sequence:
     """Reads the segments of one read, one after the other."""
 
     segments: SegmentReader
-    pace: ReadAhead = field(default_factory=ReadAhead)
+    pace: ReadAhead
 
     async def read(
         self, request: read_pb2.ReadRequest, stored: read_pb2.StoredSegment

@@ -27,12 +27,12 @@ WINDOW_BYTES_MIN = 256 * 1024
 
 
 class ReadAhead:
-    """The window of a sequential read: it fetches more ahead, the longer it lasts."""
+    """The window of a sequential read: it fetches more ahead, the longer it lasts, or much from its beginning."""
 
     __slots__ = ("window_bytes",)
 
-    def __init__(self) -> None:
-        self.window_bytes = WINDOW_BYTES_MIN
+    def __init__(self, window_bytes: int = WINDOW_BYTES_MIN) -> None:
+        self.window_bytes = window_bytes
 
     def grow(self, limit_bytes: int) -> None:
         """Double the window, when the consumer wants more."""

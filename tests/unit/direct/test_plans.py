@@ -21,7 +21,8 @@ from offloaderd.core.read_options import ReadPriority
 from offloaderd.direct.bucket import segments_of
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.protocol.v1 import common_pb2, read_pb2
-from offloaderd.read import reader, stream
+from offloaderd.read import cache, reader, stream
+from offloaderd.read.segments import SegmentOptions
 from offloaderd.testing.faults import Faults, FaultyStore
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.direct.here import Here
@@ -435,6 +436,30 @@ async def test_a_direct_read_that_is_left_leaves_no_task() -> None:
         assert reading.cancelled()
         assert bucket._segments.pinned_bytes == 0
     assert found
+
+
+async def test_a_direct_read_fetches_ahead_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two requests of a third of the window each are under way with that for the first block, and no more."""
+    monkeypatch.setattr(cache, "WINDOW_BYTES_MIN", 64)
+    block, asked = 244, []
+
+    class Asked(FaultyStore):
+        async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+            asked.append((first // block, len(lengths)))
+            found: Sequence[bytes] = await super().get_pieces(key, first, lengths)
+            return found
+
+    rig = make_read_rig()
+    ledger = Piece(3, 0, [b"x" * 100] * 200)
+    rig.map.segments = [await put_segment(rig.store, [ledger], segment_id=uuid.UUID(int=1), block_entries=1)]
+    options = SegmentOptions(cache_bytes=1 << 20, read_ahead_bytes=30 * block)
+    here, request = Here(rig), read_request(TOPIC, Wanted(), framed=True)
+    async with rig.reader, segments_of(Asked(rig.store, Faults()), rig.clock, options) as bucket:
+        attempt = DirectRead(here, bucket.sequence(), rig.clock).attempt  # type: ignore[arg-type] # has what it needs
+        async with aclosing(attempt(request, None)) as answers:
+            await anext(answers)
+            await turns(20)
+            assert asked == [(0, 1), (1, 10), (11, 10)]
 
 
 async def test_a_read_that_goes_on_where_retention_has_deleted_up_to() -> None:
