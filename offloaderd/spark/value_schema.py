@@ -11,6 +11,7 @@ A value of KEY_VALUE is a struct of `key` and `value`, each by its own schema.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -67,6 +68,11 @@ class ValueSchema:
         if self.encoding is Encoding.PROTOBUF:
             return protobuf_kind(self.newest).spark
         return kind_of(self.newest).spark
+
+    @property
+    def aliases(self) -> Mapping[str, Sequence[str]]:
+        """The earlier names of fields, as Avro's schemas have them, by their places; see Kind."""
+        return kind_of(self.newest).aliases if self.encoding in {Encoding.AVRO, Encoding.JSON} else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

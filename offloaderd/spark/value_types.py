@@ -20,8 +20,9 @@ without a field have no type there; the error names their place.
 import base64
 import binascii
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from pyspark.sql import types as spark
@@ -42,13 +43,15 @@ SPECIAL = {"NaN", "Infinity", "-Infinity"}
 class Kind(NamedTuple):
     """A type: Spark's, the schema with only the logical types of the table above, and the reader of JSON.
 
-    `of_json` takes the parser's value, in which numbers with a point are Decimal. Raises ValueError.
+    `of_json` takes the parser's value, in which numbers with a point are Decimal. Raises ValueError. `aliases` has the
+    earlier names of fields, by their places: names joined by dots, `element` in an array, `value` in a map.
     """
 
     spark: spark.DataType
     avro: Avro
     of_json: Callable[[Any], Any]
     nullable: bool = False
+    aliases: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 def kind_of(definition: Avro) -> Kind:
@@ -76,11 +79,12 @@ class _Walk:
                 return self._declared(node, where, space)
             case "array":
                 items = self.kind(node["items"], f"{where}[]", space)
-                return Kind(spark.ArrayType(items.spark), {"type": "array", "items": items.avro}, _array(items))
+                avro, inside = {"type": "array", "items": items.avro}, _inside("element", items)
+                return Kind(spark.ArrayType(items.spark), avro, _array(items), aliases=inside)
             case "map":
                 values = self.kind(node["values"], f"{where}{{}}", space)
-                avro = {"type": "map", "values": values.avro}
-                return Kind(spark.MapType(spark.StringType(), values.spark), avro, _map(values))
+                avro, inside = {"type": "map", "values": values.avro}, _inside("value", values)
+                return Kind(spark.MapType(spark.StringType(), values.spark), avro, _map(values), aliases=inside)
             case _:
                 return _logical(node, where) or self._by_name(inner, where, space)
 
@@ -91,7 +95,7 @@ class _Walk:
         known = self._named.get(full, self._named.get(f".{name}"))
         if known is None:
             raise _unsupported(where, f"{name}, which is inside of itself" if name != "null" else "null alone")
-        return Kind(known.spark, full.removeprefix("."), known.of_json)
+        return known._replace(avro=full.removeprefix("."))
 
     def _declared(self, node: dict[str, Any], where: str, space: str) -> Kind:
         """Return a type with a name, by which later nodes may refer to it."""
@@ -123,7 +127,10 @@ class _Walk:
         avro = {"type": "record", "name": name, "fields": [one for one, _ in fields]}
         avro |= {"aliases": node["aliases"]} if "aliases" in node else {}
         struct = spark.StructType([spark.StructField(one["name"], kind.spark) for one, kind in fields])
-        return Kind(struct, avro, _struct(fields))
+        aliases = {one["name"]: one["aliases"] for one, _ in fields if one.get("aliases")}
+        for one, kind in fields:
+            aliases |= _inside(one["name"], kind)
+        return Kind(struct, avro, _struct(fields), aliases=aliases)
 
     def _union(self, nodes: list[Avro], where: str, space: str) -> Kind:
         some = [node for node in nodes if node != "null"]
@@ -138,8 +145,12 @@ class _Walk:
         declared = iter(kinds)
         avro = [node if node == "null" else next(declared).avro for node in nodes]
         if "null" not in nodes:
-            return Kind(one.spark, avro, one.of_json)
-        return Kind(one.spark, avro, _or_null(one), nullable=True)
+            return one._replace(avro=avro)
+        return one._replace(avro=avro, of_json=_or_null(one), nullable=True)
+
+
+def _inside(place: str, kind: Kind) -> dict[str, Sequence[str]]:
+    return {f"{place}.{one}": names for one, names in kind.aliases.items()}
 
 
 def _unsupported(where: str, what: str) -> InvalidInput:
@@ -246,13 +257,14 @@ def _struct(fields: list[tuple[dict[str, Any], Kind]]) -> Callable[[Any], dict[s
         _object(value)
         for field, kind in fields:
             name = field["name"]
-            if name not in value and kind.nullable:
+            given = next((one for one in (name, *field.get("aliases", ())) if one in value), None)
+            if given is None and kind.nullable:
                 found[name] = None  # Jackson leaves out what is null
                 continue
-            if name not in value and "default" not in field:
+            if given is None and "default" not in field:
                 raise ValueError(f"{name} is missing")
             try:
-                found[name] = kind.of_json(value.get(name, field.get("default")))
+                found[name] = kind.of_json(field.get("default") if given is None else value[given])
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
         return found

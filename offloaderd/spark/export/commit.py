@@ -327,20 +327,35 @@ def fitted(columns: StructType, table: StructType, *, promotes: bool = False) ->
     return struct(columns, table, "")
 
 
-def renamed(columns: StructType, now: Mapping[str, int], before: Sequence[Mapping[str, int]]) -> StructType:
-    """Return columns with their names in a table `now`; `before` are its earlier schemas, the newest last.
+def renamed(
+    columns: StructType,
+    now: Mapping[str, int],
+    before: Sequence[Mapping[str, int]],
+    aliases: Mapping[str, Sequence[str]] | None = None,
+) -> tuple[StructType, dict[str, str]]:
+    """Return columns with their names in a table `now`, and the fields that it has by an alias of theirs.
 
-    A schema has the id of each field by its place: its name after those of the fields around it, joined by dots. A
-    field that is not in the table keeps its name.
+    `before` are its earlier schemas, the newest last; a schema has the id of each field by its place: its name after
+    those of the fields around it, joined by dots. `aliases` are earlier names by places in `columns`; what the table
+    has by one comes back by its place there, with the name that it is to have. A field that is not in the table keeps
+    its name.
     """
     places = {field_id: place for place, field_id in now.items()}
+    moves: dict[str, str] = {}
 
-    def name(was: str, place: str) -> str:
+    def name(was: str, place: str, others: Sequence[str]) -> str:
         """Return the name of a field that was once at `was`, and is at `place` unless it was renamed."""
+        around, dot, called = place.rpartition(".")
         if place in now:
-            return place.rpartition(".")[2]
+            return called
         ids = (one[was] for one in reversed(before) if was in one)
-        return next((places[one] for one in ids if one in places), place).rpartition(".")[2]
+        if (found := next((places[one] for one in ids if one in places), None)) is not None:
+            return found.rpartition(".")[2]
+        for alias in (aliases or {}).get(was, ()):
+            if (there := f"{around}{dot}{alias}") in now and there not in moves and alias not in others:
+                moves[there] = called
+                return alias
+        return called
 
     def kind(of: DataType, was: str, place: str) -> DataType:
         if isinstance(of, StructType):
@@ -354,8 +369,8 @@ def renamed(columns: StructType, now: Mapping[str, int], before: Sequence[Mappin
     def struct(of: StructType, was: str, place: str) -> StructType:
         fields = []
         for one in of.fields:
-            called = name(was + one.name, place + one.name)
+            called = name(was + one.name, place + one.name, of.names)
             fields.append(StructField(called, kind(one.dataType, was + one.name, place + called)))
         return StructType(fields)
 
-    return struct(columns, "", "")
+    return struct(columns, "", ""), moves

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -91,6 +91,7 @@ class TableShape(TypedDict, total=False):
 
     key: Sequence[str]
     order: Sequence[str]
+    aliases: Mapping[str, Sequence[str]]
 
 
 class ExportTable:
@@ -106,14 +107,17 @@ class ExportTable:
         layout: Layout,
         key: Sequence[str] = (),
         order: Sequence[str] = (),
+        aliases: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """`key`: the columns that identify a row, none for all; such a table is made without partitions.
 
-        `order`: with a key, the columns by which a row is newer than another.
+        `order`: with a key, the columns by which a row is newer than another. `aliases`: earlier names of fields, by
+        their places in `columns`; a field of the table with one of them gets the name of now before the next round.
         """
         self._spark = spark
         self._where = where
         self._layout, self._key, self._order = layout, tuple(key), tuple(order)
+        self._aliases = aliases
         self._columns = StructType([one for one in columns.fields if not key or one.name != DELETED])
         self._named: StructType | None = None
         self._catalog = catalog
@@ -136,17 +140,26 @@ class ExportTable:
     def named(self, columns: StructType) -> StructType:
         """See ExportTarget; a user may have renamed columns of the table."""
         table = self._loaded()
-        self._named = self._renamed(table, self._columns)
+        self._named, moves = self._placed(table, self._columns)
+        if moves:
+            with as_target_error(self.target), table.update_schema() as schema:
+                for place, name in moves.items():
+                    schema.rename_column(place, name)
+            self._named = self._renamed(table, self._columns)
         return self._renamed(table, columns)
 
     def _renamed(self, table: Table, columns: StructType) -> StructType:
+        return self._placed(table, columns)[0]
+
+    def _placed(self, table: Table, columns: StructType) -> tuple[StructType, dict[str, str]]:
+        """Return columns with their names in a table, and the fields that it has by an alias."""
         from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415 - optional
         from pyiceberg.schema import index_by_name  # noqa: PLC0415 - optional
 
         before = [index_by_name(one) for _, one in sorted(table.schemas().items())]
-        found = renamed(columns, index_by_name(table.schema()), before)
+        found, moves = renamed(columns, index_by_name(table.schema()), before, self._aliases)
         there = from_arrow_schema(schema_to_pyarrow(table.schema(), include_field_ids=False))
-        return fitted(found, there, promotes=True)
+        return fitted(found, there, promotes=True), moves
 
     def staging(self, last: Commit) -> str:
         """See ExportTarget."""

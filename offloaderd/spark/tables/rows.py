@@ -46,7 +46,7 @@ from offloaderd.tables.layout import TIME, Layout
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from offloaderd.spark.value_schema import Schema
+    from offloaderd.spark.value_schema import Schema, ValueSchema
 
 ORDER = ("_ledger_id", "_entry_id", "_batch_index")
 """The order of the messages of a topic, and of their rows in the table."""
@@ -145,6 +145,15 @@ class TableRows:
         return found
 
     @property
+    def aliases(self) -> dict[str, Sequence[str]]:
+        """The earlier names of fields, by their places in the columns."""
+        if self.values is None:
+            return {}
+        if not isinstance(self.values, KeyValueSchema):
+            return _aliases_of(VALUE, self.values)
+        return _aliases_of(VALUE, self.values.value) | _aliases_of("key", self.values.key)
+
+    @property
     def columns(self) -> StructType:
         """All columns, with `_deleted`."""
         return StructType([StructField(name, kind) for name, kind in (self.fields | SYSTEM).items()])
@@ -215,6 +224,12 @@ def _fields_of(name: str, place: str, kind: DataType) -> dict[str, _Field]:
     if not isinstance(kind, StructType):
         return {name: _Field(place, kind)}
     return {one.name: _Field(f"{place}.`{one.name}`", one.dataType) for one in kind.fields}
+
+
+def _aliases_of(name: str, values: ValueSchema) -> dict[str, Sequence[str]]:
+    """Return the earlier names of the fields of a record, or of those inside of the one column of anything else."""
+    around = "" if isinstance(values.type, StructType) else f"{name}."
+    return {around + place: names for place, names in values.aliases.items()}
 
 
 def _check_names(kind: DataType, taken: Sequence[str], where: str) -> None:

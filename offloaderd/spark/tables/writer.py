@@ -147,7 +147,8 @@ class TableWriter:
         # Read behind the snapshot: the schema of a message was registered before the message was sent.
         made = self._made(source, topics, None)
         layout = self._declared.layout
-        with self._opened(self.table, made.rows.columns, topics, layout, self._key) as target:
+        columns, aliases = made.rows.columns, made.rows.aliases
+        with self._opened(self.table, columns, topics, layout, key=self._key, aliases=aliases) as target:
             last = before = target.recover(source)
             self.lag = self._lag_of(found, last, plain.query)
             for one in (last, dead) if dead is not None else (last,):
@@ -277,7 +278,14 @@ class TableWriter:
 
     @contextmanager
     def _opened(
-        self, name: str, columns: StructType, topics: Sequence[str], layout: Layout, key: Sequence[str] = ()
+        self,
+        name: str,
+        columns: StructType,
+        topics: Sequence[str],
+        layout: Layout,
+        *,
+        key: Sequence[str] = (),
+        aliases: Mapping[str, Sequence[str]] | None = None,
     ) -> Iterator[KeptTable]:
         to = self._declared.to
         if self._declared.format is TableFormat.DELTA:
@@ -289,7 +297,7 @@ class TableWriter:
         else:
             catalog, _, namespace = to.partition(".")
             place = IcebergTable(catalog=catalog, name=f"{namespace}.{name}")
-        with opened(self._spark, place, columns, layout=layout, key=key, order=ORDER) as table:
+        with opened(self._spark, place, columns, layout=layout, key=key, order=ORDER, aliases=aliases or {}) as table:
             yield table
 
     def _lag_of(self, found: Sequence[Snapshot], last: Commit, query: EntryQuery) -> Lag:

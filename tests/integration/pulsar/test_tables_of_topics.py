@@ -16,7 +16,7 @@ from offloaderd.standalone.ports import free_ports
 from tests.integration.processes import CLOCK
 from tests.pages import ROOT, blocks
 from tests.patience import PATIENCE_S
-from tests.unit.spark.test_export_iceberg import library_threads
+from tests.unit.spark.iceberg_lake import library_threads
 
 if TYPE_CHECKING:
     from tests.real.pulsar import PulsarServer

@@ -35,8 +35,8 @@ from tests.integration.spark.site import CLOCK, Site, created, in_thread
 from tests.patience import PATIENCE_S
 from tests.unit.format.test_pulsar_message import entry
 from tests.unit.read.build import PREFIX, Piece
+from tests.unit.spark.iceberg_lake import Lake, library_threads
 from tests.unit.spark.lake import BASE_MS, timed
-from tests.unit.spark.test_export_iceberg import Lake, library_threads
 from tests.unit.spark.test_source_messages import cut
 from tests.unit.spark.test_value_schema import record, written
 

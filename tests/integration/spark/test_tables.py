@@ -31,7 +31,7 @@ from offloaderd.tables.layout import Partition
 from tests.integration.spark.site import CLOCK, Site
 from tests.unit.format.test_pulsar_message import batch, entry
 from tests.unit.read.build import Piece
-from tests.unit.spark.test_export_iceberg import library_threads
+from tests.unit.spark.iceberg_lake import library_threads
 from tests.unit.spark.test_value_protobuf import NESTED, definition
 from tests.unit.spark.test_value_protobuf import written as protobuf
 from tests.unit.spark.test_value_schema import inline, pair, record, written
@@ -435,10 +435,9 @@ def test_keys_in_partitions(spark: SparkSession, site: Site, tmp_path: Path) -> 
     assert sorted(found) == [[("b", 2)], [("d", 3), ("a", 4)]]
 
 
-def test_a_schema_that_changes_under_a_repeated_step(
-    spark: SparkSession, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The step is repeated by the versions that its dead letters were found with: no message falls between the two."""
+@pytest.fixture
+def versions(monkeypatch: pytest.MonkeyPatch) -> dict[int, Schema]:
+    """The versions of the topic's schema in the cluster, of which a test may add more."""
     versions = {0: Schema(type="AVRO", content=json.dumps(ORDER).encode(), deleted=False, created_ms=0)}
 
     def schema(_: SharedPlanner, topic: TopicName, newest: int | None) -> tuple[str, int]:
@@ -447,6 +446,40 @@ def test_a_schema_that_changes_under_a_repeated_step(
         return schema_option(found), max(found, default=-1)
 
     monkeypatch.setattr(SharedPlanner, "schema", schema)
+    return versions
+
+
+@pytest.mark.parametrize("mode", TableMode)
+def test_a_field_that_is_renamed(
+    spark: SparkSession, site: Site, tmp_path: Path, versions: dict[int, Schema], mode: TableMode
+) -> None:
+    """Its column has the new name in all rows, also in those that were written by the old one and come later."""
+    new = json.loads(json.dumps(ORDER))
+    (field,) = (one for one in new["fields"] if one["name"] == "item")
+    field |= {"name": "article", "aliases": ["item"]}
+    older, newer = ({"schema_version": number.to_bytes(8, "big")} for number in (0, 1))
+    held = [order(ORDER, {"id": number, "item": f"old {number}"}, **older) for number in range(2)]
+    asyncio.run(site.commit(TOPIC, [Piece(1, 0, held, 2)]))
+    key = ("id",) if mode is TableMode.UPSERT else ()
+    declare(site, to=str(tmp_path), format=TableFormat.ICEBERG, mode=mode, key=key)
+    assert run(spark, site)[0]
+    versions[1] = Schema(type="AVRO", content=json.dumps(new).encode(), deleted=False, created_ms=0)
+    late = [order(new, {"id": 2, "article": "new"}, **newer), order(ORDER, {"id": 3, "item": "late"}, **older)]
+    asyncio.run(site.commit(TOPIC, [Piece(2, 0, late, 2)]))
+    assert run(spark, site)[0]
+    rows = iceberg(tmp_path, "public_default.orders")
+    assert [(row["id"], row["article"]) for row in rows] == [(0, "old 0"), (1, "old 1"), (2, "new"), (3, "late")]
+    assert "item" not in rows[0]
+
+
+def test_a_schema_that_changes_under_a_repeated_step(
+    spark: SparkSession,
+    site: Site,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    versions: dict[int, Schema],
+) -> None:
+    """The step is repeated by the versions that its dead letters were found with: no message falls between the two."""
     version: dict[str, Any] = {"schema_version": (0).to_bytes(8, "big")}
     held = [order(ORDER, {"id": 1, "item": "x"}, **version), entry(b"\x80", **version)]
     asyncio.run(site.commit(TOPIC, [Piece(1, 0, held, 2)]))

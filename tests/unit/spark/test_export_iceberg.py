@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.utils.concurrent import ExecutorFactory
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructField, StructType
 
@@ -23,103 +21,22 @@ from offloaderd.spark.export import iceberg as export_iceberg
 from offloaderd.spark.export.commit import DELETED
 from offloaderd.spark.export.export import BY_DAY
 from offloaderd.spark.export.iceberg import COMMIT, ExportTable, IcebergTable
-from offloaderd.spark.scan.columns import full_schema
 from offloaderd.tables.layout import Layout, Partition
-from tests.unit.spark.local_files import LocalFiles
+from tests.unit.spark.iceberg_lake import DAY, KEYED, SCHEMA, SOURCE, Lake, local_lake
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from pyiceberg.table import Table
     from pyspark.sql import SparkSession
 
     from offloaderd.spark.export.commit import Commit
 
-SOURCE = {"cluster": "c", "topic": "public/default/orders", "rows": "entries"}
-COLUMNS = full_schema(messages=False, skips=False)
-SCHEMA = to_arrow_schema(COLUMNS, timezone="UTC")
-DAY = datetime(2026, 11, 21, tzinfo=UTC)
-KEYED = Layout(partition=Partition.NONE)
-
-
-@contextmanager
-def library_threads() -> Iterator[None]:
-    """Have the one pool of threads that pyiceberg keeps to the end of a process for as long as the context lasts."""
-    pool = ExecutorFactory.get_or_create()
-    try:
-        yield
-    finally:
-        pool.shutdown()
-        ExecutorFactory._instance = None
-
-
-class Lake:
-    """A folder of tables, and what any reader of Iceberg sees of it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.where = IcebergTable(folder=str(folder), name="shop.orders")
-        self.layout = BY_DAY
-
-    @contextmanager
-    def table(self, name: str = "shop.orders") -> Iterator[Table]:
-        """Have a table as it is now."""
-        catalog = SqlCatalog("offloaderd", uri=f"sqlite:///{self.folder}/catalog.db")
-        try:
-            yield catalog.load_table(name)
-        finally:
-            catalog.close()
-
-    @contextmanager
-    def target(self) -> Iterator[ExportTable]:
-        """Have it as a target."""
-        with export_iceberg.opened(cast("SparkSession", None), self.where, COLUMNS, layout=self.layout) as found:
-            yield found
-
-    def write(self, staging: str, ledger_id: int, count: int, names: Sequence[str] = COLUMNS.names) -> None:
-        """Write what Spark would write of a round: two days, or nothing."""
-        for day in range(2 if count else 0):
-            folder = Path(staging.removeprefix("file:")) / f"day={(DAY + timedelta(days=day)).date()}"
-            folder.mkdir(parents=True)
-            rows = [
-                {"ledger_id": ledger_id, "entry_id": entry_id, "time": DAY + timedelta(days=day, seconds=entry_id)}
-                for entry_id in range(day, count, 2)
-            ]
-            found = pa.Table.from_pylist(rows, schema=SCHEMA).rename_columns(list(names))
-            pq.write_table(found, folder / "part-0.parquet")
-
-    def round(self, ledger_id: int, count: int) -> Commit:
-        """Export once more, up to the end of a ledger."""
-        with self.target() as target:
-            last = target.recover(SOURCE)
-            names = target.named(COLUMNS).names
-            staging = target.staging(last)
-            self.write(staging, ledger_id, count, names)
-            return target.commit(last, staging, {"orders": f"{ledger_id}:{count - 1}"}, count)
-
-    def last(self) -> tuple[int, dict[str, str]]:
-        """Return number and positions of the last commit."""
-        with self.target() as target:
-            found = target.last(SOURCE)
-        return found.number, found.positions
-
-    def counts(self) -> dict[int, int]:
-        """Return how many rows there are of each ledger."""
-        with self.table() as table:
-            found = table.scan(selected_fields=("ledger_id",)).to_arrow()["ledger_id"].to_pylist()
-        return {ledger_id: found.count(ledger_id) for ledger_id in sorted(set(found))}
-
-    def rounds(self) -> list[str]:
-        """Return the folders of rounds."""
-        return sorted(one.name for one in (self.folder / "shop" / "orders" / "data").iterdir())
-
 
 @pytest.fixture
-def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
+def lake(tmp_path: Path) -> Iterator[Lake]:
     """An empty lake, without Java."""
-    monkeypatch.setattr(export_iceberg, "SparkFiles", LocalFiles)
-    with library_threads():
-        yield Lake(tmp_path / "lake")
+    with local_lake(tmp_path / "lake") as found:
+        yield found
 
 
 def test_positions_come_with_the_data(lake: Lake) -> None:
@@ -261,37 +178,6 @@ def test_what_others_do_to_the_table(lake: Lake, monkeypatch: pytest.MonkeyPatch
         target.recover(SOURCE)
 
 
-def test_a_column_that_was_renamed_in_the_table(lake: Lake) -> None:
-    """Rounds behind it write to it by its new name, and the old one does not come back; nor does it in mid-round."""
-    lake.round(1, 5)
-    with lake.table() as table, table.update_schema() as schema:
-        schema.rename_column("entry_id", "number").rename_column("time", "written")
-    lake.round(2, 4)
-    with lake.table() as table:
-        rows = table.scan().to_arrow().to_pylist()
-        assert table.schema().column_names == [
-            {"entry_id": "number", "time": "written"}.get(name, name) for name in COLUMNS.names
-        ]
-        days = {one["partition"]["day"] for one in table.inspect.partitions().to_pylist()}
-    assert sorted((row["ledger_id"], row["number"]) for row in rows) == [
-        *((1, entry_id) for entry_id in range(5)),
-        *((2, entry_id) for entry_id in range(4)),
-    ]
-    assert days == {DAY.date(), DAY.date() + timedelta(days=1)}
-    with lake.target() as target:
-        last = target.recover(SOURCE)
-        names = target.named(COLUMNS).names
-        staging = target.staging(last)
-        lake.write(staging, 3, 4, names)
-        with lake.table() as table, table.update_schema() as schema:
-            schema.rename_column("number", "entry")
-        with pytest.raises(Conflict, match="were renamed while a round was written"):
-            target.commit(last, staging, {"orders": "3:3"}, 4)
-    assert lake.last() == (2, {"orders": "2:3"})
-    lake.round(3, 4)
-    assert lake.counts() == {1: 5, 2: 4, 3: 4}
-
-
 def test_tables_and_folders_of_others_are_refused(lake: Lake, tmp_path: Path) -> None:
     """Another source, a table of somebody else's, a folder with something else, and catalogues that cannot be."""
     lake.round(1, 5)
@@ -388,33 +274,6 @@ def test_upkeep(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(1 for _ in (lake.folder / "shop" / "orders" / "data").rglob("*.parquet")) == 2
     lake.round(4, 2)
     assert lake.counts() == {1: 4, 2: 4, 3: 4, 4: 2}
-
-
-def test_a_column_may_become_wider(lake: Lake) -> None:
-    """Rows from before and after are read as the wider type, also those that come later with the narrow one."""
-    spark = cast("SparkSession", None)
-    counts = [(1, IntegerType()), (2, LongType()), (3, IntegerType())]
-    for number, kind in counts:
-        columns = StructType([*COLUMNS.fields, StructField("count", kind)])
-        with export_iceberg.opened(spark, lake.where, columns, layout=BY_DAY) as target:
-            last = target.recover(SOURCE)
-            named = target.named(columns)
-            assert named["count"].dataType == (IntegerType() if number == 1 else LongType())
-            staging = target.staging(last)
-            folder = Path(staging.removeprefix("file:")) / "day=2026-11-21"
-            folder.mkdir(parents=True)
-            row = {"ledger_id": number, "time": DAY, "count": number}
-            found = pa.Table.from_pylist([row], schema=to_arrow_schema(named, timezone="UTC"))
-            pq.write_table(found, folder / "part-0.parquet")
-            target.commit(last, staging, {"orders": f"{number}:0"}, 1)
-    with lake.table() as table:
-        assert sorted(table.scan().to_arrow()["count"].to_pylist()) == [1, 2, 3]
-    text = StructType([*COLUMNS.fields, StructField("count", StringType())])
-    with (
-        export_iceberg.opened(spark, lake.where, text, layout=BY_DAY) as target,
-        pytest.raises(InvalidConfig, match="count as string"),
-    ):
-        target.named(text)
 
 
 def keyed(lake: Lake, rows: Sequence[tuple[str, int | None, int]], layout: Layout = KEYED) -> dict[str, int]:
@@ -555,22 +414,6 @@ def test_a_partition_that_is_changed_under_a_round(lake: Lake) -> None:
     lake.layout = Layout(partition=Partition.HOUR, time="time")
     lake.round(3, 4)
     assert lake.counts() == {1: 4, 2: 4, 3: 4}
-
-
-def test_a_renamed_column_is_sorted_by(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its new name, in the table's order as well; rows without a value are last."""
-    monkeypatch.setattr(export_commit, "SMALL_FILES", 2)
-    lake.layout = Layout(partition=Partition.NONE, time="time", sort=("entry_id",))
-    lake.round(1, 4)
-    with lake.table() as table, table.update_schema() as schema:
-        schema.rename_column("entry_id", "number")
-    lake.round(2, 4)
-    with lake.table() as table:
-        table.append(pa.Table.from_pylist([{"number": None}], schema=pa.schema([("number", pa.int64())])))
-    with lake.target() as target:
-        assert target.upkeep(3600.0).joined == 5
-    with lake.table() as table:
-        assert table.scan().to_arrow()["number"].to_pylist() == [0, 0, 1, 1, 2, 2, 3, 3, None]
 
 
 def test_a_table_with_a_key_is_sorted(lake: Lake) -> None:

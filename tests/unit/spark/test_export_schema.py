@@ -85,8 +85,44 @@ def test_fields_that_were_renamed_in_a_table() -> None:
     second = {**{place: at for place, at in first.items() if place != "id"}, "key": 1}
     now = {"key": 1, "content": 2, "content.A": 10, "content.rows": 11, "content.rows.element.B": 13}
     now |= {"content.notes": 14, "content.notes.value.C": 17}
-    assert renamed(ours, first, [first]) == ours
+    assert renamed(ours, first, [first]) == (ours, {})
     found = struct(A=INT, rows=ArrayType(struct(B=INT)), notes=MapType(TEXT, struct(C=INT)))
-    assert renamed(ours, now, [first, second, now]) == struct(key=INT, content=found, new=INT)
+    assert renamed(ours, now, [first, second, now]) == (struct(key=INT, content=found, new=INT), {})
     gone = {"other": 3}
-    assert renamed(ours, gone, [first, gone]) == ours, "it was dropped, and is added again"
+    assert renamed(ours, gone, [first, gone]) == (ours, {}), "it was dropped, and is added again"
+
+
+def test_fields_that_a_table_has_by_an_alias() -> None:
+    """At any depth, below a field that was renamed in the table as well; the first alias that it has, once."""
+    ours = struct(key=INT, value=struct(b=ArrayType(struct(d=INT)), m=MapType(TEXT, struct(f=INT))))
+    aliases = {"key": ["older", "old"], "value.b": ["a"], "value.b.element.d": ["c"], "value.m.value.f": ["e"]}
+    first = {"old": 1, "value": 2, "value.a": 3, "value.a.element": 4, "value.a.element.c": 5}
+    first |= {"value.m": 6, "value.m.value": 7, "value.m.value.e": 8}
+    now = {"old": 1, "content": 2, "content.a": 3, "content.a.element": 4, "content.a.element.c": 5}
+    now |= {"content.m": 6, "content.m.value": 7, "content.m.value.e": 8}
+    found = struct(a=ArrayType(struct(c=INT)), m=MapType(TEXT, struct(e=INT)))
+    moves = {"old": "key", "content.a": "b", "content.a.element.c": "d", "content.m.value.e": "f"}
+    assert renamed(ours, now, [first, now], aliases) == (struct(old=INT, content=found), moves)
+
+
+@pytest.mark.parametrize(
+    ("ours", "now", "before", "names"),
+    [
+        pytest.param(struct(a=INT, b=INT), {"a": 1}, {}, ["a", "b"], id="the schema still has the other field"),
+        pytest.param(struct(b=INT), {"a": 1, "b": 2}, {}, ["b"], id="the table has both"),
+        pytest.param(struct(b=INT), {"a": 1, "c": 2}, {"a": 1, "b": 2}, ["c"], id="the table has it by another name"),
+        pytest.param(struct(b=INT), {"x": 1}, {"a": 1}, ["b"], id="the column was renamed in the table"),
+    ],
+)
+def test_aliases_that_move_nothing(
+    ours: StructType, now: dict[str, int], before: dict[str, int], names: list[str]
+) -> None:
+    """A column never takes what belongs to another."""
+    found, moves = renamed(ours, now, [before, now], {"b": ["a"]})
+    assert (found.names, moves) == (names, {})
+
+
+def test_two_fields_with_one_alias() -> None:
+    """The first one gets the column."""
+    found = renamed(struct(b=INT, c=INT), {"a": 1}, [{"a": 1}], {"b": ["a"], "c": ["a"]})
+    assert found == (struct(a=INT, c=INT), {"a": "b"})

@@ -214,6 +214,31 @@ def test_each_version_reads_what_was_written_with_it() -> None:
         decoder.value(message(written(new, {"a": 5, "b": "x"}), versions[2]))
 
 
+def test_a_renamed_field_is_read_by_its_alias() -> None:
+    """In Avro from what was written with an older version, in JSON by whichever name a value has."""
+    old, new = record(("a", "int")), record(("b", "long"))
+    new["fields"][0]["aliases"] = ["x", "a"]
+    pulsars = [{"version": number, "type": "AVRO", "data": json.dumps(one)} for number, one in enumerate((old, new))]
+    decoder = ValueDecoder(single(json.dumps(pulsars)))
+    assert decoder.value(message(written(old, {"a": 5}), bytes(8))) == {"b": 5}
+    decoder = ValueDecoder(single(json.dumps(new), "json"))
+    assert [decoder.value(message(one)) for one in (b'{"a": 5}', b'{"b": 6, "a": 5}')] == [{"b": 5}, {"b": 6}]
+    with pytest.raises(MalformedValue, match="b is missing"):
+        decoder.value(message(b'{"c": 5}'))
+
+
+def test_aliases_have_places() -> None:
+    """Through arrays, maps, unions and names of types; only Avro's schemas have them."""
+    inner = {"type": "record", "name": "Inner", "fields": [{"name": "n", "type": "int", "aliases": ["m"]}]}
+    rows, notes = {"type": "array", "items": ["null", inner]}, {"type": "map", "values": "Inner"}
+    outer = record(("rows", rows), ("notes", ["null", notes]), ("one", "Inner"), ("plain", "int"))
+    outer["fields"][0]["aliases"] = ["lines"]
+    places = ["rows.element.n", "notes.value.n", "one.n"]
+    for encoding in ("avro", "json"):
+        assert single(json.dumps(outer), encoding).aliases == {"rows": ["lines"]} | {one: ["m"] for one in places}
+    assert not single('{"type": "INT32", "schema": ""}').aliases
+
+
 @pytest.mark.parametrize(
     ("text", "encoding", "said"),
     [
