@@ -18,7 +18,7 @@ from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, St
 from offloaderd.core.errors import Conflict, CorruptData, InvalidConfig, OffloaderError
 from offloaderd.spark.export import commit as export_commit
 from offloaderd.spark.export import iceberg as export_iceberg
-from offloaderd.spark.export.commit import DELETED
+from offloaderd.spark.export.commit import DELETED, Upkeep
 from offloaderd.spark.export.export import BY_DAY
 from offloaderd.spark.export.iceberg import COMMIT, ExportTable, IcebergTable
 from offloaderd.tables.layout import Layout, Partition
@@ -303,6 +303,20 @@ def test_the_last_message_of_a_key(lake: Lake) -> None:
     assert keyed(lake, [("a", None, 4), ("d", 3, 3)]) == {"a": 5, "d": 8}
     lake.layout = KEYED
     assert lake.last() == (3, {"orders": "1:2"})
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+def test_upkeep_of_a_table_without_a_row(lake: Lake, rounds: int) -> None:
+    """There is nothing to do but to forget old snapshots: the topic has no message that is a row."""
+    for number in range(rounds):
+        lake.round(number + 1, 0)
+    with lake.target() as target:
+        target.recover(SOURCE)
+        assert target.upkeep(0.0) == Upkeep()
+    with lake.table() as table:
+        assert len(table.snapshots()) == min(rounds, 1)
+    lake.round(9, 3)
+    assert lake.counts() == {9: 3}
 
 
 def test_files_of_expired_snapshots_go(lake: Lake) -> None:
