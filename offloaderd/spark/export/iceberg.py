@@ -120,6 +120,7 @@ class ExportTable:
         self._aliases = aliases
         self._columns = StructType([one for one in columns.fields if not key or one.name != DELETED])
         self._named: StructType | None = None
+        self._location = ""
         self._catalog = catalog
         self.target = str(where)
 
@@ -131,10 +132,11 @@ class ExportTable:
 
     def recover(self, source: dict[str, str]) -> Commit:
         """See ExportTarget."""
-        if self._table() is None:
+        if (table := self._table()) is None:
             self._create(Commit(number=0, source=source, positions={}))
-        last = self.last(source)
-        self._clear(last)
+            table = self._loaded()
+        last = self._last_of(table).checked(source, self.target)
+        self._clear(last, table)
         return last
 
     def named(self, columns: StructType) -> StructType:
@@ -163,7 +165,7 @@ class ExportTable:
 
     def staging(self, last: Commit) -> str:
         """See ExportTarget."""
-        return self._files(self._loaded()).url(f"data/{last.next_name()}")
+        return self._files.url(f"data/{last.next_name()}")
 
     def commit(
         self, last: Commit, staging: str, positions: dict[str, str], rows: int, apart: int | None = None
@@ -171,7 +173,7 @@ class ExportTable:
         """See ExportTarget."""
         name = staging.rpartition("/")[2]
         made = last.following(name, positions, rows, apart)
-        files = [f"{staging}/{file}" for file in self._files(self._loaded()).parquet(f"data/{name}")]
+        files = [f"{staging}/{file}" for file in self._files.parquet(f"data/{name}")]
         tries = 0
         while not (now := self._last_of(table := self._loaded())).is_same(made):
             if not now.is_same(last):
@@ -184,14 +186,14 @@ class ExportTable:
             check_written(made, files)
             self._try(table, last, made, files)
             tries += 1
-        self._clear(made)
+        self._clear(made, table)
         if self._key:
             self.discard(staging)  # its rows are in other files
         return made
 
     def discard(self, staging: str) -> None:
         """See KeptTable."""
-        self._files(self._loaded()).delete(f"data/{staging.rpartition('/')[2]}")
+        self._files.delete(f"data/{staging.rpartition('/')[2]}")
 
     def upkeep(self, keep_s: float) -> Upkeep:
         """See KeptTable; small files of a partition are joined in memory, as the library has no other way."""
@@ -202,10 +204,10 @@ class ExportTable:
             older = datetime.fromtimestamp(now_ms / 1000 - keep_s, UTC).replace(tzinfo=None)
             table.maintenance.expire_snapshots().older_than(older).commit()
             gone = before - _data_files(self._loaded()) if _collects(table) else set()
-            files, ours = self._files(table), f"{_as_hadoop(table.location()).rstrip('/')}/"
+            ours = f"{_as_hadoop(table.location()).rstrip('/')}/"
             mine = [name for name in map(_as_hadoop, gone) if name.startswith(ours)]  # others may be of other tables
             for name in mine:
-                files.delete(name.removeprefix(ours))
+                self._files.delete(name.removeprefix(ours))
         return Upkeep(joined, len(mine))
 
     def _join(self, table: Table) -> int:
@@ -381,20 +383,20 @@ class ExportTable:
             hint="roll forward to the newest snapshot of an export, or export to another table",
         )
 
-    def _clear(self, made: Commit) -> None:
+    def _clear(self, made: Commit, table: Table) -> None:
         """Delete the files of rounds that were not committed; never those that a snapshot may refer to."""
         if not made.number:
             return
-        table = self._loaded()
-        files = self._files(table)
         records = [one.summary.additional_properties.get(COMMIT) for one in table.snapshots() if one.summary]
         kept = {made.staging} | {decode_move(one, self.target).staging for one in records if one is not None}
-        for name in files.names("data"):
+        for name in self._files.names("data"):
             if name.startswith(f"{made.number:0{DIGITS}}-") and name not in kept:
-                files.delete(f"data/{name}")
+                self._files.delete(f"data/{name}")
 
-    def _files(self, table: Table) -> SparkFiles:
-        return SparkFiles(self._spark, table.location())
+    @property
+    def _files(self) -> SparkFiles:
+        """The files of the table where it was when it was last loaded."""
+        return SparkFiles(self._spark, self._location or self._loaded().location())
 
     def _table(self) -> Table | None:
         from pyiceberg.exceptions import NoSuchTableError  # noqa: PLC0415 - optional
@@ -403,9 +405,11 @@ class ExportTable:
             return None
         with as_target_error(self.target):
             try:
-                return self._catalog.load_table(self._where.name)
+                table = self._catalog.load_table(self._where.name)
             except NoSuchTableError:
                 return None
+        self._location = table.location()
+        return table
 
     def _loaded(self) -> Table:
         table = self._table()

@@ -27,6 +27,7 @@ from tests.unit.spark.iceberg_lake import DAY, KEYED, SCHEMA, SOURCE, Lake, loca
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from pyiceberg.table import Table
     from pyspark.sql import SparkSession
 
     from offloaderd.spark.export.commit import Commit
@@ -55,6 +56,20 @@ def test_positions_come_with_the_data(lake: Lake) -> None:
             "append"
         ] * 2
     assert days == {DAY.date(): 3, DAY.date() + timedelta(days=1): 2}
+
+
+def test_a_round_loads_the_metadata_four_times(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To go on, to name its columns, to commit, and to read back: with a catalogue far away each is a request."""
+    lake.round(1, 5)
+    loads, load = [], SqlCatalog.load_table
+
+    def counted(self: SqlCatalog, name: str) -> Table:
+        loads.append(name)
+        return load(self, name)
+
+    monkeypatch.setattr(SqlCatalog, "load_table", counted)
+    lake.round(2, 5)
+    assert len(loads) - 1 == 4, "one is the library's, before the commit"
 
 
 @pytest.mark.parametrize("crash", ["commit", "_clear"])
