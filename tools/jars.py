@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.real.jar_lock import lock_path, maven_project, write_lock  # noqa: E402 - the tree is no installed package
 
-KINDS = ("bookkeeper", "pulsar", "pulsar-4.2.4", "pulsar-5.0.0-M1", "offloader")
+KINDS = ("bookkeeper", "pulsar", "pulsar-4.2.4", "pulsar-5.0.0-M1", "offloader", "iceberg")
 GOAL = ("dependency:copy-dependencies", "-DincludeScope=runtime", "-Dmdep.useRepositoryLayout=true")
 
 

@@ -1,4 +1,7 @@
-"""Sites whose bucket is in a store of each kind: SeaweedFS, Azurite, and Google's emulator or a server of the tests."""
+"""Sites whose bucket is in a store of each kind: SeaweedFS, Azurite, and Google's emulator or a server of the tests.
+
+And a REST catalogue of Iceberg, one of each test process.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.azure.service import ACCOUNT, KEY
+from tests.bookkeeper_servers import started
 from tests.gcs_server import gcs_server
 from tests.integration.processes import CLOCK, Site
 from tests.real import gcs_emulator as emulator
 from tests.real.audit import bucket_of
+from tests.real.iceberg_catalogue import iceberg_catalogue
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from tests.servers import S3Server
@@ -54,3 +59,9 @@ async def gcs_site(tmp_path: Path, zookeeper: str, gcs_endpoint: str) -> AsyncIt
             async with bucket_of(site) as store:
                 await store.create_bucket()  # type: ignore[attr-defined] # of Google's store
         yield site
+
+
+@pytest.fixture(scope="session")
+def rest_catalogue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a running REST catalogue of Iceberg."""
+    yield from started(lambda: iceberg_catalogue(tmp_path_factory.mktemp("catalogue"), CLOCK))

@@ -43,7 +43,7 @@ class Jar:
 
 
 def lock_path(kind: str) -> Path:
-    """Return where the lock of "bookkeeper", "pulsar", "pulsar-VERSION" or "offloader" is."""
+    """Return where the lock of "bookkeeper", "pulsar", "pulsar-VERSION", "offloader" or "iceberg" is."""
     return DESCRIPTIONS / f"{kind}.sha256"
 
 

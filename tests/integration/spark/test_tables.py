@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from prometheus_client import CollectorRegistry
+from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 
 from offloaderd.core.errors import OffloaderError
@@ -29,6 +30,7 @@ from offloaderd.tables import store as stored
 from offloaderd.tables.declaration import Declaration, OnError, TableFormat, TableMode
 from offloaderd.tables.layout import Partition
 from tests.integration.spark.site import CLOCK, Site
+from tests.real.iceberg_catalogue import in_settings
 from tests.unit.format.test_pulsar_message import batch, entry
 from tests.unit.read.build import Piece
 from tests.unit.spark.iceberg_lake import library_threads
@@ -188,6 +190,24 @@ def test_a_table_follows_its_topic(spark: SparkSession, site: Site, tmp_path: Pa
     assert (state.rows, state.apart) == (1, 2)
     assert len(rows_of(form, tmp_path, "orders")) == 7
     assert [row["_ledger_id"] for row in rows_of(form, tmp_path, "orders_dead_letters")] == [1, 2]
+
+
+def test_a_table_of_a_rest_catalogue(spark: SparkSession, site: Site, rest_catalogue: str) -> None:
+    """It is made, written over several runs, and read back by the catalogue's name for it."""
+    declare(site, to="rest.shop", format=TableFormat.ICEBERG, schema=json.dumps(ORDER))
+    with in_settings("rest", rest_catalogue):
+        for number in range(2):
+            held = [order(ORDER, {"id": number, "item": "x"}), entry(b"\x80")]
+            asyncio.run(site.commit(TOPIC, [Piece(number + 1, 0, held, 2)]))
+            sound, (state,) = run(spark, site)
+            assert (sound, state.error, state.apart) == (True, "", number + 1)
+        catalog = load_catalog("rest")
+        rows, dead = (
+            catalog.load_table(f"shop.{name}").scan().to_arrow() for name in ("orders", "orders_dead_letters")
+        )
+        catalog.close()
+    assert sorted(rows["id"].to_pylist()) == [0, 1]
+    assert dead["message"].to_pylist() == [b"\x80"] * 2
 
 
 @pytest.mark.parametrize("form", list(TableFormat))
