@@ -9,7 +9,7 @@ it.
 """
 
 import json
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -303,7 +303,7 @@ def fitted(columns: StructType, table: StructType, *, promotes: bool = False) ->
             return mine
         raise InvalidConfig(
             f"the schema has {at} as {mine.simpleString()}, and the table has it as {there.simpleString()}",
-            hint="give the field another name in the schema, or write to another place",
+            hint="give the field another name in the schema, and no alias the table has, or write to another place",
         )
 
     def struct(mine: StructType, there: StructType, before: str) -> StructType:
@@ -327,50 +327,89 @@ def fitted(columns: StructType, table: StructType, *, promotes: bool = False) ->
     return struct(columns, table, "")
 
 
+_ROOT = -1
+"""What the columns of a table are inside of, as other fields are inside of one that has an id."""
+
+
+class _Names:
+    """The names that fields of a table have `now` and had `before`; both as `renamed` takes them."""
+
+    def __init__(self, now: Mapping[str, int], before: Sequence[Mapping[str, int]]) -> None:
+        self.places = {field_id: place for place, field_id in now.items()}
+        self._ids: dict[tuple[int, str], list[int]] = {}
+        self._folded: dict[tuple[int, str], int] = {}
+        for schema in (*before, now):
+            for place, field_id in schema.items():
+                around, _, name = place.rpartition(".")
+                if (inside := schema.get(around) if around else _ROOT) is None:
+                    continue
+                self._ids.setdefault((inside, name), []).append(field_id)
+                if schema is now:
+                    self._folded[inside, name.lower()] = field_id
+
+    def name(self, field_id: int) -> str:
+        """Return the name of a field now."""
+        return self.places[field_id].rpartition(".")[2]
+
+    def find(self, inside: int | None, name: str) -> int | None:
+        """Return the id of the field that has a name inside of another one, or had it last."""
+        ids = self._ids.get((inside, name), ()) if inside is not None else ()
+        return next((one for one in reversed(ids) if one in self.places), None)
+
+    def by_alias(
+        self, inside: int | None, name: str, aliases: Sequence[str], taken: Collection[int | None]
+    ) -> int | None:
+        """Return the id of the field that has or had an alias of a new name, and none that is another's."""
+        if inside is None or (inside, name) in self._ids:
+            return None
+        same = self._folded.get((inside, name.lower()))
+        ids = (self.find(inside, one) for one in aliases)
+        return next((one for one in ids if one is not None and one not in taken and same in {None, one}), None)
+
+
 def renamed(
     columns: StructType,
     now: Mapping[str, int],
     before: Sequence[Mapping[str, int]],
     aliases: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[StructType, dict[str, str]]:
-    """Return columns with their names in a table `now`, and the fields that it has by an alias of theirs.
+    """Return columns with their names in a table `now`, and the fields that are to be renamed there.
 
     `before` are its earlier schemas, the newest last; a schema has the id of each field by its place: its name after
-    those of the fields around it, joined by dots. `aliases` are earlier names by places in `columns`; what the table
-    has by one comes back by its place there, with the name that it is to have. A field that is not in the table keeps
-    its name.
+    those of the fields around it, joined by dots. `aliases` are earlier names by places in `columns`. What the table
+    has by one comes back by its place there, with the name that it is to have, unless a user gave it another. A field
+    that is not in the table keeps its name; so does one whose name the table had before: files that have no ids would
+    give its values to the renamed field. Raises InvalidConfig for two fields that are one column of the table.
     """
-    places = {field_id: place for place, field_id in now.items()}
-    moves: dict[str, str] = {}
+    names, moves = _Names(now, before), dict[str, str]()
 
-    def name(was: str, place: str, others: Sequence[str]) -> str:
-        """Return the name of a field that was once at `was`, and is at `place` unless it was renamed."""
-        around, dot, called = place.rpartition(".")
-        if place in now:
-            return called
-        ids = (one[was] for one in reversed(before) if was in one)
-        if (found := next((places[one] for one in ids if one in places), None)) is not None:
-            return found.rpartition(".")[2]
-        for alias in (aliases or {}).get(was, ()):
-            if (there := f"{around}{dot}{alias}") in now and there not in moves and alias not in others:
-                moves[there] = called
-                return alias
-        return called
-
-    def kind(of: DataType, was: str, place: str) -> DataType:
+    def kind(of: DataType, was: str, inside: int | None) -> DataType:
         if isinstance(of, StructType):
-            return struct(of, f"{was}.", f"{place}.")
+            return struct(of, f"{was}.", inside)
         if isinstance(of, ArrayType):
-            return ArrayType(kind(of.elementType, f"{was}.element", f"{place}.element"))
+            return ArrayType(kind(of.elementType, f"{was}.element", names.find(inside, "element")))
         if isinstance(of, MapType):
-            return MapType(of.keyType, kind(of.valueType, f"{was}.value", f"{place}.value"))
+            return MapType(of.keyType, kind(of.valueType, f"{was}.value", names.find(inside, "value")))
         return of
 
-    def struct(of: StructType, was: str, place: str) -> StructType:
-        fields = []
+    def struct(of: StructType, was: str, inside: int | None) -> StructType:
+        ids = {name: names.find(inside, name) for name in of.names}
+        for name in [name for name, found in ids.items() if found is None]:
+            earlier = (aliases or {}).get(was + name, ())
+            ids[name] = found = names.by_alias(inside, name, earlier, ids.values())
+            if found is not None and names.name(found) in earlier:
+                moves[names.places[found]] = name
+        fields: dict[str, StructField] = {}
         for one in of.fields:
-            called = name(was + one.name, place + one.name, of.names)
-            fields.append(StructField(called, kind(one.dataType, was + one.name, place + called)))
-        return StructType(fields)
+            found = ids[one.name]
+            called = one.name if found is None else names.name(found)
+            if called in fields:
+                both = " and ".join(was + name for name in of.names if ids[name] == found)
+                raise InvalidConfig(
+                    f"the schema has {both}, and both are names of one column of the table, now or before: {called}",
+                    hint="give the field that is new a name that the column never had, or write to another place",
+                )
+            fields[called] = StructField(called, kind(one.dataType, was + one.name, found))
+        return StructType(list(fields.values()))
 
-    return struct(columns, "", ""), moves
+    return struct(columns, "", _ROOT), moves

@@ -104,6 +104,19 @@ def test_a_field_with_an_alias_of_another_type_renames_nothing(lake: Lake) -> No
         assert table.schema().column_names == COLUMNS.names
 
 
+def test_a_field_with_an_alias_is_not_mixed_with_a_dropped_column(lake: Lake) -> None:
+    """Files of before have a column of its name: rows would have what was dropped, and not what the alias had."""
+    lake.round(1, 4)
+    with lake.table() as table, table.update_schema() as schema:
+        schema.delete_column("entry_id")
+    columns = StructType([one for one in COLUMNS if one.name != "ledger_id"])
+    with export_iceberg.opened(
+        cast("SparkSession", None), lake.where, columns, layout=BY_DAY, aliases={"entry_id": ["ledger_id"]}
+    ) as target:
+        assert target.named(columns) == columns
+    assert lake.counts() == {1: 4}
+
+
 def test_a_column_may_become_wider(lake: Lake) -> None:
     """Rows from before and after are read as the wider type, also those that come later with the narrow one."""
     spark = cast("SparkSession", None)

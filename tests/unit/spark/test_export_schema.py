@@ -80,11 +80,11 @@ def test_fields_that_were_renamed_in_a_table() -> None:
     ours = struct(
         id=INT, value=struct(a=INT, rows=ArrayType(struct(b=INT)), notes=MapType(TEXT, struct(c=INT))), new=INT
     )
-    first = {"id": 1, "value": 2, "value.a": 10, "value.rows": 11, "value.rows.element.b": 13}
-    first |= {"value.notes": 14, "value.notes.value.c": 17}
+    first = {"id": 1, "value": 2, "value.a": 10, "value.rows": 11, "value.rows.element": 12, "value.rows.element.b": 13}
+    first |= {"value.notes": 14, "value.notes.value": 16, "value.notes.value.c": 17}
     second = {**{place: at for place, at in first.items() if place != "id"}, "key": 1}
-    now = {"key": 1, "content": 2, "content.A": 10, "content.rows": 11, "content.rows.element.B": 13}
-    now |= {"content.notes": 14, "content.notes.value.C": 17}
+    now = {"key": 1, "content": 2, "content.A": 10, "content.rows": 11, "content.rows.element": 12}
+    now |= {"content.rows.element.B": 13, "content.notes": 14, "content.notes.value": 16, "content.notes.value.C": 17}
     assert renamed(ours, first, [first]) == (ours, {})
     found = struct(A=INT, rows=ArrayType(struct(B=INT)), notes=MapType(TEXT, struct(C=INT)))
     assert renamed(ours, now, [first, second, now]) == (struct(key=INT, content=found, new=INT), {})
@@ -111,7 +111,10 @@ def test_fields_that_a_table_has_by_an_alias() -> None:
         pytest.param(struct(a=INT, b=INT), {"a": 1}, {}, ["a", "b"], id="the schema still has the other field"),
         pytest.param(struct(b=INT), {"a": 1, "b": 2}, {}, ["b"], id="the table has both"),
         pytest.param(struct(b=INT), {"a": 1, "c": 2}, {"a": 1, "b": 2}, ["c"], id="the table has it by another name"),
-        pytest.param(struct(b=INT), {"x": 1}, {"a": 1}, ["b"], id="the column was renamed in the table"),
+        pytest.param(struct(b=INT), {"x": 1}, {"a": 1}, ["x"], id="the column was renamed in the table"),
+        pytest.param(struct(b=INT), {"a": 1}, {"a": 1, "b": 2}, ["b"], id="the table had both"),
+        pytest.param(struct(b=INT), {"a": 1, "B": 2}, {}, ["b"], id="the table has it in other letters"),
+        pytest.param(struct(b=INT, c=INT), {"a": 1}, {"c": 1}, ["b", "a"], id="a user gave it the name of the alias"),
     ],
 )
 def test_aliases_that_move_nothing(
@@ -120,6 +123,37 @@ def test_aliases_that_move_nothing(
     """A column never takes what belongs to another."""
     found, moves = renamed(ours, now, [before, now], {"b": ["a"]})
     assert (found.names, moves) == (names, {})
+
+
+def test_an_alias_is_the_name_of_a_field_beside() -> None:
+    """A dot is no way into a record."""
+    ours, now = struct(name=INT, item=struct(n=INT)), {"item": 1, "item.n": 2}
+    assert renamed(ours, now, [now], {"name": ["item.n"]}) == (ours, {})
+
+
+def test_a_name_of_a_user_below_a_field_with_an_alias() -> None:
+    """It stays, before that field is renamed in the table and after."""
+    ours, first = struct(q=struct(n=INT)), {"p": 1, "p.n": 2}
+    second, third = {"p": 1, "p.k": 2}, {"q": 1, "q.k": 2}
+    assert renamed(ours, second, [first, second], {"q": ["p"]}) == (struct(p=struct(k=INT)), {"p": "q"})
+    assert renamed(ours, third, [first, second, third], {"q": ["p"]}) == (struct(q=struct(k=INT)), {})
+
+
+@pytest.mark.parametrize("aliases", [["a", "b"], ["b", "a"]])
+def test_a_field_that_is_renamed_twice(aliases: list[str]) -> None:
+    """In whatever order it has its aliases; a field that goes back to an earlier name leaves the column its own."""
+    before = [{"a": 1}, {"b": 1}]
+    assert renamed(struct(c=INT), {"b": 1}, before, {"c": aliases}) == (struct(b=INT), {"b": "c"})
+    assert renamed(struct(a=INT), {"b": 1}, before, {"a": ["b"]}) == (struct(b=INT), {})
+
+
+def test_a_new_field_with_an_earlier_name_of_a_column() -> None:
+    """Rows of before would have their values in it."""
+    with pytest.raises(
+        InvalidConfig, match=r"schema has v\.b and v\.a, and both are names of one column .*: b"
+    ) as caught:
+        renamed(struct(v=struct(b=INT, a=INT)), {"v": 1, "v.b": 2}, [{"v": 1, "v.a": 2}], {"v.b": ["a"]})
+    assert "a name that the column never had" in str(caught.value.hint)
 
 
 def test_two_fields_with_one_alias() -> None:
