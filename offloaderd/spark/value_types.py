@@ -252,12 +252,18 @@ def _or_null(kind: Kind) -> Callable[[Any], Any]:
 
 
 def _struct(fields: list[tuple[dict[str, Any], Kind]]) -> Callable[[Any], dict[str, Any]]:
+    taken = {field["name"] for field, _ in fields}
+    aliases: dict[str, list[str]] = {}
+    for field, _ in fields:
+        aliases[field["name"]] = [one for one in field.get("aliases", ()) if one not in taken]
+        taken.update(aliases[field["name"]])
+
     def read(value: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever JSON holds
         found: dict[str, Any] = {}
         _object(value)
         for field, kind in fields:
             name = field["name"]
-            given = next((one for one in (name, *field.get("aliases", ())) if one in value), None)
+            given = name if name in value else next((one for one in aliases[name] if one in value), None)
             if given is None and kind.nullable:
                 found[name] = None  # Jackson leaves out what is null
                 continue

@@ -151,7 +151,10 @@ class TableRows:
             return {}
         if not isinstance(self.values, KeyValueSchema):
             return _aliases_of(VALUE, self.values)
-        return _aliases_of(VALUE, self.values.value) | _aliases_of("key", self.values.key)
+        ours = _fields_of("key", VALUE, self.values.key.type)  # a column of both has the key's content
+        found = _aliases_of(VALUE, self.values.value)
+        found = {place: names for place, names in found.items() if place.partition(".")[0] not in ours}
+        return found | _aliases_of("key", self.values.key)
 
     @property
     def columns(self) -> StructType:

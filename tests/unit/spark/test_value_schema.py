@@ -17,6 +17,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import Position
 from offloaderd.format.pulsar.messages import Message
+from offloaderd.spark.tables.rows import TableRows
 from offloaderd.spark.value_schema import Encoding, KeyValueSchema, ValueSchema, read_schema
 from offloaderd.spark.value_types import kind_of
 from offloaderd.spark.values import MalformedValue, SameVersion, ValueDecoder, decoder_of
@@ -227,6 +228,16 @@ def test_a_renamed_field_is_read_by_its_alias() -> None:
         decoder.value(message(b'{"c": 5}'))
 
 
+def test_a_value_is_that_of_one_field() -> None:
+    """In JSON as in Avro: an alias that is the name of another field, or the alias of one before, reads nothing."""
+    optional = ["null", "int"]
+    both = record(("a", optional), ("b", optional), ("c", optional), ("d", optional))
+    for field, aliases in zip(both["fields"], ([], ["a"], ["x"], ["x"]), strict=True):
+        field |= {"aliases": aliases, "default": None}
+    decoder = ValueDecoder(single(json.dumps(both), "json"))
+    assert decoder.value(message(b'{"a": 5, "x": 6}')) == {"a": 5, "b": None, "c": 6, "d": None}
+
+
 def test_aliases_have_places() -> None:
     """Through arrays, maps, unions and names of types; only Avro's schemas have them."""
     inner = {"type": "record", "name": "Inner", "fields": [{"name": "n", "type": "int", "aliases": ["m"]}]}
@@ -379,6 +390,17 @@ def test_pairs_have_a_key_and_a_value(separated: bool) -> None:
     assert sorted(wrong) == [4, 5]
     assert wrong[4].startswith("key: 5 bytes are no such value")
     assert wrong[5].startswith("value: 1 bytes are no such value")
+
+
+def test_aliases_of_pairs() -> None:
+    """A column that key and value have both is the key's, and so are its earlier names."""
+    key, value = record(("id", "int"), ("k", "int")), record(("id", "int"), ("v", "int"))
+    for field, alias in zip((key["fields"][1], *value["fields"]), ("old_k", "old_id", "old_v"), strict=True):
+        field["aliases"] = [alias]
+    schema = read_schema(json.dumps(pair("INLINE", ("AVRO", key), ("JSON", value))))
+    assert TableRows(schema).aliases == {"k": ["old_k"], "v": ["old_v"]}
+    schema = read_schema(json.dumps(pair("INLINE", ("AVRO", {"type": "array", "items": key}), ("STRING", ""))))
+    assert TableRows(schema).aliases == {"key.element.k": ["old_k"]}
 
 
 @pytest.mark.parametrize("content", [b"", b"\0\0\0", inline(b"1234")[:7], inline(b"1234"), inline(b"1", b"2") + b"3"])
