@@ -203,11 +203,12 @@ class ExportTable:
             before = _data_files(table)
             older = datetime.fromtimestamp(now_ms / 1000 - keep_s, UTC).replace(tzinfo=None)
             table.maintenance.expire_snapshots().older_than(older).commit()
+            files = self._files  # where the table was before it is loaded again
             gone = before - _data_files(self._loaded()) if _collects(table) else set()
             ours = f"{_as_hadoop(table.location()).rstrip('/')}/"
             mine = [name for name in map(_as_hadoop, gone) if name.startswith(ours)]  # others may be of other tables
             for name in mine:
-                self._files.delete(name.removeprefix(ours))
+                files.delete(name.removeprefix(ours))
         return Upkeep(joined, len(mine))
 
     def _join(self, table: Table) -> int:
@@ -389,9 +390,10 @@ class ExportTable:
             return
         records = [one.summary.additional_properties.get(COMMIT) for one in table.snapshots() if one.summary]
         kept = {made.staging} | {decode_move(one, self.target).staging for one in records if one is not None}
-        for name in self._files.names("data"):
+        files = self._files
+        for name in files.names("data"):
             if name.startswith(f"{made.number:0{DIGITS}}-") and name not in kept:
-                self._files.delete(f"data/{name}")
+                files.delete(f"data/{name}")
 
     @property
     def _files(self) -> SparkFiles:
