@@ -42,6 +42,7 @@ DOWNLOADING = {
     "pulsar_rolling",
     "stock_offloader_session",
     "driven_broker_session",
+    "rest_catalogue",
 }
 """Fixtures whose first use on a machine downloads, under a deadline of its own."""
 TEST_TIMEOUT_S = 1200
