@@ -295,8 +295,14 @@ class HeadKeeper:
     async def _is_ahead(
         self, head: HeadSegment, end: Position | None, topic_map: TopicMap, committing: UUID | None
     ) -> bool:
-        """Return whether a committed segment is missing in the map: neither open nor given up."""
-        if (end is not None and head.end <= end) or head.segment_id == committing or _holds(topic_map, head):
+        """Return whether a committed segment is missing in the map: neither open, nor given up, nor deleted again.
+
+        A manifest is no proof: one whose put had no answer may come when the segment was deleted since.
+        """
+        known = (end, topic_map.floor)
+        if any(one is not None and head.end <= one for one in known) or head.segment_id == committing:
+            return False
+        if _holds(topic_map, head):
             return False
         if await self._persist(lambda: self._is_recorded(head.segment_id), METADATA):
             return False

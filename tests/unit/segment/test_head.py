@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from offloaderd.core.errors import Conflict, IdentityRefused, OutcomeUnknown, Transient
 from offloaderd.core.model import HistoryOrder, Position, RefusalKind
 from offloaderd.format import head as head_format
-from offloaderd.format.head import PlaceMarker
+from offloaderd.format.head import HeadSegment, PlaceMarker
 from offloaderd.metadata import identity, paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records import identity as identity_record
@@ -338,6 +338,25 @@ async def test_an_older_head_is_in_order() -> None:
     known = await catalog.load(store, TOPIC)
     steps, _ = without_oldest(known, known.segments[0], reason="age", now_ms=1)
     await store.transact(steps)
+    await offload_more(rig, [10], seed=7)
+    assert await _segments(rig) == 2
+
+
+async def test_a_head_of_what_retention_has_deleted_is_in_order() -> None:
+    """Also where its manifest is there again: a put of it that had no answer was carried out after the deletion."""
+    rig = await offloaded_topic(10)
+    await offload_more(rig, [10], seed=5)
+    store, head = rig.tree.connect(), await head_of(rig)
+    known = await catalog.load(store, TOPIC)
+    oldest = known.segments[0]
+    steps, _ = without_oldest(known, oldest, reason="age", now_ms=1)
+    await store.transact(steps)
+    await store.delete(paths.trash_record(TOPIC, oldest.segment_id), 0)
+    described = HeadSegment(
+        segment_id=oldest.segment_id, begin=oldest.begin, end=oldest.end, bucket=oldest.bucket, prefix=oldest.prefix
+    )
+    await put(rig, replace(head, history=described))
+    assert (await rig.store.head(oldest.keys.manifest)).size_bytes
     await offload_more(rig, [10], seed=7)
     assert await _segments(rig) == 2
 
