@@ -11,7 +11,7 @@ import pytest
 
 from offloaderd.core.errors import Transient
 from offloaderd.core.metrics.service import WAKE_CAUSES
-from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod, Position, RefusalKind, TierRetention
+from offloaderd.core.model import EntryBatch, OfferResult, OffloadMethod, Position, RefusalKind
 from offloaderd.core.names.patterns import of_topic
 from offloaderd.fleet import ownership
 from offloaderd.fleet.hot_tier import HotBuffers
@@ -22,13 +22,8 @@ from offloaderd.segment import resume
 from offloaderd.testing.faults import FaultyStore
 from offloaderd.topic import idle as sleep
 from offloaderd.topic.idle import IdleOptions
-from offloaderd.topic.offloader import Rest
 from offloaderd.topic.status import Reporter
-from offloaderd.upkeep.grants.grants import Grants
-from offloaderd.upkeep.retention import Retention
-from offloaderd.upkeep.settings import GrantSettings, RetentionSettings
 from tests.unit.rigs.fleet import TOPICS, epochs, fellow, settled
-from tests.unit.rigs.owned import Owned, offloaded_topic
 from tests.unit.rigs.rig import (
     TOPIC,
     Rig,
@@ -42,6 +37,9 @@ from tests.unit.rigs.rig import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from offloaderd.core.model import TopicName
     from offloaderd.fleet.engine import Engine
     from offloaderd.topic.idle import IdleTopic
     from offloaderd.topic.offloader import TopicOffloader
@@ -207,6 +205,24 @@ async def test_the_source_is_watched_through_sleep_and_waking(rig: Rig) -> None:
         await offloader_of(engine)
         await until(lambda: watchers == 1 and bool(seen))
         assert 0 not in seen
+
+
+async def test_a_source_that_is_not_watched_any_more_wakes_a_topic(rig: Rig) -> None:
+    """What comes meanwhile would be seen an hour later."""
+    assert rig.ledgers is not None
+    async with rig.engine() as engine:
+        await offloaded(rig, engine)
+        cut = asyncio.Event()
+
+        async def watched(_: TopicName) -> AsyncGenerator[None, None]:
+            await cut.wait()
+            raise Transient("the connection is cut")
+            yield
+
+        rig.ledgers.watch = watched  # type: ignore[assignment, method-assign]
+        idle_topic = await suspended(engine)
+        cut.set()
+        await until(lambda: idle_topic.cause is sleep.Cause.SOURCE)
 
 
 async def test_a_ledger_that_is_closed_wakes_a_topic(rig: Rig) -> None:
@@ -556,45 +572,3 @@ async def test_a_topic_that_cannot_be_taken_up_is_stalled_loudly_and_comes_back(
                 await engine.owned(TOPIC)
             await until(lambda: engine.statuses()[0].state == "stalled")
         assert (await offloader_of(engine)).claim.epoch > 1
-
-
-async def test_retention_says_when_something_may_be_due() -> None:
-    """Never, unless an age will be over or a ledger has to be missing for a while."""
-    owned = await Owned.claim(await offloaded_topic(10, 10))
-    retention = Retention(owned.context, None, RetentionSettings(), owned.book())
-    limits = await retention.run_once(owned.offloader, {})
-    assert retention._patience_s(owned.offloader, limits, {}) == inf
-    assert retention._patience_s(owned.offloader, limits, {1: 0.0}) == 0.0
-    aged = limits._replace(kind=TierRetention.LIMITED, age_s=50.0)
-    assert 40 < retention._patience_s(owned.offloader, aged, {}) <= 50
-    assert owned.offloader.tailer is not None
-    await owned.offloader.tailer.refresh()
-    assert retention._patience_s(owned.offloader, aged, {}) == inf, "the source has it"
-
-
-async def test_grants_say_when_something_may_be_due() -> None:
-    """While a ledger is not granted, and when a grant begins to hold where we delete by it."""
-    owned = await Owned.claim(await offloaded_topic(10, 10))
-    options, book = GrantSettings(readback=False, interval_s=1.0), owned.book(deletion_lag_s=100.0)
-    ours, theirs = (Grants(owned.context, one, options, book, daemon_id="one") for one in (owned.ledgers, None))
-    assert owned.offloader.tailer is not None
-    await owned.offloader.tailer.refresh()
-    await owned.offloader.record.note_end()
-    assert ours._patience_s(owned.offloader, {}) == 0.0
-    known = await ours.run_once(owned.offloader, {})
-    known = await ours.run_once(owned.offloader, known)
-    assert known
-    assert 90 < ours._patience_s(owned.offloader, known) <= 100
-    assert theirs._patience_s(owned.offloader, known) == inf
-
-
-def test_a_rest_ends_where_the_first_duty_is_due() -> None:
-    """And there is none while a duty works."""
-    rest = Rest()
-    rest.working = 2
-    with rest.until(5.0):
-        assert rest.due_s is None
-        with rest.until():
-            assert rest.due_s == 5.0
-        assert rest.due_s is None
-    assert rest.working == 2
