@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -105,6 +106,28 @@ async def test_the_root_is_created(zookeeper: str) -> None:
         assert await high.get("/deep/a/b") == Versioned(b"x", 0)
         assert await whole.get(f"/offloaderd/{name}/deep/a/b") == Versioned(b"x", 0)
         assert "zookeeper" in await whole.children("/")
+
+
+async def test_a_change_while_a_watch_is_set_is_not_missed(zookeeper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes between the requests that set it, or right behind them."""
+    root = f"/offloaderd/{CLOCK.uuid().hex}"
+    async with zookeeper_store(zookeeper, root) as store, zookeeper_store(zookeeper, root) as other:
+        await store.create("/n", b"")
+        arm, versions = store._arm, iter(range(1))
+
+        async def armed(full: str, watched: adapter._Watched, *, children: bool) -> None:
+            await arm(full, watched, children=children)
+            for version in versions:
+                fired = asyncio.Event()
+                watched.wakes.append(fired.set)
+                await other.replace("/n", b"now", version)
+                await fired.wait()
+                watched.wakes.remove(fired.set)
+
+        monkeypatch.setattr(store, "_arm", armed)
+        async with asyncio.timeout(PATIENCE_S), aclosing(store.watch("/n")) as changes:
+            await anext(changes)
+            await anext(changes)
 
 
 async def test_a_write_without_an_answer_is_unknown_and_read_back_in_order(server: PrivateServer) -> None:

@@ -271,6 +271,18 @@ def test_what_is_remembered_of_topics_is_bounded(monkeypatch: pytest.MonkeyPatch
     assert known.find(names[1], Position(1, 0), Position(1, 0)) is None
 
 
+def test_reads_that_begin_with_known_outcomes_do_not_share_them() -> None:
+    """What one forgets, as it goes on, the other still needs."""
+    known, topic, log = outcomes.KnownOutcomes(), TopicName("public", "default", "a"), transactions.TransactionLog()
+    log.take(Position(0, 1), transactions.Mention(IDS[0]))
+    known.keep(topic, outcomes.Known(Position(0, 0), Position(0, 9), log))
+    one, other = (known.find(topic, Position(0, 9), Position(0, 9)) for _ in range(2))
+    assert one is not None
+    assert other is not None
+    one.log.take(Position(0, 10), transactions.Mention(IDS[1]))
+    assert (len(one.log), len(other.log), len(log)) == (2, 1, 1)
+
+
 async def test_transactions_in_memory_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than all reads together may remember end the read that comes to them, and hold up no later one."""
     monkeypatch.setattr(outcomes, "TOGETHER_MAX", 5)

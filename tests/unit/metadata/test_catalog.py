@@ -486,6 +486,10 @@ async def test_the_loss_of_what_is_live_does_not_wait_for_that_of_history() -> N
     found = replace(await catalog.load(store, TOPIC), history=plan)
     assert found.losses == current.losses == (of_history, live)
     assert found.loss_names == current.loss_names == {live: "7-0"}
+    steps, shorter = found.with_commit(made(1, (5, 0, 9)))
+    assert shorter.loss_names == {live._replace(after=Position(5, 9), entries=0): "7-0"}, (
+        "what is left of it is where it was"
+    )
     wider = live._replace(before=Position(8, 0))
     steps, current = found.with_loss(wider)
     await store.transact(steps)

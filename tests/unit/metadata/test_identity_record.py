@@ -91,6 +91,16 @@ def test_an_acceptance_is_about_one_piece_of_evidence() -> None:
     assert late.refusals == since.refusals, "what was found since is deleted by nobody's word"
 
 
+def test_the_newest_acceptances_are_kept() -> None:
+    """What an operator has just accepted is never refused again, however much was accepted before."""
+    record = TopicIdentityRecord()
+    for number in range(identity.ACCEPTED_MAX + 2):
+        record = record.accepting(Acceptance(kind=BEHIND.kind, evidence=f"newest {number}", by="ann", at_ms=number))
+    assert len(record.accepted) == identity.ACCEPTED_MAX
+    known = [record.accepts(BEHIND.kind, f"newest {number}") for number in range(identity.ACCEPTED_MAX + 2)]
+    assert known == [False, False, *[True] * identity.ACCEPTED_MAX]
+
+
 @pytest.mark.parametrize("kind", RefusalKind)
 def test_each_kind_names_a_way_out(kind: RefusalKind) -> None:
     """Each refusal has one hint of its own, and so has one that only a later release knows."""

@@ -217,6 +217,15 @@ async def test_what_the_source_has_deleted_is_noted_as_pulsar_notes_it() -> None
     assert after.source_deleted == {4}
 
 
+async def test_when_a_ledger_was_made_may_be_noted_by_a_later_commit() -> None:
+    """The first one did not know it; in the store it is the same."""
+    store = await _stored()
+    late = replace(B, slices=tuple(replace(one, created_ms=7) for one in B.slices))
+    current = await _committed(store, A, late, ends=ENDS)
+    assert current.created == {4: 7}
+    assert await catalog.load(store, TOPIC) == current
+
+
 async def test_when_a_ledger_was_made_is_kept_for_as_long_as_its_context() -> None:
     """A commit notes it, later ones leave it; a note replaces it; a reload agrees, and it goes with the ledger."""
     store = await _stored()

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, OffloaderError, Transient
+from offloaderd.core.limits import FLOW, Flow
 from offloaderd.core.model import Position, TopicName
 from offloaderd.format import manifest_bytes, v2
 from offloaderd.objects import keys
@@ -95,10 +96,10 @@ def counted(rig: ReadRig) -> Counting:
 
 
 async def read(
-    reader: SegmentReader, segment: CommittedSegment, first: Position, last: Position
+    reader: SegmentReader, segment: CommittedSegment, first: Position, last: Position, pace: ReadAhead | None = None
 ) -> list[tuple[int, int, bytes]]:
     """Return all entries of a range."""
-    async with aclosing(reader.read(TOPIC, segment, first, last)) as batches:
+    async with aclosing(reader.read(TOPIC, segment, first, last, pace)) as batches:
         return flat([batch async for batch in batches])
 
 
@@ -150,7 +151,7 @@ async def test_one_entry_costs_one_block_and_a_long_read_few_requests(monkeypatc
         assert counting.ranges() == [(50 * 244, 244)]
         counting.gets.clear()
         rig.reader.segments._blocks.limit_bytes = 1 << 20
-        assert len(await read(rig.reader.segments, segment, Position(1, 60), Position(1, 199))) == 140
+        assert len(await read(rig.reader.segments, segment, Position(1, 60), Position(1, 199), ReadAhead(64))) == 140
         sizes = [length or 0 for _, length in counting.ranges()]
         assert sizes[0] == 244
         assert max(sizes) == 4096 // 3 // 244 * 244
@@ -164,7 +165,7 @@ async def test_a_sequential_read_keeps_its_pace(monkeypatch: pytest.MonkeyPatch)
     rig = make_read_rig(read_ahead_bytes=4096)
     segment = await put_segment(rig.store, [Piece(1, 0, [b"x" * 100] * 200)], segment_id=ID, block_entries=1)
     counting = counted(rig)
-    pace = ReadAhead()
+    pace = ReadAhead(64)
     async with rig.reader:
         rig.reader.segments._blocks.limit_bytes = 1 << 20
         for first, last in ((0, 99), (100, 199)):
@@ -182,7 +183,7 @@ async def test_two_requests_are_under_way_while_blocks_are_yielded(monkeypatch: 
     counting = counted(rig)
     asked: list[int] = []
     async with rig.reader:
-        reading = rig.reader.segments.read(TOPIC, segment, Position(1, 0), Position(1, 59))
+        reading = rig.reader.segments.read(TOPIC, segment, Position(1, 0), Position(1, 59), ReadAhead(64))
         async with aclosing(reading) as batches:
             async for batch in batches:
                 await turns(20)
@@ -199,7 +200,7 @@ async def test_a_reader_that_pauses_fetches_no_more_than_its_window(monkeypatch:
     counting = counted(rig)
     segments = rig.reader.segments
     async with rig.reader:
-        batches = segments.read(TOPIC, segment, Position(1, 0), Position(1, 399))
+        batches = segments.read(TOPIC, segment, Position(1, 0), Position(1, 399), ReadAhead(64))
         for _ in range(100):
             await anext(batches)
         await turns(50)
@@ -227,7 +228,7 @@ async def test_readers_share_the_room_for_what_is_fetched_ahead(monkeypatch: pyt
         return sum(key[0] == segment_id and slot.pins > 0 for key, slot in segments._blocks._slots.items())  # type: ignore[index]
 
     async with rig.reader:
-        reads = [segments.read_framed(TOPIC, one, Position(1, 0), Position(1, 199)) for one in stored]
+        reads = [segments.read_framed(TOPIC, one, Position(1, 0), Position(1, 199), ReadAhead(64)) for one in stored]
         for _ in range(60):
             await anext(reads[0])
             await turns(3)
@@ -243,6 +244,25 @@ async def test_readers_share_the_room_for_what_is_fetched_ahead(monkeypatch: pyt
         assert segments.read_ahead_bytes == 24 * cost
         await reads[0].aclose()
         assert segments.pinned_bytes == 0
+
+
+async def test_namespaces_that_read_no_more_have_no_share_of_the_room() -> None:
+    """Else each that ever read would make all others slower, up to a restart."""
+    rig = make_read_rig(cache_bytes=40_000, read_ahead_bytes=30_000)
+    segment = await put_segment(rig.store, [Piece(1, 0, [bytes(100)] * 20)], segment_id=ID, block_entries=1)
+    segments = rig.reader.segments
+    async with rig.reader:
+        for _ in range(2):
+            token = FLOW.set(Flow())
+            reading = segments.read_framed(TOPIC, segment, Position(1, 0), Position(1, 19))
+            await anext(reading)
+            FLOW.reset(token)
+            assert segments.read_ahead_bytes == 30_000, "one alone has all of it"
+            other = segments.read_framed(TOPIC, segment, Position(1, 0), Position(1, 19))
+            await anext(other)
+            assert segments.read_ahead_bytes == 20_000
+            await other.aclose()
+            await reading.aclose()
 
 
 async def test_a_small_budget_slows_reading_ahead_but_not_reading() -> None:

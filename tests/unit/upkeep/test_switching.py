@@ -369,4 +369,9 @@ async def test_grants_are_for_the_place_in_which_the_segments_are_now() -> None:
     assert after[0].segments[0].objects[0].key.startswith(AWAY[1])
     assert after[0].is_in([AWAY])
     await looked(owned, mirror_required=MirrorRequired.NO)
-    assert (await grant_records.load_all(rig.tree.connect(), TOPIC))[0].source_deleted_ms
+    deleted_ms = (await grant_records.load_all(rig.tree.connect(), TOPIC))[0].source_deleted_ms
+    assert deleted_ms
+    await owned.offloader.record.exchange_places(owned.offloader.map.segments[0].segment_id, HOME)
+    renewed = (await looked(owned, mirror_required=MirrorRequired.NO))[0]
+    assert renewed.is_in([HOME])
+    assert renewed.source_deleted_ms == deleted_ms, "it was deleted by this grant, and by nobody else"
