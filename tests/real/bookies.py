@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 LEDGERS_ROOT = "/ledgers"
 REGISTER_S = 60.0
 """A bookie that is not registered then is started again."""
+FINDS_OUT_S = 5.0
+"""So long after ZooKeeper is back a bookie knows what became of its session."""
 SESSION_MS = 2000
 """A bookie that was killed stays registered, and cannot come back, until its session of this length has ended."""
 
@@ -147,10 +149,14 @@ class BookKeeperCluster:
 
     async def heal(self) -> None:
         """Bring back everything that a test has ended or frozen: ZooKeeper first, then all bookies at once."""
+        was_away = self.zookeeper_server.away
         self.zookeeper_server.thaw()
         await self.zookeeper_server.start()
         for bookie in self.bookies:
             bookie.thaw()
+        if was_away:  # a bookie may end that finds its session over, and until then it is registered by it
+            await self._clock.sleep(FINDS_OUT_S)
+        for bookie in self.bookies:
             bookie.launch()
         for bookie in self.bookies:
             try:

@@ -95,6 +95,11 @@ class Server:
         return self.child.running
 
     @property
+    def away(self) -> bool:
+        """Whether it does not run, or is frozen."""
+        return self._frozen or not self.running
+
+    @property
     def log(self) -> str:
         """What it has said since its last start."""
         return self.command.log.read_text(errors="replace") if self.command.log.exists() else ""
