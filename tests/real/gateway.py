@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from py4j.java_gateway import GatewayParameters, JavaGateway  # type: ignore[import-untyped]
 
-from offloaderd.standalone.process import ServerDied
 from tests.patience import PATIENCE_S
-from tests.real.jvm import Server, java_command
+from tests.real.jvm import Server, java_command, pyspark_jars
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -39,7 +37,7 @@ async def java_gateway(
 
     Raises InvalidConfig (no Java), ServerDied.
     """
-    gateway_jar = next(_pyspark_jars().glob("py4j-*.jar"))
+    gateway_jar = next(pyspark_jars().glob("py4j-*.jar"))
     main = ["py4j.GatewayServer", "--enable-auth", "0"]
     flags = ["-Xmx256m", *flags]
     command = java_command(
@@ -65,11 +63,3 @@ async def java_gateway(
             java._gateway_client.is_connected = False
     finally:
         await server.stop()
-
-
-def _pyspark_jars() -> Path:
-    """Return the folder of PySpark's jars. Raises ServerDied when it is not installed."""
-    spec = importlib.util.find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        raise ServerDied("Java is run by the gateway that comes with PySpark", hint="run `make setup`")
-    return Path(spec.origin).parent / "jars"

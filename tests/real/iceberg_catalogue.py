@@ -6,9 +6,7 @@ beside that file; Hadoop's file system, by which it writes their metadata, is th
 
 from __future__ import annotations
 
-import importlib.util
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,10 +16,11 @@ from offloaderd.standalone.ports import LOOPBACK, free_ports, http_get
 from offloaderd.standalone.process import ChildProcess
 from tests.patience import PATIENCE_S
 from tests.real.jars import server_jars
-from tests.real.jvm import java_command
+from tests.real.jvm import java_command, pyspark_jars
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
 
     from offloaderd.core.clock import Clock
 
@@ -30,10 +29,7 @@ if TYPE_CHECKING:
 async def iceberg_catalogue(directory: Path, clock: Clock) -> AsyncIterator[str]:
     """Run it, and return its URL. Raises FetchFailed, ServerDied when it does not come up."""
     port = free_ports(1, clock)[0]
-    spark = importlib.util.find_spec("pyspark")
-    if spark is None or spark.origin is None:
-        raise ModuleNotFoundError("pyspark")
-    hadoop = sorted((Path(spark.origin).parent / "jars").glob("hadoop-client-*.jar"))
+    hadoop = sorted(pyspark_jars().glob("hadoop-client-*.jar"))
     command = java_command(
         "catalogue",
         directory,

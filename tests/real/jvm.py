@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offloaderd.spark.java import find_java
-from offloaderd.standalone.process import ChildProcess, Command
+from offloaderd.standalone.process import ChildProcess, Command, ServerDied
 from tests.real import freezing
 from tests.real.jar_lock import DESCRIPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from offloaderd.core.clock import Clock
 
@@ -41,6 +42,14 @@ JVM_FLAGS = (
     f"-Dlog4j.configurationFile={DESCRIPTIONS / 'log4j2.properties'}",
     *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED),
 )
+
+
+def pyspark_jars() -> Path:
+    """Return the folder of PySpark's jars. Raises ServerDied when it is not installed."""
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise ServerDied("there is no PySpark, whose jars servers of the tests run with", hint="run `make setup`")
+    return Path(spec.origin).parent / "jars"
 
 
 def java_command(

@@ -6,7 +6,6 @@ that tests run in: what an executor's Python imports comes with the application,
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from offloaderd.spark.java import java_home
 from offloaderd.standalone.ports import free_ports, http_get
 from offloaderd.standalone.process import ChildProcess, Command
 from tests.patience import PATIENCE_S
+from tests.real.jvm import pyspark_jars
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -42,10 +42,7 @@ class SparkCluster:
 @asynccontextmanager
 async def spark_cluster(directory: Path, clock: Clock) -> AsyncIterator[SparkCluster]:
     """Run a master and one worker of two cores until the context ends."""
-    spec = importlib.util.find_spec("pyspark")
-    assert spec is not None
-    assert spec.origin is not None
-    home, work = Path(spec.origin).parent, directory / "work"
+    home, work = pyspark_jars().parent, directory / "work"
     directory.mkdir(parents=True)
     port, master_ui, worker_ui = free_ports(3, clock)
     with java_home() as java:

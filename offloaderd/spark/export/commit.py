@@ -12,6 +12,7 @@ import json
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
@@ -327,6 +328,7 @@ def fitted(columns: StructType, table: StructType, *, promotes: bool = False) ->
     return struct(columns, table, "")
 
 
+NO_ALIASES: Mapping[str, Sequence[str]] = MappingProxyType({})
 _ROOT = -1
 """What the columns of a table are inside of, as other fields are inside of one that has an id."""
 
@@ -371,7 +373,7 @@ def renamed(
     columns: StructType,
     now: Mapping[str, int],
     before: Sequence[Mapping[str, int]],
-    aliases: Mapping[str, Sequence[str]] | None = None,
+    aliases: Mapping[str, Sequence[str]] = NO_ALIASES,
 ) -> tuple[StructType, dict[str, str]]:
     """Return columns with their names in a table `now`, and the fields that are to be renamed there.
 
@@ -395,7 +397,7 @@ def renamed(
     def struct(of: StructType, was: str, inside: int | None) -> StructType:
         ids = {name: names.find(inside, name) for name in of.names}
         for name in [name for name, found in ids.items() if found is None]:
-            earlier = (aliases or {}).get(was + name, ())
+            earlier = aliases.get(was + name, ())
             ids[name] = found = names.by_alias(inside, name, earlier, ids.values())
             if found is not None and names.name(found) in earlier:
                 moves[names.places[found]] = name

@@ -34,6 +34,7 @@ from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
 from offloaderd.spark.export.commit import (
     DELETED,
     DIGITS,
+    NO_ALIASES,
     Commit,
     Move,
     Upkeep,
@@ -107,7 +108,7 @@ class ExportTable:
         layout: Layout,
         key: Sequence[str] = (),
         order: Sequence[str] = (),
-        aliases: Mapping[str, Sequence[str]] | None = None,
+        aliases: Mapping[str, Sequence[str]] = NO_ALIASES,
     ) -> None:
         """`key`: the columns that identify a row, none for all; such a table is made without partitions.
 

@@ -20,7 +20,7 @@ from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.patterns import of_topic
 from offloaderd.read.transactions import KnownOutcomes
 from offloaderd.spark.errors import from_spark
-from offloaderd.spark.export.commit import Commit, KeptTable
+from offloaderd.spark.export.commit import NO_ALIASES, Commit, KeptTable
 from offloaderd.spark.export.delta import DeltaTarget
 from offloaderd.spark.export.export import offsets_of, write
 from offloaderd.spark.export.iceberg import IcebergTable, opened
@@ -285,7 +285,7 @@ class TableWriter:
         layout: Layout,
         *,
         key: Sequence[str] = (),
-        aliases: Mapping[str, Sequence[str]] | None = None,
+        aliases: Mapping[str, Sequence[str]] = NO_ALIASES,
     ) -> Iterator[KeptTable]:
         to = self._declared.to
         if self._declared.format is TableFormat.DELTA:
@@ -297,7 +297,7 @@ class TableWriter:
         else:
             catalog, _, namespace = to.partition(".")
             place = IcebergTable(catalog=catalog, name=f"{namespace}.{name}")
-        with opened(self._spark, place, columns, layout=layout, key=key, order=ORDER, aliases=aliases or {}) as table:
+        with opened(self._spark, place, columns, layout=layout, key=key, order=ORDER, aliases=aliases) as table:
             yield table
 
     def _lag_of(self, found: Sequence[Snapshot], last: Commit, query: EntryQuery) -> Lag:

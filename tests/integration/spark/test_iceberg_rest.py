@@ -6,11 +6,11 @@ import threading
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import pytest
 from pyiceberg.catalog import load_catalog
-from pyspark.sql.types import StructField, StructType
 
 from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
 from offloaderd.spark.export import commit as export_commit
@@ -19,7 +19,7 @@ from offloaderd.spark.export.iceberg import IcebergTable
 from offloaderd.standalone.ports import LOOPBACK
 from offloaderd.tables.layout import Layout
 from tests.real.iceberg_catalogue import in_settings
-from tests.unit.spark.iceberg_lake import COLUMNS, SOURCE, Lake, local_lake
+from tests.unit.spark.iceberg_lake import COLUMNS, SOURCE, Lake, before, called, local_lake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyspark.sql import SparkSession
 
-NAMES = iter(range(1_000_000))
+NUMBERS = count()
 
 
 class Fault(NamedTuple):
@@ -94,7 +94,7 @@ class RestLake(Lake):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.where = IcebergTable(catalog="rest", name=f"shop{next(NAMES)}.orders")
+        self.where = IcebergTable(catalog="rest", name=f"shop{next(NUMBERS)}.orders")
 
     @contextmanager
     def table(self, name: str = "") -> Iterator[Table]:
@@ -165,15 +165,12 @@ def test_of_two_exports_one_is_told(lake: RestLake) -> None:
 def test_commits_of_others_in_between(lake: RestLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """A round is tried again on top of them."""
     lake.round(1, 5)
-    try_, others = export_iceberg.ExportTable._try, iter([True])
 
-    def raced(self: export_iceberg.ExportTable, *given: object) -> None:
-        if next(others, False):
-            with lake.table() as table:
-                table.delete("ledger_id = 1")
-        try_(self, *given)  # type: ignore[arg-type] # as it takes
+    def deleted() -> None:
+        with lake.table() as table:
+            table.delete("ledger_id = 1")
 
-    monkeypatch.setattr(export_iceberg.ExportTable, "_try", raced)
+    monkeypatch.setattr(export_iceberg.ExportTable, "_try", before(deleted))
     lake.round(2, 4)
     assert lake.counts() == {2: 4}
 
@@ -183,13 +180,12 @@ def test_a_renamed_field_and_upkeep(lake: RestLake, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(export_commit, "SMALL_FILES", 2)
     lake.round(1, 4)
     lake.round(2, 4)
-    names = ["number" if name == "entry_id" else name for name in COLUMNS.names]
-    columns = StructType([StructField(name, one.dataType) for name, one in zip(names, COLUMNS, strict=True)])
+    columns = called({"entry_id": "number"})
     with export_iceberg.opened(
         cast("SparkSession", None), lake.where, columns, layout=Layout(), aliases={"number": ["entry_id"]}
     ) as target:
         target.recover(SOURCE)
-        assert target.named(columns).names == names
+        assert target.named(columns).names == columns.names
         done = target.upkeep(0.0)
     assert (done.joined, done.deleted) == (4, 4)
     with lake.table() as table:

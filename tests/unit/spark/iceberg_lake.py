@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,6 +13,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.utils.concurrent import ExecutorFactory
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructField, StructType
 
 from offloaderd.spark.export import iceberg as export_iceberg
 from offloaderd.spark.export.export import BY_DAY
@@ -22,7 +23,7 @@ from offloaderd.tables.layout import Layout, Partition
 from tests.unit.spark.local_files import LocalFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyiceberg.table import Table
     from pyspark.sql import SparkSession
@@ -106,6 +107,23 @@ class Lake:
     def rounds(self) -> list[str]:
         """Return the folders of rounds."""
         return sorted(one.name for one in (self.folder / "shop" / "orders" / "data").iterdir())
+
+
+def called(names: Mapping[str, str]) -> StructType:
+    """Return the columns, some under other names."""
+    return StructType([StructField(names.get(one.name, one.name), one.dataType) for one in COLUMNS])
+
+
+def before(act: Callable[[], Any]) -> Callable[..., None]:
+    """Return a commit before whose first try something else happens."""
+    attempt, acts = ExportTable._try, [act]
+
+    def tried(*arguments: Any) -> None:  # noqa: ANN401 - whatever it takes
+        if acts:
+            acts.pop()()
+        attempt(*arguments)
+
+    return tried
 
 
 @contextmanager

@@ -22,10 +22,10 @@ from offloaderd.spark.export.commit import DELETED, Upkeep
 from offloaderd.spark.export.export import BY_DAY
 from offloaderd.spark.export.iceberg import COMMIT, ExportTable, IcebergTable
 from offloaderd.tables.layout import Layout, Partition
-from tests.unit.spark.iceberg_lake import DAY, KEYED, SCHEMA, SOURCE, Lake, local_lake
+from tests.unit.spark.iceberg_lake import DAY, KEYED, SCHEMA, SOURCE, Lake, before, local_lake
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from pyiceberg.table import Table
     from pyspark.sql import SparkSession
@@ -118,18 +118,6 @@ def test_an_answer_that_was_lost_is_looked_up(lake: Lake, monkeypatch: pytest.Mo
     with pytest.raises(OffloaderError, match="cannot commit: OSError no right to write"):
         lake.round(3, 6)
     assert (lake.last()[0], lake.counts()) == (2, {1: 5, 2: 4})
-
-
-def before(act: Callable[[], Any]) -> Callable[..., None]:
-    """Return a commit before whose first try something else happens."""
-    attempt, acts = ExportTable._try, [act]
-
-    def tried(*arguments: Any) -> None:  # noqa: ANN401 - whatever it takes
-        if acts:
-            acts.pop()()
-        attempt(*arguments)
-
-    return tried
 
 
 def test_of_two_exports_one_is_told(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from offloaderd.spark.export import commit as export_commit
 from offloaderd.spark.export import iceberg as export_iceberg
 from offloaderd.spark.export.export import BY_DAY
 from offloaderd.tables.layout import Layout, Partition
-from tests.unit.spark.iceberg_lake import COLUMNS, DAY, SOURCE, Lake, local_lake
+from tests.unit.spark.iceberg_lake import COLUMNS, DAY, SOURCE, Lake, called, local_lake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,8 +66,8 @@ def test_a_column_that_was_renamed_in_the_table(lake: Lake) -> None:
 def test_a_field_with_an_alias_takes_over_the_column(lake: Lake) -> None:
     """Rows of before have its new name, for other engines as well; one that has it is left alone."""
     lake.round(1, 5)
-    names = [{"entry_id": "number", "time": "written"}.get(name, name) for name in COLUMNS.names]
-    columns = StructType([StructField(name, one.dataType) for name, one in zip(names, COLUMNS, strict=True)])
+    columns = called({"entry_id": "number", "time": "written"})
+    names = columns.names
     aliases = {"number": ["position", "entry_id"], "written": ["time"]}
     for ledger_id in (2, 3):
         with export_iceberg.opened(
