@@ -50,6 +50,7 @@ from bench.spark import backfill_bookies, backfill_embedded, data_source
 from bench.stock import stock
 from bench.tables import tables
 from bench.tailing import bookies, tail
+from bench.tenants import tenants
 from bench.topics import fifty, slow
 from bench.whole import whole
 from offloaderd.core.errors import OffloaderError
@@ -85,6 +86,7 @@ ALONE: dict[str, Callable[[Site, Scale], Awaitable[list[Figure]]]] = {
     "mirror": mirrored,
     "durable": time_to_durable,
     "slow": slow,
+    "tenants": tenants,
     "memory": peak,
     "spark": backfill_embedded,
     "spark-read": data_source,
@@ -105,8 +107,8 @@ Told = Callable[[list[Figure]], None]
 NAMES = [*ALONE, *ON_BOOKIES, *ON_BROKER]
 NAMED = ("spark", "spark-read", "spark-bookies", "tables")
 """Those of Spark's jobs take as long as all others and have a page of their own: they run when they are named."""
-WITHOUT_GOALS = ("fifty", "follow", "loops", "publishing")
-"""A quick run leaves them out, unless they are named."""
+NOT_QUICK = ("fifty", "follow", "loops", "publishing", "tenants")
+"""Those without goals, or whose goals little data cannot show: a quick run leaves them out, unless they are named."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -143,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figures.extend(more)
         write(chosen.report, _about(arguments, chosen.s3, size, CLOCK.monotonic() - started, load), figures, [])
 
-    left_out = (*NAMED, *WITHOUT_GOALS) if chosen.quick else NAMED
+    left_out = (*NAMED, *NOT_QUICK) if chosen.quick else NAMED
     names = chosen.only or [name for name in NAMES if name not in left_out]
     asyncio.run(run(names, size, told, started + 60 * chosen.minutes, chosen.s3 or ""))
     about = _about(arguments, chosen.s3, size, CLOCK.monotonic() - started, load)

@@ -44,3 +44,5 @@ WHOLE_RATE = {"1 KiB": 0.8, "10 KiB": 0.8}
 """From bookies to S3, over the slower of the codec's loop and a bare upload."""
 WHOLE_CPU = {"1 KiB": 4.0, "10 KiB": 1.9}
 """CPU seconds of the daemon for a GiB of it, at most."""
+OTHER_TENANT = 1.2
+"""p99 of a tenant's lag, and of its reads, when another one tries ten times its share, over its share; at most."""
