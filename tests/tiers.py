@@ -31,8 +31,12 @@ SLOW_KINDS = frozenset({"bookies", "pulsar", "broker", "spark"})
 """Kinds that need servers in Java besides ZooKeeper: no part of the tier `quick`."""
 GROUPS = frozenset({"bookies", "broker", "deploy", "documents", "pulsar", "spark"})
 """Folders of tests/integration whose tests share servers."""
-READERS_OF_SOURCES = frozenset({"tests/test_tidy.py", "tests/unit/test_dependencies.py"})
-"""Tests that parse the whole tree, which a process does once: they are a group as well."""
+GROUPS_OF_FILES = {
+    "tests/test_tidy.py": "sources",
+    "tests/unit/test_dependencies.py": "sources",
+    "tests/unit/test_release.py": "release",
+}
+"""Groups whose tests share what a process makes once, and takes long: the parsed tree, a whole release."""
 LONG = ("group ", "tests/simulation/", "tests/integration/", "tests/conformance/")
 """What the names of groups, and of tests that may take long, begin with."""
 SEEDS_OF_TIERS = {"quick": 0, "test": 500, "all": 10_000}
@@ -104,8 +108,8 @@ class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc] # pytest-xdist
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        if file in READERS_OF_SOURCES:
-            return "group sources"
+        if group := GROUPS_OF_FILES.get(file):
+            return f"group {group}"
         folder = file.split("/")
         return f"group {folder[2]}" if folder[:2] == ["tests", "integration"] and folder[2] in GROUPS else nodeid
 

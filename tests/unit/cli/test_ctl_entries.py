@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import uuid
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import grpc
@@ -17,11 +19,13 @@ from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.protocol.v1 import common_pb2, read_pb2
 from offloaderd.read.plan import Run
 from offloaderd.read.planned import plan_message
+from tests.patience import PATIENCE_S
 from tests.unit.cli.fake_daemon import TOPIC, Failure
 from tests.unit.read.build import Piece, put_segment
 from tests.virtual import virtually
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.unit.cli.conftest import Ctl
@@ -298,31 +302,40 @@ def test_produce_of_a_missing_file_is_a_usage_error(ctl: Ctl) -> None:
     assert ctl("produce", "orders", "nowhere").code == 2
 
 
-def test_produce_from_a_pipe_appends_before_the_end(fake: FakeDaemon) -> None:
-    """A line on standard input arrives while the pipe is still open: `tail -f` works."""
+@contextmanager
+def producing_from_a_pipe(fake: FakeDaemon, written: bytes) -> Iterator[subprocess.Popen[bytes]]:
+    """Give a `produce` that has got these bytes on standard input, and has appended at least one line of them."""
     command = [
-        sys.executable,
-        "-m",
-        "offloaderd.cli.offloadctl.__main__",
-        "produce",
-        "orders",
-        "--address",
-        fake.address,
+        *(sys.executable, "-m", "offloaderd.cli.offloadctl.__main__"),
+        *("produce", "orders", "--address", fake.address),
     ]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdin is not None
-        process.stdin.write(b"early\nla")
+        process.stdin.write(written)
         process.stdin.flush()
         while not fake.appended and process.poll() is None:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(0.05)
-            except subprocess.TimeoutExpired:
-                continue
+        yield process
+
+
+def test_produce_from_a_pipe_appends_before_the_end(fake: FakeDaemon) -> None:
+    """A line on standard input arrives while the pipe is still open: `tail -f` works."""
+    with producing_from_a_pipe(fake, b"early\nla") as process:
         assert fake.appended == [b"early"]
         out, err = process.communicate(b"te\n")
     assert (process.returncode, err) == (0, b"")
     assert b"appended 2 entries" in out
     assert fake.appended == [b"early", b"late"]
+
+
+def test_interrupting_a_produce_gives_130(fake: FakeDaemon) -> None:
+    """Ctrl-C in the middle of a stream ends quietly with the conventional code."""
+    with producing_from_a_pipe(fake, b"one\n") as process:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+        assert process.stderr is not None
+        assert process.stderr.read().strip() == b""  # click ends the line that shows ^C
 
 
 def test_produce_without_an_embedded_store_says_so(ctl: Ctl, fake: FakeDaemon, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +34,6 @@ from offloaderd.core.errors import (
 )
 from offloaderd.standalone import state
 from offloaderd.standalone.state import StandaloneState
-from tests.patience import PATIENCE_S
 from tests.unit.cli.fake_daemon import Failure
 
 if TYPE_CHECKING:
@@ -173,32 +171,6 @@ def test_many_mistakes_keep_their_lines(capsys: pytest.CaptureFixture[str]) -> N
     """A configuration with several mistakes shows each on its own line."""
     assert outcome_of(InvalidConfig("2 mistakes:\n  one\n\n two", hint="see docs")) == 2
     assert capsys.readouterr().err == "error: 2 mistakes:\n  one\n  two\nhint: see docs\n"
-
-
-def test_interrupting_a_read_gives_130(fake: FakeDaemon) -> None:
-    """Ctrl-C in the middle of a stream ends quietly with the conventional code."""
-    command = [
-        sys.executable,
-        "-m",
-        "offloaderd.cli.offloadctl.__main__",
-        "produce",
-        "orders",
-        "--address",
-        fake.address,
-    ]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        process.stdin.write(b"one\n")
-        process.stdin.flush()
-        while not fake.appended and process.poll() is None:
-            try:
-                process.wait(0.05)
-            except subprocess.TimeoutExpired:
-                continue
-        process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_S) == 130
-        assert process.stderr is not None
-        assert process.stderr.read().strip() == b""  # click ends the line that shows ^C
 
 
 def commands(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
