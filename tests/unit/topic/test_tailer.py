@@ -344,6 +344,26 @@ async def test_who_reads_the_source_does_not_rest(monkeypatch: pytest.MonkeyPatc
         running.cancel()
 
 
+async def test_what_comes_while_the_source_is_read_is_read_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the end that the source has just told, and notified before the reading is done: no other notice follows."""
+    tailing = Tailing()
+    await tailing.source.append(TOPIC, payloads(5))
+    asked, late = tailing.source.confirmed, iter([payloads(1)])
+
+    async def confirmed(topic: TopicName, ledger_id: int) -> Confirmed:
+        told = await asked(topic, ledger_id)
+        for more in late:
+            await tailing.source.append(TOPIC, more)
+            await turn()
+        return told
+
+    monkeypatch.setattr(tailing.source, "confirmed", confirmed)
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        running = group.create_task(tailing.tailer.run())
+        await until(lambda: Position(0, 5) in tailing.held())
+        running.cancel()
+
+
 async def test_the_pause_after_a_failed_look_is_short_again_after_a_good_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """It doubles with each failure in a row; a source that stumbles once a week is soon looked at again."""
     tailing, looks, failing = Tailing(), list[float](), 0
