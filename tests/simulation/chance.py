@@ -48,6 +48,8 @@ EVENTS = (
 )
 """What can happen to a process, a service or a topic."""
 
+QUOTAS = 0.35
+"""The share of runs in which users set quotas."""
 WEIGHTS = (0.0, 0.005, 0.02, 0.06)
 
 
@@ -75,6 +77,8 @@ class Faults:
             self.rates[service] = [(kind, rate) for kind, rate in rates if rate]
         chosen = [event for event in EVENTS if rng.random() < 0.35]
         self.events = chosen or ["crash", "pause"]
+        if chance.stream("quotas").random() < QUOTAS:
+            self.events.append("set quotas")
         self.every_s = rng.choice([1.0, 2.0, 4.0, 8.0])
         self.rotten = rng.random() < 0.2
         self.garbled = rng.choice([0.0, 0.0, 0.01, 0.05])

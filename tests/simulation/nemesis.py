@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError
 from offloaderd.core.model import OffloadMethod
-from offloaderd.core.names.patterns import of_topic
+from offloaderd.core.names.patterns import Scope, of_topic
+from offloaderd.core.quotas import NONE, Quotas, named
 from offloaderd.metadata import paths
 from offloaderd.objects import keys
+from offloaderd.policy import quotas
 from offloaderd.policy.records import TopicPolicy, decode_policy
 from offloaderd.upkeep.grants import records as grant_records
 from tests.simulation import moving
@@ -34,6 +36,17 @@ MOVES_WITHIN_S = 60.0
 AWAITED = ("misled", "restore", "second deployment")
 """Events that need something to be committed before them."""
 DAY_MS = 86_400_000
+LEVELS = (Scope(), Scope("t"), Scope("t", "n"))
+"""The broker level, the tenant and the namespace of all topics."""
+QUOTAS = (
+    Quotas(write_bytes_per_s=100),
+    Quotas(write_bytes_per_s=1000, weight=3),
+    Quotas(stored_bytes=0),
+    Quotas(stored_bytes=3000),
+    Quotas(topics=1),
+    NONE,
+)
+"""What users set; with some of them nothing goes on until others are set."""
 SNAPSHOTS, LATELY = 8, 150
 """So many states of the tree are looked at for one to go back to, and as many of the newest."""
 
@@ -89,6 +102,12 @@ class Nemesis:
                 if not self._busy:
                     self._start(daemon)
             await asyncio.sleep(0.5)  # noqa: TID251 - the loop's own time
+        if any(account.over_since_ms for daemon in world.daemons for account in daemon.engine.context.accounts):
+            world.faults.count("stored bytes used up")
+        for level in LEVELS:
+            node = paths.quota(named(level))
+            while node in world.tree.nodes and not await self._set_quotas(self._rng.choice(world.daemons), level, NONE):
+                await asyncio.sleep(0.5)  # noqa: TID251 - the loop's own time
         for topic in world.topics:
             while not await self._enabled(topic):
                 await asyncio.sleep(0.5)  # noqa: TID251 - the loop's own time
@@ -99,6 +118,19 @@ class Nemesis:
         node = self._world.tree.nodes.get(path := paths.policy(topic))
         policy = decode_policy(node.value, path=path) if node is not None else None
         return policy is not None and policy.active and policy.method in {None, OffloadMethod.STREAMING}
+
+    async def _set_some_quotas(self, daemon: SimDaemon) -> None:
+        await self._set_quotas(daemon, self._rng.choice(LEVELS), self._rng.choice(QUOTAS))
+
+    async def _set_quotas(self, daemon: SimDaemon, level: Scope, chosen: Quotas) -> bool:
+        """Set the quotas of a level; say whether it came to its end."""
+        try:
+            return await self._world.within(
+                daemon, lambda: quotas.put(daemon.zookeeper, daemon.clock, level, chosen, by="user")
+            )
+        except OffloaderError as error:
+            self._world.trace("user", f"quotas of {named(level)} not set: {error}")
+            return False
 
     async def _enabled(self, topic: TopicName) -> bool:
         if self._is_right(topic):
@@ -123,8 +155,6 @@ class Nemesis:
         elif event in {"pause", "long pause"}:
             daemon.pause()
             world.loop.in_world(rng.uniform(0.1, 3.0) if event == "pause" else rng.uniform(4.0, 12.0), daemon.resume)
-        elif event == "drain":
-            self._begin(self._drain(daemon))
         elif event.endswith(" cut"):
             self._cut(daemon, event.removesuffix(" cut"))
         elif event == "expire session" and daemon.process is not None:
@@ -140,12 +170,13 @@ class Nemesis:
         elif event in CONDITIONS:
             self._strike(event.removeprefix("s3 "))
         else:
-            self._begin(self._ask(event, daemon))
+            work = {"drain": self._drain, "set quotas": self._set_some_quotas}.get(event)
+            self._begin(work(daemon) if work is not None else self._ask(event, daemon))
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, object]) -> None:
         """Start something that takes its time; healing waits for it."""
 
-        def ended(task: asyncio.Task[None]) -> None:
+        def ended(task: asyncio.Task[object]) -> None:
             self._busy -= 1
             if not task.cancelled() and task.exception() is not None:
                 self._world.oracle.fail("run", f"an event ended with {task.exception()!r}")
