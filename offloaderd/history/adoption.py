@@ -296,11 +296,12 @@ async def located(
     drivers = broker_drivers(there.driver.get("driver", ""))
     driver = offload.driver or drivers[0]
     if driver.lower() not in drivers or bucket not in places.buckets:
+        ours = {one.bucket: one.driver.get("driver", "") for one in places}
         raise InvalidConfig(
             f"ledger {ledger_id} of {topic} was offloaded by driver {driver!r} into bucket {bucket!r}, not into "
-            f"{' or '.join(map(repr, sorted(places.buckets)))}",
-            hint="name that bucket in objects.places or objects.services, copy its objects into ours, or let a broker "
-            "serve it",
+            f"{' or '.join(f'{name!r} ({kind})' for name, kind in sorted(ours.items()))}",
+            hint="name that bucket in objects.places, or in objects.services with the kind that its driver writes to, "
+            "or let a broker serve it",
         )
     where = keys.SegmentKeys("", offload.object_id, ledger_id)
     index, data_bytes = await verified_index(

@@ -1,12 +1,12 @@
 """Reading a broker's configuration of offloading: for each key its use here, or why it has none. Pure.
 
 The keys, their defaults and their traps are those of OffloadPoliciesImpl and TieredStorageConfiguration (Pulsar 4.0):
-- of the names that the file has besides the policies' own, the policy's name counts for threshold and lag, the file's
-  for the read priority (`OffloadPoliciesImpl.create`);
-- driver aws-s3 reads the `s3...` key of a place before the universal one, and its block size alone; driver S3 reads the
-  universal names alone, though its validation passes the `s3...` bucket (apache/pulsar#22839);
-- driver google-cloud-storage does the same with its `gcs...` keys, has no endpoint, and a file with its credentials;
-- driver azureblob reads the universal names, and account and key from the brokers' environment;
+- of a policy's own name and the file's name for it, its own counts (`OffloadPoliciesImpl.getCompatibleValue`);
+- driver aws-s3 reads the `s3...` key of a place before the universal one, also an empty one, and its block size alone;
+  driver S3 reads the universal names alone, though its validation passes the `s3...` bucket (apache/pulsar#22839);
+- driver google-cloud-storage does the same with its `gcs...` keys, has none for the endpoint, which has the universal
+  name alone, and a file with its credentials;
+- driver azureblob reads the universal names but the endpoint, and account and key from the brokers' environment;
 - without a lag in the file brokers never delete, unlike the 4 hours of the documentation.
 Secrets are never copied and never shown.
 """
@@ -45,7 +45,8 @@ STORES: Mapping[Driver, str] = {
 }
 """The kind of store of each; a release may lack one."""
 OWN_KEYS: Mapping[Driver, str] = {Driver.AWS_S3: "s3ManagedLedgerOffload", Driver.GCS: "gcsManagedLedgerOffload"}
-"""The begin of a driver's own keys, which it reads before the universal ones."""
+"""The begin of a driver's own keys, which it reads before the universal ones, also empty ones."""
+ENDPOINT = "ServiceEndpoint"
 KEY_FILE = "gcsManagedLedgerOffloadServiceAccountKeyFile"
 UNSUPPORTED = ("aliyun-oss", "transient")
 OURS = re.compile(
@@ -61,23 +62,23 @@ POLICIES: Mapping[str, str] = {
     "managedLedgerOffloadThresholdInSeconds": "threshold_s",
     "managedLedgerOffloadDeletionLagInMillis": "deletion_lag_s",
     "managedLedgerOffloadDeletionLagMs": "deletion_lag_s",
-    "managedLedgerDataReadPriority": "read_priority",
     "managedLedgerOffloadedReadPriority": "read_priority",
+    "managedLedgerDataReadPriority": "read_priority",
 }
 """Policies by their names in the file; of two names the first one counts."""
 
 PLACES: Mapping[str, str] = {
     "Bucket": "objects.bucket",
     "Region": "objects.region",
-    "ServiceEndpoint": "objects.endpoint",
+    ENDPOINT: "objects.endpoint",
     "MaxBlockSizeInBytes": "ledger_based.block_bytes",
 }
 """Settings by the end of the keys `managedLedgerOffload...` and `s3ManagedLedgerOffload...`."""
 
 _WITHOUT: Mapping[tuple[Driver, str], str] = {
     (Driver.GCS, "Region"): "a bucket of Google's is found by its name, wherever it is",
-    (Driver.GCS, "ServiceEndpoint"): "driver google-cloud-storage does not read it",
     (Driver.AZURE, "Region"): "an account of Azure's is found by its name, wherever it is",
+    (Driver.AZURE, ENDPOINT): "driver azureblob writes to https://ACCOUNT.blob.core.windows.net, whatever it says",
 }
 """Keys of places that a driver, or its kind of store, does without, with the reason."""
 
@@ -206,13 +207,13 @@ class _Reader:
         """Take bucket, region, endpoint and block size as the driver does."""
         for end, setting in PLACES.items():
             universal = self._filled(f"managedLedgerOffload{end}")
-            own = self._filled(f"{OWN_KEYS.get(driver, OWN_KEYS[Driver.AWS_S3])}{end}")
+            own = self._given.get(f"{OWN_KEYS.get(driver, OWN_KEYS[Driver.AWS_S3])}{end}")
             if why := _WITHOUT.get((driver, end)):
                 for one in filter(None, (universal, own if driver in OWN_KEYS else None)):
                     self._ignore(one, why)
                 continue
-            if driver not in OWN_KEYS:
-                if own is not None:
+            if driver not in OWN_KEYS or (driver, end) == (Driver.GCS, ENDPOINT):
+                if own is not None and own.value:
                     self._ignore(own, f"driver {driver} reads managedLedgerOffload{end} alone")
                 self._place(universal, setting)
                 continue
@@ -221,7 +222,8 @@ class _Reader:
                     counts = f"{OWN_KEYS[driver]}{end}"
                     self._ignore(universal, f"with driver {driver} it has no effect: {counts} counts")
             elif own is not None and universal is not None:
-                self._ignore(universal, f"with driver {driver} {own.key} in line {own.line} counts")
+                empty = "" if own.value else ", though it is empty"
+                self._ignore(universal, f"with driver {driver} {own.key} in line {own.line} counts{empty}")
             self._place(own if own is not None or end == "MaxBlockSizeInBytes" else universal, setting)
         if "objects.bucket" not in self._out.settings:
             needed = f"{OWN_KEYS.get(driver, 'managedLedgerOffload')}Bucket"
@@ -243,9 +245,13 @@ class _Reader:
                 "brokers have account and key in their environment (AZURE_STORAGE_ACCOUNT, AZURE_STORAGE_ACCESS_KEY): "
                 "set objects.azure_account and OFFLOADERD__OBJECTS__AZURE_KEY, or give the daemon a managed identity"
             )
+            self._out.notes.append(
+                "Pulsar records the container of a ledger, not its account: objects.azure_account has to be that of "
+                "brokers, or their ledgers are not found"
+            )
 
     def _place(self, one: "Property | None", setting: str) -> None:
-        if one is None:
+        if one is None or not one.value:
             return
         value: str | int = one.value
         wrong = None
@@ -290,10 +296,12 @@ class _Reader:
             self._out.notes.append("no threshold is set: brokers with this configuration offload by hand only")
 
     def _why_unused(self, key: str, driver: Driver | None) -> str:
-        if SECRET.search(key) and key not in UNUSED:
-            return "secrets are not copied; see the settings objects.access_key and objects.secret_key"
         if not self._given[key].value:
             return "it is empty"
+        if driver is not None and re.match("(s3|gcs)M", key) and not key.startswith(f"{STORES[driver]}M"):
+            return f"driver {driver} does not read it"
+        if SECRET.search(key) and key not in UNUSED:
+            return "secrets are not copied; see the settings objects.access_key and objects.secret_key"
         known = next(
             (why for name, why in UNUSED.items() if key == name or (name[0] == "R" and key.endswith(name))), None
         )

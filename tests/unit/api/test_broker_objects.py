@@ -10,6 +10,7 @@ import pytest
 
 from offloaderd.core.errors import BucketMissing, CorruptData, EntriesMissing
 from offloaderd.core.model import TopicName
+from offloaderd.objects.places import Place
 from offloaderd.protocol.v1 import broker_pb2
 from tests.unit.api.test_broker_service import OBJECT, Listing, Served, served
 from tests.unit.api.test_manual import CALLER
@@ -95,6 +96,15 @@ async def test_objects_that_name_no_topic_are_nobodys_by_a_callers_word() -> Non
                 await read(daemon, topic, rig)
             with pytest.raises(CorruptData, match="names none"):
                 await delete(daemon, topic, rig)
+
+
+@pytest.mark.parametrize("driver", ["s3", "google-cloud-storage", "azureblob"])
+async def test_ledgers_of_every_cloud_are_read_and_deleted(monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
+    """A broker names the bucket alone: its driver is Pulsar's for such a store."""
+    monkeypatch.setattr("tests.unit.rigs.rig.Place", lambda **of: Place(driver={**of["driver"], "driver": driver}))
+    async with stored(warm=True) as (rig, daemon, one):
+        assert await delete(daemon, TOPIC, rig) == "deleted"
+        assert not [info async for info in rig.store.list(str(one.object_id))]
 
 
 async def test_a_bucket_that_is_gone_is_no_ledger_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

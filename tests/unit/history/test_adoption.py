@@ -24,6 +24,7 @@ from offloaderd.upkeep.grants.grants import Grants
 from offloaderd.upkeep.retention import Retention
 from offloaderd.upkeep.settings import GrantSettings, RetentionSettings
 from tests.unit.broker_objects import BrokerLedger, metadata_of
+from tests.unit.objects.buckets import Buckets
 from tests.unit.rigs.owned import Owned
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, payloads, until, until_offloaded
 
@@ -201,6 +202,61 @@ async def test_ledgers_of_a_broker_on_another_cloud(
     found = await committed(rig)
     assert shape(found) == [(a, a, True), (b, b, False)]
     assert found.segments[0].driver == driver
+
+
+def two_services(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Buckets:
+    """Give a rig a further place in a container of Azure's; returns the buckets of both."""
+
+    def place(driver: dict[str, str]) -> Place:
+        return Place(driver={**driver, "driver": "azureblob" if driver["bucket"] == "archive" else "s3"})
+
+    monkeypatch.setattr("tests.unit.rigs.rig.Place", place)
+    rig.places = (("b", "seg/"), ("archive", "old/"))
+    rig.objects = made = Buckets(rig.clock, "b", "archive")
+    return made
+
+
+@pytest.mark.parametrize("first", ["aws-s3", "azureblob"])
+async def test_a_broker_that_changed_its_driver(
+    rig: Rig, brokers: Brokers, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """Its ledgers lie in two services, and each is adopted from the one that its driver wrote to, in either order."""
+    services = two_services(rig, monkeypatch)
+    contents = await brokers.write([5, 6, 2])
+    a, b, c = await ids(brokers)
+    buckets = {"aws-s3": "b", "azureblob": "archive"}
+    drivers = [first, *(one for one in buckets if one != first)]
+    for ledger_id, content, driver in zip((a, b), contents, drivers, strict=False):
+        theirs = await brokers.offload(ledger_id, content, store=False)
+        theirs.driver, theirs.bucket = driver, buckets[driver]
+        await theirs.put(services.at(theirs.bucket))
+        await brokers.trim(ledger_id)
+    async with rig.engine() as engine:
+        await until_offloaded(await enabled(engine), Position(c, 1))
+    found = await committed(rig)
+    assert shape(found) == [(a, a, True), (b, b, True), (c, c, False)]
+    assert [(one.driver, one.bucket) for one in found.segments[:2]] == [(one, buckets[one]) for one in drivers]
+
+
+@pytest.mark.parametrize(("driver", "bucket"), [("azureblob", "b"), ("aws-s3", "archive"), ("aws-s3", "other")])
+async def test_the_same_name_in_another_service(
+    rig: Rig, brokers: Brokers, monkeypatch: pytest.MonkeyPatch, driver: str, bucket: str
+) -> None:
+    """A container of Azure's is no bucket of S3 with its name: nothing is lost, and the refusal names both services."""
+    two_services(rig, monkeypatch)
+    contents = await brokers.write([5, 2])
+    a, _ = await ids(brokers)
+    theirs = await brokers.offload(a, contents[0], store=False)
+    theirs.driver, theirs.bucket = driver, bucket
+    await brokers.trim(a)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await until(lambda: topic.failure_tracker.stalled is not None)
+        stalled = topic.failure_tracker.stalled
+        assert stalled is not None
+        said = f"by driver '{driver}' into bucket '{bucket}', not into 'archive' (azureblob) or 'b' (s3)"
+        assert said in str(stalled.error)
+    assert (await committed(rig)).losses == ()
 
 
 async def test_not_twice_after_a_restart(rig: Rig, brokers: Brokers) -> None:

@@ -88,11 +88,11 @@ def test_driver_s3_reads_the_universal_keys_alone() -> None:
 
 
 def test_of_two_names_the_one_that_pulsar_takes_counts() -> None:
-    """The policies' own name for threshold and lag, the file's for the read priority."""
+    """The policies' own name, not the file's."""
     found = read(
         S3 + "managedLedgerOffloadAutoTriggerSizeThresholdBytes=1\nmanagedLedgerOffloadThresholdInBytes=2\n"
         "managedLedgerOffloadDeletionLagMs=1000\nmanagedLedgerOffloadDeletionLagInMillis=2000\n"
-        "managedLedgerOffloadedReadPriority=bookkeeper-first\nmanagedLedgerDataReadPriority=tiered-first\n"
+        "managedLedgerDataReadPriority=bookkeeper-first\nmanagedLedgerOffloadedReadPriority=tiered-first\n"
     )
     policies = found.policies
     assert (policies.threshold_bytes, policies.deletion_lag_s) == (2, 2.0)
@@ -100,6 +100,19 @@ def test_of_two_names_the_one_that_pulsar_takes_counts() -> None:
     assert verdicts(found)["managedLedgerOffloadDeletionLagMs"] == (
         "(managedLedgerOffloadDeletionLagInMillis in line 6 counts)"
     )
+
+
+@pytest.mark.parametrize(("driver", "own"), [("aws-s3", "s3"), ("google-cloud-storage", "gcs")])
+def test_an_empty_key_of_a_driver_counts(driver: str, own: str) -> None:
+    """As in a broker.conf that nobody has removed it from: Pulsar reads no universal key then."""
+    found = read(
+        f"managedLedgerOffloadDriver={driver}\nmanagedLedgerOffloadBucket=topics\n{own}ManagedLedgerOffloadBucket=\n"
+    )
+    assert found.mistakes == [f"no bucket: driver {driver} needs {own}ManagedLedgerOffloadBucket"]
+    assert verdicts(found)["managedLedgerOffloadBucket"] == (
+        f"(with driver {driver} {own}ManagedLedgerOffloadBucket in line 3 counts, though it is empty)"
+    )
+    assert verdicts(found)[f"{own}ManagedLedgerOffloadBucket"] == "(it is empty)"
 
 
 def test_what_is_not_in_the_file_is_as_in_pulsar() -> None:
@@ -125,24 +138,31 @@ def test_directories_are_taken_and_hdfs_is_not() -> None:
 
 
 def test_the_driver_of_google_cloud_storage_is_taken_over() -> None:
-    """Its own keys before the universal ones, the file with its credentials; region and endpoint have no use."""
+    """Its own keys before the universal ones, but no endpoint; the file with its credentials; the region has no use."""
     found = read(
         "managedLedgerOffloadDriver=google-cloud-storage\nmanagedLedgerOffloadBucket=other\n"
         "gcsManagedLedgerOffloadBucket=topics\ngcsManagedLedgerOffloadRegion=europe-west3\n"
         "gcsManagedLedgerOffloadServiceAccountKeyFile=/etc/key.json\n"
-        "gcsManagedLedgerOffloadMaxBlockSizeInBytes=67108864\nmanagedLedgerOffloadServiceEndpoint=http://e:1\n"
+        "gcsManagedLedgerOffloadMaxBlockSizeInBytes=67108864\nmanagedLedgerOffloadServiceEndpoint=https://e:1\n"
+        "gcsManagedLedgerOffloadServiceEndpoint=https://other:1\nmanagedLedgerOffloadRegion=europe-west4\n"
+        "managedLedgerOffloadMaxBlockSizeInBytes=5242880\n"
     )
     assert not found.mistakes
     assert found.settings == {
         "objects.kind": "gcs",
         "objects.bucket": "topics",
+        "objects.endpoint": "https://e:1",
         "objects.credentials_file": "/etc/key.json",
         "ledger_based.block_bytes": 64 * MiB,
     }
     said = verdicts(found)
     assert "line 3 counts" in said["managedLedgerOffloadBucket"]
-    assert all(said[key].startswith("(") for key in said if key.endswith(("Region", "Endpoint")))
-    assert not any("adopted" in note for note in found.notes)
+    assert said["gcsManagedLedgerOffloadServiceEndpoint"] == (
+        "(driver google-cloud-storage reads managedLedgerOffloadServiceEndpoint alone)"
+    )
+    assert all("found by its name" in said[key] for key in said if key.endswith("Region"))
+    assert "gcsManagedLedgerOffloadMaxBlockSizeInBytes counts" in said["managedLedgerOffloadMaxBlockSizeInBytes"]
+    assert not any("adopted" in note or "application defaults" in note for note in found.notes)
     assert Settings(**tomllib.loads("\n".join(toml(found.settings)))).objects.kind == "gcs"
     bare = read("managedLedgerOffloadDriver=google-cloud-storage\n")
     assert bare.mistakes == ["no bucket: driver google-cloud-storage needs gcsManagedLedgerOffloadBucket"]
@@ -150,10 +170,12 @@ def test_the_driver_of_google_cloud_storage_is_taken_over() -> None:
 
 
 def test_the_driver_of_azure_is_taken_over_where_the_release_has_such_a_store() -> None:
-    """The universal keys alone; account and key are in the brokers' environment, which the notes say."""
+    """The universal keys alone, but not the endpoint; the notes say where account and key are."""
     text = (
         "managedLedgerOffloadDriver=azureblob\nmanagedLedgerOffloadBucket=topics\nmanagedLedgerOffloadRegion=west\n"
         "s3ManagedLedgerOffloadBucket=other\nmanagedLedgerOffloadMaxBlockSizeInBytes=5242880\n"
+        "managedLedgerOffloadServiceEndpoint=https://blob.example\ngcsManagedLedgerOffloadServiceAccountKeyFile=/k\n"
+        "s3ManagedLedgerOffloadCredentialId=hush\ns3ManagedLedgerOffloadRole=\n"
     )
     found = read(text)
     assert not found.mistakes
@@ -162,7 +184,17 @@ def test_the_driver_of_azure_is_taken_over_where_the_release_has_such_a_store() 
         "objects.bucket": "topics",
         "ledger_based.block_bytes": 5 * MiB,
     }
+    said = verdicts(found)
+    assert "managedLedgerOffloadBucket alone" in said["s3ManagedLedgerOffloadBucket"]
+    assert "found by its name" in said["managedLedgerOffloadRegion"]
+    assert "ACCOUNT.blob.core.windows.net" in said["managedLedgerOffloadServiceEndpoint"]
+    for key in ("gcsManagedLedgerOffloadServiceAccountKeyFile", "s3ManagedLedgerOffloadCredentialId"):
+        assert said[key] == "(driver azureblob does not read it)", "no hint at a setting that Azure has not"
+    assert said["s3ManagedLedgerOffloadRole"] == "(it is empty)"
+    assert "hush" not in repr(found)
     assert any("AZURE_STORAGE_ACCESS_KEY" in note for note in found.notes)
+    bare = read("managedLedgerOffloadDriver=azureblob\n")
+    assert bare.mistakes == ["no bucket: driver azureblob needs managedLedgerOffloadBucket"]
     lacking = read(text, kinds=("s3", "filesystem"))
     assert (lacking.settings, lacking.mistakes) == ({}, [])
     assert "this release stores in s3, filesystem" in verdicts(lacking)["managedLedgerOffloadDriver"]
