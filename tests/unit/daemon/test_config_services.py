@@ -12,6 +12,7 @@ from offloaderd.daemon.reload import changes
 from offloaderd.daemon.settings import check, describe, load
 from offloaderd.daemon.settings.rules import broken_rules, doubtful
 from offloaderd.daemon.settings.sections import Settings, as_toml
+from offloaderd.daemon.stores import sites
 from offloaderd.objects.settings import ObjectsSettings, ServiceSettings
 
 if TYPE_CHECKING:
@@ -107,6 +108,12 @@ class TestRead:
             ("archive-old", "objects.services.archive", 1),
             ("nas", "objects.services.nas", 1),
         ]
+
+    def test_ledgers_of_brokers_are_of_the_driver_for_their_place(self, file: Path) -> None:
+        """As a rebuild records them."""
+        found = [(one.bucket, one.broker_driver) for one in sites(load(file, KEY))]
+        azure = [("archive", "azureblob"), ("archive-old", "azureblob")]
+        assert found[:4] == [("segments", "aws-s3"), ("segments-eu", "aws-s3"), *azure]
 
     def test_it_goes_to_other_processes(self, file: Path) -> None:
         """With the names of the tables, as executors of a job need them."""

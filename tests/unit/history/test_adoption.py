@@ -18,6 +18,7 @@ from offloaderd.objects.places import Place
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.memory.ledgers import MemoryLedgers
+from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.upkeep.grants import records as grant_records
 from offloaderd.upkeep.grants.copy_check import CopyChecker
 from offloaderd.upkeep.grants.grants import Grants
@@ -216,7 +217,7 @@ def two_services(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Buckets:
     return made
 
 
-@pytest.mark.parametrize("first", ["aws-s3", "azureblob"])
+@pytest.mark.parametrize("first", ["aws-s3", "S3", "azureblob"])
 async def test_a_broker_that_changed_its_driver(
     rig: Rig, brokers: Brokers, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
@@ -224,8 +225,8 @@ async def test_a_broker_that_changed_its_driver(
     services = two_services(rig, monkeypatch)
     contents = await brokers.write([5, 6, 2])
     a, b, c = await ids(brokers)
-    buckets = {"aws-s3": "b", "azureblob": "archive"}
-    drivers = [first, *(one for one in buckets if one != first)]
+    buckets = {"aws-s3": "b", "S3": "b", "azureblob": "archive"}
+    drivers = [first, "aws-s3" if first == "azureblob" else "azureblob"]
     for ledger_id, content, driver in zip((a, b), contents, drivers, strict=False):
         theirs = await brokers.offload(ledger_id, content, store=False)
         theirs.driver, theirs.bucket = driver, buckets[driver]
@@ -257,6 +258,38 @@ async def test_the_same_name_in_another_service(
         said = f"by driver '{driver}' into bucket '{bucket}', not into 'archive' (azureblob) or 'b' (s3)"
         assert said in str(stalled.error)
     assert (await committed(rig)).losses == ()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_container_that_is_gone_is_no_loss(
+    rig: Rig, brokers: Brokers, monkeypatch: pytest.MonkeyPatch, *, begun: bool
+) -> None:
+    """It may come back: the topic waits before its ledger, or in it, and goes on then; no entry is called lost."""
+    two_services(rig, monkeypatch)
+    rig.objects = services = Buckets(rig.clock, "b")
+    content = payloads(15)
+    await brokers.ledgers.append(TOPIC, content[:10])
+    (a,) = await ids(brokers)
+    if begun:
+        async with rig.engine() as engine:
+            await until_offloaded(await enabled(engine), Position(a, 9))
+    await brokers.ledgers.append(TOPIC, content[10:])
+    await brokers.ledgers.roll(TOPIC)
+    await brokers.ledgers.append(TOPIC, payloads(3, seed=9))
+    theirs = await brokers.offload(a, content, store=False)
+    theirs.driver, theirs.bucket = "azureblob", "archive"
+    await theirs.put(archive := MemoryStore(rig.clock))
+    await brokers.trim(a)
+    async with rig.engine() as engine:
+        topic = await enabled(engine)
+        await until(lambda: topic.failure_tracker.stalled is not None)
+        assert (await committed(rig)).losses == ()
+        services.add("archive", archive)
+        await until_offloaded(topic, Position(a + 1, 2))
+    found = await committed(rig)
+    assert found.losses == ()
+    assert found.segments[0].foreign is not begun
+    assert sum(one.entries for one in found.segments) == 18
 
 
 async def test_not_twice_after_a_restart(rig: Rig, brokers: Brokers) -> None:
@@ -497,6 +530,13 @@ async def test_each_object_is_looked_at(rig: Rig) -> None:
     with pytest.raises(CorruptData, match="expected a ledger of a/b"):
         await verified_index(rig.store, one.keys, managed_ledger="a/b/persistent/c", info=one.info)
     assert (await looked_at(rig, one))[1] == len(one.objects()[0]), "older brokers name neither topic nor role"
+    for key in (one.keys.data, one.keys.index):
+        content = await rig.store.get(key)
+        await rig.store.put(key, content, metadata={keys.FORMAT_VERSION_KEY: "2"})
+        with pytest.raises(CorruptData, match="expected user metadata") as said:
+            await looked_at(rig, one)
+        assert said.value.key == key
+        await rig.store.put(key, content, metadata={keys.FORMAT_VERSION_KEY: "1"})
     for key in (one.keys.index, one.keys.data):
         await rig.store.delete([key])
         with pytest.raises(NotFound, match=str(key)):

@@ -375,6 +375,18 @@ async def cut() -> Ground:
     return site
 
 
+async def test_a_brokers_ledger_gets_the_driver_of_its_store() -> None:
+    """Its objects do not name it; a broker's deletion is checked against it later."""
+    ground = await cut()
+    for ledger_id in (2, 4):
+        await brokers(ledger_id).put(ground.objects)
+    site = replace(SITE, broker_driver="azureblob")
+    found = await rebuild.read_buckets(ground.objects, [site], lambda _: None)
+    await rebuild.read_brokers(ground.objects, [site], found)
+    (plan,) = rebuild.make_plan(found).topics
+    assert [one.driver for one in plan.map.segments if one.foreign] == ["azureblob", "azureblob"]
+
+
 async def test_what_a_broker_has_offloaded_fills_a_gap() -> None:
     """Two of our segments with a broker's ledgers between them are one topic again, and these stay the broker's."""
     ground = await cut()
