@@ -345,7 +345,7 @@ async def test_who_reads_the_source_does_not_rest(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_what_comes_while_the_source_is_read_is_read_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind the end that the source has just told, and notified before the reading is done: no other notice follows."""
+    """Behind the end that the source has just told, notified before the reading is done; no other notice follows."""
     tailing = Tailing()
     await tailing.source.append(TOPIC, payloads(5))
     asked, late = tailing.source.confirmed, iter([payloads(1)])
