@@ -108,6 +108,25 @@ async def test_the_root_is_created(zookeeper: str) -> None:
         assert "zookeeper" in await whole.children("/")
 
 
+async def test_a_parent_that_another_store_makes_meanwhile_is_there(
+    zookeeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Daemons that start at once on an empty ZooKeeper make the same nodes."""
+    root = f"/offloaderd/{CLOCK.uuid().hex}"
+    async with zookeeper_store(zookeeper, root) as store, zookeeper_store(zookeeper, root) as other:
+        create, asked = store._create, list[str]()
+
+        async def late(full: str, value: bytes, *, ephemeral: bool = False) -> None:
+            asked.append(full)
+            if full.endswith("/a/b") and asked.count(full) == 2:
+                await other.create("/a/b", b"")
+            await create(full, value, ephemeral=ephemeral)
+
+        monkeypatch.setattr(store, "_create", late)
+        await store.create("/a/b/c", b"x")
+        assert await other.get("/a/b/c") == Versioned(b"x", 0)
+
+
 async def test_a_change_while_a_watch_is_set_is_not_missed(zookeeper: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes right behind the requests that set it."""
     root = f"/offloaderd/{CLOCK.uuid().hex}"

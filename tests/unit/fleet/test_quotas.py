@@ -276,3 +276,16 @@ async def test_bytes_of_a_topic_that_moves_are_not_counted_twice(monkeypatch: py
         keeper._stored = dict
         await rig.clock.sleep(2 * keeping.PASS_S)
         assert not account.over_stored
+
+
+async def test_bytes_of_a_topic_that_has_left_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its next owner counts them: else the use and the bill of the namespace would have them twice."""
+    monkeypatch.setattr(keeping, "PASS_S", 0.1)
+    rig = rig_of()
+    assert rig.ledgers is not None
+    async with rig.engine() as engine:
+        topic, account = await enabled(engine), engine.context.accounts.at(NAMESPACE)
+        await until_offloaded(topic, await rig.ledgers.append(TOPIC, payloads(10)))
+        await until(lambda: account.usage.stored_bytes > 0)
+        await engine.deselect(of_topic(TOPIC))
+        await until(lambda: account.usage.stored_bytes == 0)
