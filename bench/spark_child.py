@@ -161,9 +161,11 @@ def _table(session: SparkSession, settings: Settings, *, name: str, folder: str,
     from deltalake import DeltaTable  # noqa: PLC0415 - of one benchmark
     from prometheus_client import CollectorRegistry  # noqa: PLC0415
 
+    from offloaderd.spark.export.export import own_session  # noqa: PLC0415
     from offloaderd.spark.tables.application import Application  # noqa: PLC0415
 
-    application = Application(session, {}, clock=CLOCK, registry=CollectorRegistry(), names=frozenset({name}))
+    spark = own_session(session)  # as the command does it
+    application = Application(spark, {}, clock=CLOCK, registry=CollectorRegistry(), names=frozenset({name}))
     if not application.run(once=True):
         raise RuntimeError(f"table {name} failed; see what it said above")
     (written,) = Path(folder).glob("*/_delta_log")

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import DataFrame, Observation, SparkSession, functions
+from pyspark.sql import DataFrame, DataFrameReader, Observation, SparkSession, functions
 
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.read_options import Transactions
@@ -41,6 +41,8 @@ ROUND_BYTES = 4 * GIB
 """Bytes of segments that are written, or repeated after a crash, at a time."""
 
 TIMES = "spark.sql.parquet.outputTimestampType"
+TASK_BYTES_MIN = 4 * 1024**2
+"""Bytes of objects below which a step is not cut into more tasks, each of which has a file of its own."""
 BY_DAY = Layout(time="time")
 """The layout of every export."""
 
@@ -177,7 +179,7 @@ def _one_round(
     """Write and commit a step; return the commit, and the number of rows without a time."""
     staging = target.staging(last)
     with from_spark(f"round {last.number + 1} failed, and nothing of it was added: "):
-        found = spark.read.format(FORMAT).options(**{**options, "offsets": offsets_of(made)}).load()
+        found = read_of(spark, options, made).load()
         counted = Observation()
         undated = functions.count_if(functions.isnull("time")).alias("undated")
         found = found.observe(counted, functions.count(functions.lit(1)).alias("rows"), undated)
@@ -186,11 +188,14 @@ def _one_round(
     return target.commit(last, staging, made.offset, counts["rows"]), counts["undated"]
 
 
-def offsets_of(step: Step) -> str:
-    """Return the option that reads a step: the topics that it moves."""
+def read_of(spark: SparkSession, options: Mapping[str, str], step: Step) -> DataFrameReader:
+    """Return the reader of a step: of the topics that it moves, by a task for each core if there is enough for all."""
     moved = [name for name, at in step.offset.items() if step.start.get(name) != at]
     start = {name: step.start[name] for name in moved if name in step.start}
-    return json.dumps({"start": start, "end": {name: step.offset[name] for name in moved}})
+    offsets = json.dumps({"start": start, "end": {name: step.offset[name] for name in moved}})
+    even_bytes = -(-step.object_bytes // spark.sparkContext.defaultParallelism)
+    size_bytes = min(parse(options).partition_bytes, max(TASK_BYTES_MIN, even_bytes))
+    return spark.read.format(FORMAT).options(**{**options, "offsets": offsets, "partition_bytes": str(size_bytes)})
 
 
 def write(found: DataFrame, target: ExportTarget, staging: str, layout: Layout) -> None:

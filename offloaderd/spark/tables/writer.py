@@ -22,12 +22,11 @@ from offloaderd.read.transactions import KnownOutcomes
 from offloaderd.spark.errors import from_spark
 from offloaderd.spark.export.commit import NO_ALIASES, Commit, KeptTable
 from offloaderd.spark.export.delta import DeltaTarget
-from offloaderd.spark.export.export import offsets_of, write
+from offloaderd.spark.export.export import read_of, write
 from offloaderd.spark.export.iceberg import IcebergTable, opened
 from offloaderd.spark.scan.options import SourceOptions, parse
 from offloaderd.spark.scan.query import NOTHING, EntryQuery, position
 from offloaderd.spark.scan.snapshot import Snapshot
-from offloaderd.spark.source import FORMAT
 from offloaderd.spark.stream import Step, advance, furthest, in_history, is_another
 from offloaderd.spark.tables.rows import ORDER, TableRows, dead_columns, key_of
 from offloaderd.tables.declaration import DEAD_LETTERS, Declaration, OnError, TableFormat, table_name
@@ -231,8 +230,7 @@ class TableWriter:
         return target.commit(last, staging, step.offset, count, last.apart + apart)
 
     def _read(self, made: _Made, step: Step) -> DataFrame:
-        reader = self._spark.read.format(FORMAT).options(**{**made.options, "offsets": offsets_of(step)})
-        return reader.schema(made.read).load()
+        return read_of(self._spark, made.options, step).schema(made.read).load()
 
     def _first_apart(self, made: _Made, step: Step) -> str:
         with from_spark():
