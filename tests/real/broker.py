@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from offloaderd.standalone.ports import LOOPBACK, free_ports
 from offloaderd.standalone.process import ServerDied
 from tests.patience import PATIENCE_S
-from tests.real.jars import broker_jars, cache_directory, server_jars
+from tests.real.jars import BUILD_S, broker_jars, cache_directory, server_jars
 from tests.real.jvm import java_command, settings_text
 from tests.real.pulsar import SMALL_BROKER, Administered
 
@@ -83,12 +83,12 @@ def built_driver() -> Path:
                 cwd=home,
                 capture_output=True,
                 text=True,
-                timeout=PATIENCE_S,
+                timeout=BUILD_S,
                 stdin=subprocess.DEVNULL,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise CannotBuild(f"Maven did not build the broker's driver in {PATIENCE_S:g} s") from None
+            raise CannotBuild(f"Maven did not build the broker's driver in {BUILD_S:g} s") from None
         if done.returncode:
             raise CannotBuild(f"Maven could not build the broker's driver:\n{(done.stdout + done.stderr)[-3000:]}")
         both = Path(draft, "built")
