@@ -5,8 +5,9 @@ Rules:
   manifest has a checksum of itself (checked when it is decoded) and of the index, which other readers of the format
   use. A segment in which they differ is not read at all.
 - Neighbouring blocks are fetched with one GET. A read begins with one block; each further block doubles the window, up
-  to `read_ahead_bytes`. A GET is for a third of it, so that two are under way while a third is yielded. The window goes
-  on in the next segment, or ledger; the block that a read waits for has a small request of its own.
+  to `read_ahead_bytes`, with which a direct read begins. A GET is for a third of it, so that two are under way while a
+  third is yielded. The window goes on in the next segment, or ledger; the block that a read waits for has a small
+  request of its own.
 - Blocks ahead are pinned in the shared block cache, so all readers together stay within its budget, each with an equal
   share of it at most; only the next block of a reader may exceed it.
 - A few entries of a block are read by its chunks, two at most for one entry, unless more of it, or of the block before,
@@ -554,7 +555,8 @@ class _Window:
 
     def _top_up(self) -> None:
         """Claim more while there is room for a request in the window; always the next block."""
-        limit, request = self._pace.window_bytes, self._pace.window_bytes // WINDOW_REQUESTS
+        limit = min(self._pace.window_bytes, max(cache.WINDOW_BYTES_MIN, self._reader.read_ahead_bytes))
+        request = limit // WINDOW_REQUESTS
         while self._next <= self._last and (not self._slots or self._bytes <= limit - request):
             length = self._length(self._next)
             if self._slots and self._bytes + length > limit:

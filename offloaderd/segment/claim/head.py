@@ -44,6 +44,7 @@ from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import METADATA, error_class
 
 T = TypeVar("T")
+EndOf = Callable[[TopicMap], Position | None]
 log = structlog.get_logger(__name__)
 
 AGAIN_S = 60.0
@@ -283,26 +284,21 @@ class HeadKeeper:
                 "a lower one",
                 evidence,
             )
-        for head, end in ((found.newest, topic_map.offloaded), (found.history, topic_map.history_end)):
-            if head is not None and await self._is_ahead(head, end, topic_map, committing):
+        for head, end_of in ((found.newest, _newest_end), (found.history, _history_end)):
+            if head is not None and await self._is_ahead(head, end_of, topic_map, committing):
                 await self._identity.stop(
                     RefusalKind.METADATA_WENT_BACK,
                     f"segment {head.segment_id} was committed up to {head.end}, and the metadata say that the topic "
-                    f"is offloaded up to {end or 'nothing'}",
+                    f"is offloaded up to {end_of(topic_map) or 'nothing'}",
                     head_evidence(head.segment_id),
                 )
 
-    async def _is_ahead(
-        self, head: HeadSegment, end: Position | None, topic_map: TopicMap, committing: UUID | None
-    ) -> bool:
+    async def _is_ahead(self, head: HeadSegment, end_of: EndOf, topic_map: TopicMap, committing: UUID | None) -> bool:
         """Return whether a committed segment is missing in the map: neither open, nor given up, nor deleted again.
 
         A manifest is no proof: one whose put had no answer may come when the segment was deleted since.
         """
-        known = (end, topic_map.floor)
-        if any(one is not None and head.end <= one for one in known) or head.segment_id == committing:
-            return False
-        if _holds(topic_map, head):
+        if head.segment_id == committing or _accounts_for(topic_map, head, end_of):
             return False
         if await self._persist(lambda: self._is_recorded(head.segment_id), METADATA):
             return False
@@ -310,10 +306,9 @@ class HeadKeeper:
         objects = self._context.upload_context.objects.at(head.bucket)
         if await self._persist(lambda: find(objects, where.manifest)) is None:
             return False
-        # A job may have committed it since the map was read.
-        return not _holds(
-            await self._persist(lambda: catalog.load(self._context.metadata, self._topic), METADATA), head
-        )
+        # Since the map was read, it may have been committed by a job, and merged or deleted after that.
+        current = await self._persist(lambda: catalog.load(self._context.metadata, self._topic), METADATA)
+        return not _accounts_for(current, head, end_of)
 
     async def _is_recorded(self, segment_id: UUID) -> bool:
         """Return whether a segment is an attempt of the owner or of a job, or on the trash list."""
@@ -360,6 +355,20 @@ def identity_of(context: OffloadContext, claim: Claim) -> TopicIdentity:
 def head_of(context: OffloadContext, claim: Claim) -> HeadKeeper:
     """Return the keeper of a topic's head under the claim of a job's driver."""
     return HeadKeeper(context, identity_of(context, claim), epoch=None)
+
+
+def _newest_end(topic_map: TopicMap) -> Position | None:
+    return topic_map.offloaded
+
+
+def _history_end(topic_map: TopicMap) -> Position | None:
+    return topic_map.history_end
+
+
+def _accounts_for(topic_map: TopicMap, head: HeadSegment, end_of: EndOf) -> bool:
+    """Whether a map has a segment, or one of its kind behind it, or retention has deleted up to its end."""
+    known = (end_of(topic_map), topic_map.floor)
+    return any(end is not None and head.end <= end for end in known) or _holds(topic_map, head)
 
 
 def _holds(topic_map: TopicMap, head: HeadSegment) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from contextlib import aclosing
+from collections import Counter
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from offloaderd.client import Goal, Position, SeekKind, TimedOut
 from offloaderd.client.reading import DirectRead, Wanted, read_request
+from offloaderd.core.aio import each
 from offloaderd.core.errors import Archived, BucketMissing, NotFound, Transient
 from offloaderd.core.model import EntryBatch, HistoryOrder, Loss
 from offloaderd.core.names.patterns import Scope
@@ -22,7 +24,7 @@ from offloaderd.direct.bucket import segments_of
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.protocol.v1 import common_pb2, read_pb2
 from offloaderd.read import cache, reader, stream
-from offloaderd.read.segments import SegmentOptions
+from offloaderd.read.segments import SLOT_BLOCK_BYTES, SegmentOptions
 from offloaderd.testing.faults import Faults, FaultyStore
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.direct.here import Here
@@ -438,28 +440,82 @@ async def test_a_direct_read_that_is_left_leaves_no_task() -> None:
     assert found
 
 
-async def test_a_direct_read_fetches_ahead_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two requests of a third of the window each are under way with that for the first block, and no more."""
-    monkeypatch.setattr(cache, "WINDOW_BYTES_MIN", 64)
-    block, asked = 244, []
+BLOCK = 5144
+"""Bytes of a block of one entry of 5000 bytes."""
 
-    class Asked(FaultyStore):
-        async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
-            asked.append((first // block, len(lengths)))
-            found: Sequence[bytes] = await super().get_pieces(key, first, lengths)
-            return found
 
+class Asked(FaultyStore):
+    """Notes the requests for blocks: of which object, from which block on, how many."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store, Faults())
+        self.asked: list[tuple[str, int, int]] = []
+
+    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        self.asked.append((key, first // BLOCK, len(lengths)))
+        found: Sequence[bytes] = await super().get_pieces(key, first, lengths)
+        return found
+
+
+async def long_segments(count: int) -> ReadRig:
+    """Return a topic of so many segments of 200 blocks; each has a ledger, from 3 on."""
     rig = make_read_rig()
-    ledger = Piece(3, 0, [b"x" * 100] * 200)
-    rig.map.segments = [await put_segment(rig.store, [ledger], segment_id=uuid.UUID(int=1), block_entries=1)]
-    options = SegmentOptions(cache_bytes=1 << 20, read_ahead_bytes=30 * block)
-    here, request = Here(rig), read_request(TOPIC, Wanted(), framed=True)
-    async with rig.reader, segments_of(Asked(rig.store, Faults()), rig.clock, options) as bucket:
+    rig.map.segments = [
+        await put_segment(
+            rig.store, [Piece(ledger, 0, [b"x" * 5000] * 200, 200)], segment_id=uuid.UUID(int=ledger), block_entries=1
+        )
+        for ledger in range(3, 3 + count)
+    ]
+    return rig
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (Wanted(), [(0, 1), (1, 10), (11, 10)]),
+        (Wanted(entries_max=1), [(0, 1)]),
+        (Wanted(entries_max=5), [(0, 1), (1, 4)]),
+        (Wanted(first=Position(3, 50), last=Position(3, 50)), [(50, 1)]),
+    ],
+)
+async def test_a_direct_read_fetches_ahead_from_its_beginning(
+    monkeypatch: pytest.MonkeyPatch, wanted: Wanted, expected: list[tuple[int, int]]
+) -> None:
+    """Two requests of a third of the window are under way with that for the first block, for nothing behind its end."""
+    monkeypatch.setattr(cache, "WINDOW_BYTES_MIN", 64)
+    rig = await long_segments(1)
+    options = SegmentOptions(cache_bytes=1 << 20, read_ahead_bytes=30 * BLOCK)
+    here, request, store = Here(rig), read_request(TOPIC, wanted, framed=True), Asked(rig.store)
+    async with rig.reader, segments_of(store, rig.clock, options) as bucket:
         attempt = DirectRead(here, bucket.sequence(), rig.clock).attempt  # type: ignore[arg-type] # has what it needs
         async with aclosing(attempt(request, None)) as answers:
             await anext(answers)
             await turns(20)
-            assert asked == [(0, 1), (1, 10), (11, 10)]
+            assert [(first, count) for _, first, count in store.asked] == expected
+        assert bucket._segments.pinned_bytes == 0
+
+
+async def test_direct_reads_that_begin_together_have_equal_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the whole cache those that come first, and one block at a time the others."""
+    monkeypatch.setattr(cache, "WINDOW_BYTES_MIN", 64)
+    rig = await long_segments(4)
+    slot = BLOCK + SLOT_BLOCK_BYTES
+    options = SegmentOptions(cache_bytes=60 * slot, read_ahead_bytes=30 * slot)
+    here, store = Here(rig), Asked(rig.store)
+    async with rig.reader, segments_of(store, rig.clock, options) as bucket, AsyncExitStack() as stack:
+        answers = []
+        for ledger in range(3, 7):
+            request = read_request(TOPIC, Wanted(first=Position(ledger, 0), last=Position(ledger, 199)), framed=True)
+            attempt = DirectRead(here, bucket.sequence(), rig.clock).attempt  # type: ignore[arg-type] # as above
+            answers.append(await stack.enter_async_context(aclosing(attempt(request, None))))
+        await each(answers, anext)
+        await turns(20)
+        assert bucket._segments._blocks.pinned_bytes <= options.cache_bytes
+        asked: Counter[str] = Counter()
+        for key, _, count in store.asked:
+            asked[key] += count
+        assert len(asked) == 4
+        assert len(set(asked.values())) == 1
 
 
 async def test_a_read_that_goes_on_where_retention_has_deleted_up_to() -> None:

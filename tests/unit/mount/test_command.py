@@ -130,6 +130,18 @@ def test_a_topic_with_a_gap_waits_for_a_decision(config: Path) -> None:
     assert f"LATER    the policies of {TOPIC.tenant}/{TOPIC.namespace} do not name the driver" in result.stdout
 
 
+@pytest.mark.parametrize(
+    "pattern", [NAME, f"{TOPIC.tenant}/{TOPIC.namespace}/*", f"{TOPIC.tenant}/*", "re:.*"], ids=str
+)
+def test_a_topic_is_mounted_by_its_name_its_namespace_its_tenant_and_with_all(config: Path, pattern: str) -> None:
+    """The bucket has topics of two tenants."""
+    other = replace(TOPIC, tenant="other")
+    virtually(ground(config.parent / "bucket").store(4, runs(8, 0, 5), topic=other))
+    result = run(config, "plan", pattern, "--at-gap", "skip", "--json")
+    found = {row["topic"] for row in json.loads(result.stdout)["topics"]}
+    assert found == ({NAME, str(other)} if pattern == "re:.*" else {NAME})
+
+
 @pytest.mark.parametrize("at_gap", ["skip", "stop"])
 def test_what_was_decided_is_mounted_and_taken_out_again(config: Path, at_gap: str) -> None:
     """A plan writes nothing; after apply the topic is mounted, until undo."""

@@ -361,6 +361,35 @@ async def test_a_head_of_what_retention_has_deleted_is_in_order() -> None:
     assert await _segments(rig) == 2
 
 
+async def test_a_head_of_what_retention_deletes_while_it_is_compared_is_in_order() -> None:
+    """Who compares it has a map from before its commit, and its manifest is still there or there again."""
+    rig = await offloaded_topic(10)
+    store = rig.tree.connect()
+    before = await catalog.load(store, TOPIC)
+    await offload_more(rig, [10], seed=5)
+    deleted: list[UUID] = []
+
+    class Deleted(FaultyStore):
+        """Retention deletes all segments when the newest one's manifest is asked for."""
+
+        async def head(self, key: str) -> ObjectInfo:
+            found: ObjectInfo = await super().head(key)
+            known = await catalog.load(store, TOPIC)
+            while known.segments:
+                oldest = known.segments[0]
+                steps, _ = without_oldest(known, oldest, reason="age", now_ms=1)
+                await store.transact(steps)
+                await store.delete(paths.trash_record(TOPIC, oldest.segment_id), 0)
+                known = await catalog.load(store, TOPIC)
+                deleted.append(oldest.segment_id)
+            return found
+
+    rig.objects = Deleted(rig.store, lambda *_: None)
+    owned = await Owned.claim(rig)
+    await head_of_job(owned.context, owned.offloader.claim).check(before)
+    assert len(deleted) == 2
+
+
 async def test_a_head_of_what_was_given_up_is_in_order() -> None:
     """The owner died between head and commit, and the next one gave the attempt up: its objects are gone."""
     rig = await offloaded_topic(10)
