@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from offloaderd.api.bucket import BucketAdminService
+from offloaderd.client.reading import Wanted
 from offloaderd.core.aio import Group
 from offloaderd.core.errors import BucketMissing, EntriesMissing, NotFound, Transient
 from offloaderd.core.metrics.metrics import Metrics
@@ -26,6 +28,7 @@ from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.bucket_topics import ANSWERS_S, LISTING_PAUSE_S, BucketTopics
 from offloaderd.upkeep.stored import Site
+from tests.unit.direct.here import Here
 from tests.unit.rigs.owned import offload_more, offloaded_topic
 from tests.unit.rigs.rig import TOPIC, Rig, memory_ledgers, payloads, until
 from tests.unit.upkeep.test_mirror import AWAY, HOME, lag, mirroring
@@ -156,6 +159,16 @@ async def test_every_byte_is_read_back() -> None:
         found = await read_all(reader)
     wanted = [*payloads(10), *payloads(7, seed=1), *payloads(13, seed=2)]
     assert [payload for _, _, payload in found] == wanted
+
+
+async def test_direct_reads_are_planned() -> None:
+    """All entries come out of the bucket, none out of a stream of the daemon."""
+    rig = await offloaded_topic(10, 7, 13)
+    async with reader_of(rig, await listed(rig)) as reader:
+        site: Any = SimpleNamespace(reader=reader, metrics=Metrics(), store=rig.store, clock=rig.clock)
+        here = Here(site)
+        assert await here.direct(Wanted()) == (await read_all(reader), "")
+        assert (len(here.plans), here.streams) == (1, [])
 
 
 async def test_whether_a_topic_is_offloaded_is_not_known() -> None:
