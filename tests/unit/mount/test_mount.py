@@ -162,6 +162,38 @@ async def test_undo_leaves_nothing_but_the_raised_ids() -> None:
     }
 
 
+async def taken_out(target: Target, plan: Plan | None = None) -> None:
+    """Take everything out that was mounted."""
+    cluster = target.cluster(plan)
+    for topic in await cluster.mounted(ALL):
+        await cluster.undo(await cluster.plan_undo(topic))
+    await cluster.undo_partitions(ALL)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_an_undo_that_breaks_off_at_any_write_is_completed_by_the_next(when: str) -> None:
+    """The same nodes in the end, whatever was taken out before: three topics, and then their partitioned topic."""
+    rig, whole = await offloaded_topic(10), await Target().made()
+    await mounted(rig, whole)
+    await taken_out(whole)
+    expected = await whole.nodes()
+    for number in range(4):
+        target, calls = await Target().made(), 0
+        await mounted(rig, target)
+
+        def broken(what: str, _: str, moment: str, number: int = number) -> Exception | None:
+            nonlocal calls
+            if what not in {"transact", "delete"} or moment != when:
+                return None
+            calls += 1
+            return RuntimeError("killed") if calls == number + 1 else None
+
+        with pytest.raises(RuntimeError):
+            await taken_out(target, broken)
+        await taken_out(target)
+        assert await target.nodes() == expected
+
+
 async def test_a_topic_that_a_broker_has_loaded_and_closed_again_is_taken_out_with_its_empty_ledger() -> None:
     """While its ledger is open the broker writes the list as well."""
     rig, target = await offloaded_topic(10), await Target().made()
