@@ -452,6 +452,7 @@ class Asked(FaultyStore):
         self.asked: list[tuple[str, int, int]] = []
 
     async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """See ObjectReader."""
         self.asked.append((key, first // BLOCK, len(lengths)))
         found: Sequence[bytes] = await super().get_pieces(key, first, lengths)
         return found

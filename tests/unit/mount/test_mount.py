@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -162,6 +163,14 @@ async def test_undo_leaves_nothing_but_the_raised_ids() -> None:
     }
 
 
+def killed_at(number: int, when: str, *operations: str) -> Plan:
+    """Return the end of a command at one of its writes, counted from 0."""
+    writes = count()
+    return lambda what, _, moment: (
+        RuntimeError("killed") if what in operations and moment == when and next(writes) == number else None
+    )
+
+
 async def taken_out(target: Target, plan: Plan | None = None) -> None:
     """Take everything out that was mounted."""
     cluster = target.cluster(plan)
@@ -178,18 +187,10 @@ async def test_an_undo_that_breaks_off_at_any_write_is_completed_by_the_next(whe
     await taken_out(whole)
     expected = await whole.nodes()
     for number in range(4):
-        target, calls = await Target().made(), 0
+        target = await Target().made()
         await mounted(rig, target)
-
-        def broken(what: str, _: str, moment: str, number: int = number) -> Exception | None:
-            nonlocal calls
-            if what not in {"transact", "delete"} or moment != when:
-                return None
-            calls += 1
-            return RuntimeError("killed") if calls == number + 1 else None
-
         with pytest.raises(RuntimeError):
-            await taken_out(target, broken)
+            await taken_out(target, killed_at(number, when, "transact", "delete"))
         await taken_out(target)
         assert await target.nodes() == expected
 
@@ -318,17 +319,9 @@ async def test_a_mount_that_breaks_off_at_any_write_is_completed_by_the_next(whe
     await mounted(rig, whole)
     expected = await whole.nodes()
     for number in range(100):
-        target, calls = await Target().made(), 0
-
-        def broken(what: str, _: str, moment: str, number: int = number) -> Exception | None:
-            nonlocal calls
-            if (what, moment) != ("create", when):
-                return None
-            calls += 1
-            return RuntimeError("killed") if calls == number + 1 else None
-
+        target = await Target().made()
         try:
-            await mounted(rig, target, broken)
+            await mounted(rig, target, killed_at(number, when, "create"))
         except (RuntimeError, ExceptionGroup):
             assert HIGH in (left := await target.nodes()) or LIST not in left
             await mounted(rig, target)
