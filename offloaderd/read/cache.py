@@ -34,9 +34,14 @@ class ReadAhead:
     def __init__(self, window_bytes: int = WINDOW_BYTES_MIN) -> None:
         self.window_bytes = window_bytes
 
+    def fit(self, limit_bytes: int) -> None:
+        """Keep the window within a limit, but not below the smallest one."""
+        self.window_bytes = min(self.window_bytes, max(WINDOW_BYTES_MIN, limit_bytes))
+
     def grow(self, limit_bytes: int) -> None:
-        """Double the window, when the consumer wants more."""
-        self.window_bytes = min(2 * self.window_bytes, max(WINDOW_BYTES_MIN, limit_bytes))
+        """Double the window within a limit, when the consumer wants more."""
+        self.window_bytes *= 2
+        self.fit(limit_bytes)
 
 
 class Slot(Generic[V]):

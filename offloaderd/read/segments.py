@@ -555,8 +555,8 @@ class _Window:
 
     def _top_up(self) -> None:
         """Claim more while there is room for a request in the window; always the next block."""
-        limit = min(self._pace.window_bytes, max(cache.WINDOW_BYTES_MIN, self._reader.read_ahead_bytes))
-        request = limit // WINDOW_REQUESTS
+        self._pace.fit(self._reader.read_ahead_bytes)
+        limit, request = self._pace.window_bytes, self._pace.window_bytes // WINDOW_REQUESTS
         while self._next <= self._last and (not self._slots or self._bytes <= limit - request):
             length = self._length(self._next)
             if self._slots and self._bytes + length > limit:
