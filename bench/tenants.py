@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from bench.scale import Scale
     from bench.site import Daemon, Sections, Site
 
-QUIET, LOUD = "quiet", "loud"
+MEASURED, OTHER = "measured", "other"
 WRITTEN_BYTES_PER_S, READ_BYTES_PER_S = MIB, 2 * MIB
 """The share of each tenant."""
 TOPICS, READERS, TIMES = 4, 2, 10
-"""Topics that the loud tenant pushes to, its readers at its share, and how much more it tries."""
+"""Topics that the other tenant pushes to, its readers at its share, and how much more it tries."""
 ENTRY_BYTES, HISTORY_BYTES = 1024, 32 * MIB
 ENTRIES_PER_S, READS_PER_S = 100, 20
-"""What the quiet tenant does, below its share: so nothing but the other tenant delays it."""
+"""What the measured tenant does, below its share: so nothing but the other tenant delays it."""
 WARM_S = 2.0
-"""The loud tenant begins so long before anything is measured; its first seconds are paid by its quotas' reserve."""
+"""The other tenant begins so long before anything is measured; its first seconds are paid by its quotas' reserve."""
 SECTIONS: Sections = {
     "ledgers": {"kind": "none"},
     "offload": {"segment_age_max_s": 1.0},
@@ -53,7 +53,7 @@ SECTIONS: Sections = {
 
 
 class Task(TypedDict):
-    """What the loud tenant does: on which daemon, in which topics, how many times its share, for how long."""
+    """What the other tenant does: on which daemon, in which topics, how many times its share, for how long."""
 
     address: str
     history: str
@@ -62,19 +62,19 @@ class Task(TypedDict):
     seconds: float
 
 
-class Felt(NamedTuple):
-    """What the quiet tenant notices, ascending: seconds until entries are committed, and of its reads."""
+class Round(NamedTuple):
+    """Seconds until each entry of the measured tenant was committed, and seconds of each of its reads; ascending."""
 
     lags: list[float]
     reads: list[float]
     pushed_per_s: float
-    """Bytes that the loud tenant got into the daemon meanwhile."""
+    """Bytes that the other tenant pushed meanwhile."""
     read_per_s: float
-    """Bytes that it got out."""
+    """Bytes that it read."""
 
 
 class Moved(TypedDict):
-    """Bytes that the loud tenant has moved."""
+    """Bytes that the other tenant has moved."""
 
     pushed: int
     read: int
@@ -82,31 +82,31 @@ class Moved(TypedDict):
 
 async def tenants(site: Site, size: Scale) -> list[Figure]:
     """Measure the lag and the reads of one tenant beside another one."""
-    history = {tenant: TopicName(tenant, "bench", "history") for tenant in (QUIET, LOUD)}
+    history = {tenant: TopicName(tenant, "bench", "history") for tenant in (MEASURED, OTHER)}
     entries = Entries(ENTRY_BYTES, HISTORY_BYTES, distinct=HISTORY_BYTES // MIB)
-    rounds: dict[int, list[Felt]] = {1: [], TIMES: []}
+    rounds: dict[int, list[Round]] = {1: [], TIMES: []}
     async with stored(site, dict.fromkeys(history.values(), entries)) as there, there.daemon(SECTIONS) as daemon:
         share = quota_pb2.Quotas(write_bytes_per_s=WRITTEN_BYTES_PER_S, read_bytes_per_s=READ_BYTES_PER_S)
         for tenant in history:
             await daemon.client.set_quotas(tenant, share)
         for number in range(size.runs):
-            for times, felt in rounds.items():
+            for times, done in rounds.items():
                 topics = await _enabled(daemon, f"{number}-{times}")
-                felt.append(await _round(daemon, history, entries.count, topics, times, size.durable_s))
+                done.append(await _round(daemon, history, entries.count, topics, times, size.durable_s))
     once, often = rounds.values()
     return [
-        _figure("lag", once, often, lambda felt: felt.lags),
-        _figure("reads of one entry", once, often, lambda felt: felt.reads),
+        _figure("lag", once, often, lambda one: one.lags),
+        _figure("reads of one entry", once, often, lambda one: one.reads),
     ]
 
 
 async def _enabled(daemon: Daemon, name: str) -> dict[str, list[TopicName]]:
     """Return new topics of a round, which the daemon has claimed."""
     topics = {
-        QUIET: [TopicName(QUIET, "bench", f"orders-{name}")],
-        LOUD: [TopicName(LOUD, "bench", f"clicks-{name}-{number}") for number in range(TOPICS)],
+        MEASURED: [TopicName(MEASURED, "bench", f"orders-{name}")],
+        OTHER: [TopicName(OTHER, "bench", f"clicks-{name}-{number}") for number in range(TOPICS)],
     }
-    for topic in [*topics[QUIET], *topics[LOUD]]:
+    for topic in [*topics[MEASURED], *topics[OTHER]]:
         await daemon.client.enable(topic)
         await daemon.claimed(topic)
     return topics
@@ -119,23 +119,23 @@ async def _round(
     topics: dict[str, list[TopicName]],
     times: int,
     seconds: float,
-) -> Felt:
-    """Return what the quiet tenant notices of so many times the share of the loud one."""
+) -> Round:
+    """Return what the measured tenant notices of so many times the share of the other one."""
     task = Task(
         address=daemon.client.address,
-        history=str(history[LOUD]),
-        topics=list(map(str, topics[LOUD])),
+        history=str(history[OTHER]),
+        topics=list(map(str, topics[OTHER])),
         times=times,
         seconds=seconds + 2 * WARM_S,
     )
     lags, reads = list[float](), list[float]()
     async with asyncio.TaskGroup() as group:
-        loud_tenant = group.create_task(answer_of("bench.tenants", task), name="the loud tenant")
+        other_tenant = group.create_task(answer_of("bench.tenants", task), name="the other tenant")
         await CLOCK.sleep(WARM_S)
-        group.create_task(_lags(daemon, topics[QUIET][0], seconds, lags), name="pushes")
-        group.create_task(_reads(daemon, history[QUIET], stored_entries, seconds, reads), name="reads")
-    moved: Moved = loud_tenant.result()
-    return Felt(sorted(lags), sorted(reads), moved["pushed"] / task["seconds"], moved["read"] / task["seconds"])
+        group.create_task(_lags(daemon, topics[MEASURED][0], seconds, lags), name="pushes")
+        group.create_task(_reads(daemon, history[MEASURED], stored_entries, seconds, reads), name="reads")
+    moved: Moved = other_tenant.result()
+    return Round(sorted(lags), sorted(reads), moved["pushed"] / task["seconds"], moved["read"] / task["seconds"])
 
 
 async def _lags(daemon: Daemon, topic: TopicName, seconds: float, lags: list[float]) -> None:
@@ -169,7 +169,7 @@ async def _until(at_s: float) -> None:
     await CLOCK.sleep(max(0.0, at_s - CLOCK.monotonic()))
 
 
-async def loud(task: Task) -> Moved:
+async def other(task: Task) -> Moved:
     """Push to all topics and read with all readers, as much as the daemon takes and gives, until the time is over."""
     moved = Moved(pushed=0, read=0)
     began_s = CLOCK.monotonic()
@@ -208,13 +208,13 @@ async def loud(task: Task) -> Moved:
     return moved
 
 
-def _figure(what: str, once: list[Felt], often: list[Felt], of: Callable[[Felt], list[float]]) -> Figure:
+def _figure(what: str, once: list[Round], often: list[Round], of: Callable[[Round], list[float]]) -> Figure:
     """Return how much longer the slowest of a hundred take when the other tenant tries ten times its share."""
 
-    def p99(rounds: list[Felt]) -> list[float]:
+    def p99(rounds: list[Round]) -> list[float]:
         return [quantile(of(one), 0.99) for one in rounds]
 
-    def shown(rounds: list[Felt]) -> str:
+    def shown(rounds: list[Round]) -> str:
         middle = median(quantile(of(one), 0.5) for one in rounds)
         pushed, read = (median(getattr(one, name) for one in rounds) / MIB for name in ("pushed_per_s", "read_per_s"))
         return (
@@ -234,4 +234,4 @@ def _figure(what: str, once: list[Felt], often: list[Felt], of: Callable[[Felt],
 
 if __name__ == "__main__":
     log.configure("warning", "json")
-    print(json.dumps(asyncio.run(loud(json.load(sys.stdin)))))
+    print(json.dumps(asyncio.run(other(json.load(sys.stdin)))))
