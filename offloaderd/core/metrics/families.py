@@ -85,6 +85,18 @@ class Documented(NamedTuple):
     labels: Mapping[str, tuple[str, ...]]
 
 
+class Registry(CollectorRegistry):
+    """A registry that finds one sample without collecting those of all other metrics."""
+
+    def get_sample_value(self, name: str, labels: Mapping[str, str] | None = None) -> float | None:
+        """Return the value of a sample, None if there is none."""
+        for family in self.restricted_registry((name,)).collect():
+            for sample in family.samples:
+                if sample.labels == (labels or {}):
+                    return sample.value
+        return None
+
+
 class View(Collector):
     """A registry reduced to some families; renamed ones appear under both names."""
 
@@ -255,7 +267,7 @@ class Families:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         """Without a registry of somebody else's, each metric is created when it is used first, or all are read."""
-        self._registry = CollectorRegistry() if registry is None else registry
+        self._registry = Registry() if registry is None else registry
         self._making = threading.Lock()
         self._declared = [
             one for kind in type(self).__mro__ for one in vars(kind).values() if isinstance(one, Declared)
