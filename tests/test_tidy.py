@@ -19,7 +19,7 @@ from tests.pages import pages
 from tools.invariants import stale
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULE_LINES_MAX = 600
@@ -154,14 +154,14 @@ def tree(name: str) -> ast.Module:
     try:
         return ast.parse(text(name), name)
     finally:
+        gc.freeze()  # no later collection looks for cycles in trees
         gc.enable()
 
 
-def definitions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
-    """Yield every function and class at any depth."""
-    for child in ast.walk(node):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield child
+@cache
+def nodes(name: str) -> tuple[ast.AST, ...]:
+    """Return all nodes of a module's syntax tree: many tests look at them, and walking a tree takes long."""
+    return tuple(ast.walk(tree(name)))
 
 
 def undocumented(name: str) -> Iterator[str]:
@@ -192,11 +192,12 @@ def _name_of(node: ast.AST) -> str | None:
     return getattr(node, "id", None) or getattr(node, "attr", None)
 
 
+@cache
 def imported(name: str) -> set[str]:
     """Return the top-level packages that a module imports at any depth, type checking apart."""
     found: set[str] = set()
     skipped: set[ast.AST] = set()
-    for node in ast.walk(tree(name)):
+    for node in nodes(name):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in map(_name_of, ast.walk(node.test)):
             skipped |= {inner for child in node.body for inner in ast.walk(child)}
         if node in skipped:
@@ -225,8 +226,8 @@ def test_functions_are_short() -> None:
     long = [
         f"{name}:{node.lineno}: {node.name} has {lines} lines"
         for name in sources()
-        for node in definitions(tree(name))
-        if not isinstance(node, ast.ClassDef)
+        for node in nodes(name)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (lines := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_LINES_MAX
     ]
     assert not long
@@ -278,9 +279,7 @@ def test_unit_tests_know_no_real_time() -> None:
 
 def test_errors_of_tasks_are_taken_from_their_group_by_hand() -> None:
     """No `except*`: what it raises is put into a group again by Python 3.11.2, and not by 3.11.7."""
-    found = [
-        f"{name}:{node.lineno}" for name in sources() for node in ast.walk(tree(name)) if isinstance(node, ast.TryStar)
-    ]
+    found = [f"{name}:{node.lineno}" for name in sources() for node in nodes(name) if isinstance(node, ast.TryStar)]
     assert not found
 
 
@@ -290,7 +289,7 @@ def test_only_commands_print() -> None:
         f"{name}:{node.lineno}"
         for name in sources()
         if name.startswith("offloaderd/") and not name.startswith("offloaderd/cli/")
-        for node in ast.walk(tree(name))
+        for node in nodes(name)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not printing
@@ -400,9 +399,9 @@ def banned_words(lists: Mapping[str, str]) -> dict[str, str]:
     return {word: instead for instead, words in lists.items() for word in words.split()}
 
 
-def given_names(module: ast.Module) -> Iterator[tuple[int, str]]:
+def given_names(module: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield every name that a module gives, with its line: definitions, parameters, variables, attributes, aliases."""
-    for node in ast.walk(module):
+    for node in module:
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 yield node.lineno, name
@@ -414,7 +413,7 @@ def given_names(module: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
-def misnamed(module: ast.Module) -> list[str]:
+def misnamed(module: Iterable[ast.AST]) -> list[str]:
     """Return a line for each name of a module with a banned word in it."""
     banned = banned_words(BANNED)
     return [
@@ -427,7 +426,7 @@ def misnamed(module: ast.Module) -> list[str]:
 def test_names_are_words_of_the_field() -> None:
     """No identifier and no module has a banned word as a part: docs/glossary.md has the words."""
     banned = banned_words(BANNED)
-    assert not [f"{name}:{found}" for name in sources() for found in misnamed(tree(name))]
+    assert not [f"{name}:{found}" for name in sources() for found in misnamed(nodes(name))]
     assert not [name for name in sources() if words_of(Path(name).stem) & banned.keys()]
 
 
@@ -457,8 +456,8 @@ def test_a_banned_word_is_found_wherever_it_is_a_name(word: str) -> None:
         f"for a{word.title()} in x: ...",
         f"import a as _{word}",
     ):
-        assert len(misnamed(ast.parse(source))) == 1, source
-    assert not misnamed(ast.parse(f"x{word}s = open_{word}er()"))
+        assert len(misnamed(ast.walk(ast.parse(source)))) == 1, source
+    assert not misnamed(ast.walk(ast.parse(f"x{word}s = open_{word}er()")))
 
 
 def test_a_warning_leads_to_its_failure() -> None:
