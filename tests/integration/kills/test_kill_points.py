@@ -26,7 +26,7 @@ from tests.real.proof import ends_well
 from tests.real.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from offloaderd.client import DaemonClient
     from tests.integration.processes import Site
@@ -56,22 +56,23 @@ async def taken(client: DaemonClient, count: int) -> None:
 
 
 STORES = ("s3", "azure", "gcs")
-WITNESSES = {("s3", "commit:midway"), *((store, "complete_upload:midway") for store in STORES)}
+UNHEARD_COMMIT = frozenset({("s3", "commit:midway")})
+UNHEARD_COMPLETIONS = frozenset({(store, "complete_upload:midway") for store in STORES})
 """Points that `make test` has on real servers: an answer that nobody hears, of ZooKeeper and of each kind of store."""
 
 
-def on_each_store(names: Sequence[str]) -> pytest.MarkDecorator:
+def on_each_store(names: Sequence[str], witnesses: Collection[tuple[str, str]] = frozenset()) -> pytest.MarkDecorator:
     """Return the parameters of a test that runs at each point, on each kind of store; the witnesses are marked."""
     mark = pytest.mark.witness("zookeeper", "s3")
     pairs = [
-        pytest.param(store, name, marks=[mark] if (store, name) in WITNESSES else [])
+        pytest.param(store, name, marks=[mark] if (store, name) in witnesses else [])
         for store in STORES
         for name in names
     ]
     return pytest.mark.parametrize(("site", "point"), pairs, indirect=["site"])
 
 
-@on_each_store(points.FIRST_LIFE)
+@on_each_store(points.FIRST_LIFE, UNHEARD_COMMIT)
 async def test_a_daemon_that_dies_loses_and_leaves_nothing(site: Site, point: str) -> None:
     """Killed at this step of a topic's first segments, it is followed by one that completes them."""
     workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
@@ -79,7 +80,7 @@ async def test_a_daemon_that_dies_loses_and_leaves_nothing(site: Site, point: st
     assert not (await ends_well(site, workload)).collected
 
 
-@on_each_store(points.AT_THE_END)
+@on_each_store(points.AT_THE_END, UNHEARD_COMMIT)
 async def test_a_daemon_that_dies_while_it_drains_loses_and_leaves_nothing(site: Site, point: str) -> None:
     """Told to stop with a segment open, it is killed at this step of completing it."""
     workload = Workload(TOPIC)
@@ -126,7 +127,7 @@ async def test_a_part_that_is_stored_is_never_sent_again(site: Site, s3_server: 
     assert proxy.counts.part_bytes - sent_bytes == found.object_bytes - stored_bytes
 
 
-@on_each_store(points.CONTINUED)
+@on_each_store(points.CONTINUED, UNHEARD_COMPLETIONS)
 async def test_a_daemon_that_dies_while_it_continues_loses_and_leaves_nothing(site: Site, point: str) -> None:
     """The first owner dies in the middle of a segment, the next one goes on with it and is killed at this step."""
     workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from offloaderd.protocol.v1 import admin_pb2
     from tests.servers import S3Server
 
-pytestmark = pytest.mark.witness("zookeeper")
-
 TOPIC, BESIDE = (TopicName.parse(f"public/default/{name}") for name in ("mirrored", "beside"))
 LEDGER_ENTRIES = 700
 """As many as the embedded store puts into a ledger."""
@@ -123,6 +121,7 @@ async def test_a_mirror_that_is_away_holds_up_grants_alone_and_catches_up(site: 
         await topic.is_whole()
 
 
+@pytest.mark.witness("zookeeper")
 async def test_a_first_place_that_is_away_is_read_in_the_mirror_and_stops_no_other(site: Site, azurite: str) -> None:
     """What the source has no more is read, by the next daemon as well; a topic of the other service is offloaded."""
     async with Proxy(site.endpoint) as line, archive_of(site, azurite) as archive:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from offloaderd.objects.port import ObjectReader
     from tests.servers import S3Server
 
-pytestmark = pytest.mark.witness("zookeeper")
-
 TOPIC = TopicName.parse("public/default/moving")
 LEVEL = policy_pb2.PolicyLevel(topic=str(TOPIC))
 BATCH, MOVES_AT, ENDS_AT = 50, 6, 16
@@ -155,6 +153,7 @@ async def test_a_topic_goes_from_s3_to_azure_while_it_is_written_and_read(site: 
             assert await read_all(client, TOPIC) == traffic.written
 
 
+@pytest.mark.witness("zookeeper")
 async def test_a_topic_moves_from_s3_to_azure_while_it_is_written_and_read(site: Site, azurite: str) -> None:
     """By `offloadctl places move --delete-old`: every byte is equal, nothing stays on S3, and S3 is not needed then."""
     async with (
@@ -194,6 +193,7 @@ async def test_a_topic_moves_from_s3_to_azure_while_it_is_written_and_read(site:
             assert f'offloaderd_read_entries_total{{source="objects"}} {len(traffic.written)}.0' in page
 
 
+@pytest.mark.witness("zookeeper")
 async def test_a_daemon_starts_without_a_further_service(site: Site, unused_tcp_port: int) -> None:
     """Its log names the service, its health shows it, and a topic of the first one is offloaded."""
     site.settings["objects__services__archive"] = {
