@@ -2,13 +2,12 @@
 """Make the certificates of docker-compose.yml: an authority, one for the daemons, one for whoever operates them.
 
 For one machine, to try it: keys lie beside certificates, and everything ends after a year. Files that exist stay.
-Usage: certificates.py DIRECTORY NAME..., where the names are those under which the daemons are reached.
 """
 
+import argparse
 import datetime
 import ipaddress
 import os
-import sys
 from pathlib import Path
 
 from cryptography import x509
@@ -17,16 +16,22 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 DAYS = 365
-OWNER = 10001  # the user of the image
 Key = ec.EllipticCurvePrivateKey
 
 
 def main() -> None:
     """Make what is not there."""
-    directory, *names = sys.argv[1:]
-    place = Path(directory)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path, help="where the files are, or go")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="a name, beside localhost, that a daemon is reached under"
+    )
+    parser.add_argument("--owner", type=int, metavar="UID", help="whose the files are to be; needs root")
+    given = parser.parse_args()
+    place: Path = given.directory
     if (place / "operator.crt").exists():
         return
+    place.mkdir(parents=True, exist_ok=True)
     ca_key = ec.generate_private_key(ec.SECP256R1())
     ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "offloaderd on this machine")])
     ca = begun(ca_name, ca_name, ca_key).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -43,8 +48,11 @@ def main() -> None:
     )
     signed = ca.add_extension(ca_usage, critical=True).sign(ca_key, hashes.SHA256())
     store(place / "ca.crt", signed.public_bytes(serialization.Encoding.PEM))
-    issue(place, "daemon", [*names, "localhost"], ca_name, ca_key)
+    issue(place, "daemon", [*given.names, "localhost"], ca_name, ca_key)
     issue(place, "operator", [], ca_name, ca_key)
+    if given.owner is not None:
+        for path in place.iterdir():
+            os.chown(path, given.owner, given.owner)
 
 
 def issue(place: Path, name: str, hosts: list[str], ca_name: x509.Name, ca_key: Key) -> None:
@@ -81,11 +89,9 @@ def begun(subject: x509.Name, issuer: x509.Name, key: Key) -> x509.CertificateBu
 
 
 def store(path: Path, content: bytes) -> None:
-    """Write a file that only the daemons' user reads."""
+    """Write a file that only its owner reads."""
     path.write_bytes(content)
     path.chmod(0o400)
-    if os.geteuid() == 0:
-        os.chown(path, OWNER, OWNER)
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ def topic_facts(one: admin_pb2.TopicStatus, positions: read_pb2.LastPositionsRes
             one.state + (", suspended" if one.asleep else f": {one.stalled_reason}" if one.stalled_reason else ""),
         ),
         ("owner", f"{one.owner or '-'} (epoch {one.epoch})" + (f": {one.placement}" if one.placement else "")),
-        *([("PAUSED", f"since {words.moment(one.paused_ms)} UTC by {one.paused_by}")] if one.paused_ms else []),
+        *([("PAUSED", pause_text(one))] if one.paused_ms else []),
         *[("REFUSED", refusal_text(refusal)) for refusal in one.refusals],
         *([("DAMAGED", f"{damage}: see offloadctl ledgers list {one.topic}")] if one.damaged_ledgers else []),
         *[("NOT NAMED", f"{there.bucket}/{there.prefix}: {unnamed_text(there)}") for there in one.unnamed],
@@ -295,10 +295,16 @@ def history_text(one: history_pb2.HistorySummary) -> str:
     return f"{text}; failed: {one.error}" if one.error else text
 
 
+def pause_text(one: admin_pb2.TopicStatus) -> str:
+    """Return since when a topic stands still, and by whom or by which quota."""
+    return f"since {words.moment(one.paused_ms)} UTC by {one.paused_by}"
+
+
 def _edge_text(one: admin_pb2.TopicStatus) -> str:
     known = {
         "exact": "exact",
-        "next write": "known from the entries alone: what a quiet writer had in flight shows with its next entry",
+        "next write": "known from the entries alone, as during traffic: what a quiet writer had in flight shows "
+        "with its next entry, or by the admin API",
         "explicit LAC": "reported by the writer at an interval (explicit LAC)",
         "admin API": "reported by the broker's admin API when the topic became idle",
     }.get(one.edge, one.edge)

@@ -291,7 +291,7 @@ def _cost(found: read_pb2.SeekResponse) -> str:
     "--direct",
     is_flag=True,
     help="Fetch what is in the bucket from there, and only the rest from the daemon. Needs the extra daemon and the "
-    "bucket's settings.",
+    "bucket's settings; not with --messages.",
 )
 @CONFIG
 @options.common

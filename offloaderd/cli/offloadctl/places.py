@@ -126,7 +126,7 @@ def switch_lines(topic: TopicName, found: places_pb2.SwitchProgress, *, dry_run:
     count = found.segments_total if dry_run else found.segments
     lines = [
         f"{topic}: first place {found.first}, mirror {found.mirror} (policy: {changed})",
-        f"{would}exchanged: {show.plural(count, 'segment')}, {show.size(found.bytes_total)}, none of it copied",
+        f"{would}exchanged: {show.plural(count, 'segment')}, {show.size(found.bytes_total)}, stored in both places",
     ]
     if found.waiting:
         lines.append(
@@ -277,7 +277,8 @@ async def deleted(
 
         last = await last_of(client.delete_copies(topic, dry_run=dry_run, timeout_s=SWITCH_TIMEOUT_S), take)
     where = f" in {', '.join(last.places)}" if last.places else ""
-    text = f"deleted: {show.plural(last.copies, 'copy', 'copies')}{where}, {show.size(last.bytes_total)}"
+    copies = f"{show.plural(last.copies, 'copy', 'copies')}{where}, {show.size(last.bytes_total)}"
+    text = f"{topic}: no mirror; on the trash list: {copies}, deleted after retention.reader_grace_s"
     if dry_run:
         text = "then the topic would have no mirror, and the copies in the old place would be deleted"
     return {"copies_deleted": last.copies, "deleted_in": list(last.places)}, [text]

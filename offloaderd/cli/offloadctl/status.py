@@ -30,6 +30,7 @@ from offloaderd.protocol.status import (
     daemon_json,
     history_text,
     lag_cells,
+    pause_text,
     rated_json,
     topic_facts,
     topic_json,
@@ -78,6 +79,8 @@ def _show_status(
         for one in found.topics:
             if one.stalled_reason:
                 click.echo(f"{one.topic}: {one.stalled_reason}")
+            if one.paused_ms:
+                click.echo(f"{one.topic}: paused {pause_text(one)}")
             if one.history.live_waits:
                 click.echo(f"{one.topic}: {history_text(one.history)}")
 

@@ -80,6 +80,8 @@ def _for_people(report: Report, doubts: Sequence[tuple[str, str]], stores: Seque
         click.echo()
         rows = [(name, "up" if up else "DOWN", text) for name, up, text in stores]
         show.table(["CONNECTION", "STATE", "MESSAGE"], rows)
+    given = sum(row.source != "default" for row in report.rows)
+    click.echo(f"valid: {show.plural(given, 'setting')} given, {len(report.rows) - given} by default")
 
 
 @click.command()

@@ -317,6 +317,8 @@ def test_status_shows_daemon_dependencies_and_topics(ctl: Ctl, fake: FakeDaemon)
     row = next(line for line in out.splitlines() if line.startswith(TOPIC))
     assert row.split() == [TOPIC, "stalled", "3:20", "3:9", "11", "2.0", "KiB", "3.2", "s", "2.0", "KiB", "2"]
     assert f"{TOPIC}: Denied: no" in out
+    fake.status.topics[0].paused_ms, fake.status.topics[0].paused_by = 1_700_000_000_000, "the quota stored_bytes = 5"
+    assert f"{TOPIC}: paused since 2023-11-14 22:13:20 UTC by the quota stored_bytes = 5" in ctl("status").out
 
 
 def test_status_of_a_topic_has_its_positions(ctl: Ctl, fake: FakeDaemon) -> None:

@@ -121,7 +121,7 @@ def test_places_are_switched(ctl: Ctl, daemon: Places) -> None:
     assert answer.code == 0
     assert answer.out.splitlines() == [
         f"{TOPIC}: first place eu/topics/, mirror b/seg/ (policy: exchanged)",
-        "exchanged: 2 segments, 4.0 MiB, none of it copied",
+        "exchanged: 2 segments, 4.0 MiB, stored in both places",
         "1 segment not in both places yet: repeat the command when they are copied",
     ]
     assert (daemon.requests[-1].to, daemon.requests[-1].dry_run) == ("eu/topics/", False)
@@ -208,7 +208,9 @@ def test_the_old_copies_are_deleted_once_nothing_is_read_there(
     looks = ["ListPlaces", "SwitchPlaces"]
     assert asked(daemon) == ["SetMirror", *looks * 3, "ListPlaces", "SetMirror", "DeleteCopies"]
     assert (daemon.requests[-2].mirror, daemon.requests[-2].dry_run, daemon.requests[0].dry_run) == ("", False, True)
-    assert answer.out.splitlines()[-1] == "deleted: 2 copies in b/seg/, 4.0 MiB"
+    assert answer.out.splitlines()[-1] == (
+        f"{TOPIC}: no mirror; on the trash list: 2 copies in b/seg/, 4.0 MiB, deleted after retention.reader_grace_s"
+    )
 
 
 def test_a_deletion_that_was_interrupted_goes_on(ctl: Ctl, daemon: Places) -> None:

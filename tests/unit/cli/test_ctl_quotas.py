@@ -89,9 +89,11 @@ def test_quotas_are_set_and_removed(quotas: tuple[Quotas, Ctl]) -> None:
     found = ctl("quotas", "set", "acme/eu", "--stored", "1G", "--readers", "off", "--weight", "2", "--dry-run")
     given = Said(stored_bytes=1 << 30, readers=-1, weight=2)
     assert service.requests == [quota_pb2.SetQuotasRequest(level="acme/eu", quotas=given, dry_run=True)]
-    assert found.out == ("would set the quotas of acme/eu: stored_bytes = 1 GiB, readers = off, weight = 2\n")
+    assert found.out == (
+        "would set the quotas of acme/eu: stored_bytes = 1 GiB, readers = off, weight = 2\nwould remove: calls\n"
+    )
     assert "note: look" in found.err
-    assert ctl("quotas", "remove", "acme").out == "set the quotas of acme: none of its own\n"
+    assert ctl("quotas", "remove", "acme").out == "set the quotas of acme: none of its own\nremoved: calls\n"
     assert service.requests[-1] == quota_pb2.SetQuotasRequest(level="acme", quotas=Said())
     wrong = ctl("quotas", "set", "acme", "--readers", "many", "--weight", "0")
     assert wrong.code == 2

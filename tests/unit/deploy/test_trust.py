@@ -100,16 +100,16 @@ def test_nodes_in_zookeeper_are_the_daemons_alone(tmp_path: Path) -> None:
 def made(place: Path) -> Path:
     """Run what the compose file runs to make certificates, in a directory."""
     service = COMPOSE["services"]["certificates"]
-    program, script, _, *names = service["entrypoint"]
-    assert (program, tuple(names)) == ("python", DAEMONS)
+    program, script, *words = service["entrypoint"]
+    assert (program, words) == ("python", ["--owner", "10001", "/certificates", *DAEMONS])
     assert f"./deploy/compose{script}:{script}:ro" in service["volumes"]
-    subprocess.run([sys.executable, str(DEPLOY / "compose" / Path(script).name), str(place), *names], check=True)
+    subprocess.run([sys.executable, str(DEPLOY / "compose" / Path(script).name), str(place), *DAEMONS], check=True)
     return place
 
 
 def test_the_certificates_of_compose_make_a_connection(tmp_path: Path) -> None:
     """By every name that a daemon is reached under, both ways; not by another name, and not without a certificate."""
-    place = made(tmp_path)
+    place = made(tmp_path / "new" / "one")
     settings = settings_of("compose/offloaderd.toml", tmp_path)
     served = [settings.tls.cert_file, settings.tls.key_file, settings.tls.client_ca_file]
     cert, key, ca = (place / Path(str(file)).name for file in served)
