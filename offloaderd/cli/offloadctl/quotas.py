@@ -98,9 +98,13 @@ def _rows(namespaces: Sequence[quota_pb2.NamespaceQuotas]) -> list[tuple[str, ..
         for name in FIELDS:
             if name in limits or used.get(name):
                 where = "here" if name in own else "*" if name in limits else "-"
-                shown = FIELDS[name].shown
-                rows.append((one.name, name, shown(used.get(name)), shown(limits.get(name)), where))
+                rows.append((one.name, name, _used(name, used.get(name)), FIELDS[name].shown(limits.get(name)), where))
     return rows
+
+
+def _used(name: str, value: int | None) -> str:
+    """Return what is used: a size as people read it, as it is hardly ever a round one."""
+    return show.size(value) if value is not None and FIELDS[name].kind is Kind.BYTES else FIELDS[name].shown(value)
 
 
 def _values(quotas: quota_pb2.Quotas) -> dict[str, int]:

@@ -37,7 +37,7 @@ class Quotas(quota_pb2_grpc.QuotaServiceServicer):
                     name="acme/eu",
                     own=Said(stored_bytes=1 << 30),
                     effective=Said(stored_bytes=1 << 30, readers=5, calls=-1),
-                    used=Said(stored_bytes=1 << 20, readers=0, topics=3),
+                    used=Said(stored_bytes=249_690_183, readers=0, topics=3),
                     written_bytes=4,
                     read_bytes=5,
                     requests=6,
@@ -67,12 +67,12 @@ def test_quotas_are_shown(quotas: tuple[Quotas, Ctl]) -> None:
     found = ctl("quotas", "show", "acme")
     assert service.requests == [quota_pb2.ListQuotasRequest(prefix="acme", page_size=PAGE_SIZE)]
     assert found.out.splitlines() == [
-        "LEVEL    QUOTA          USED  LIMIT  SET",
-        "*        readers           -      5  here",
-        "acme/eu  stored_bytes  1 MiB  1 GiB  here",
-        "acme/eu  topics            3      -  -",
-        "acme/eu  readers           0      5  *",
-        "acme/eu  calls             -    off  *",
+        "LEVEL    QUOTA              USED  LIMIT  SET",
+        "*        readers               -      5  here",
+        "acme/eu  stored_bytes  238.1 MiB  1 GiB  here",
+        "acme/eu  topics                3      -  -",
+        "acme/eu  readers               0      5  *",
+        "acme/eu  calls                 -    off  *",
     ]
     assert found.err == "note: d-1 has just started: stored bytes lack those of other daemons\n"
     service.age_s = 42.5
@@ -108,5 +108,5 @@ def test_bills_are_lines_of_csv(quotas: tuple[Quotas, Ctl]) -> None:
     _, ctl = quotas
     assert ctl("quotas", "export").out.splitlines() == [
         "tenant,namespace,since_ms,stored_byte_hours,requests,egress_bytes,written_bytes,stored_bytes,topics",
-        "acme,eu,1,7.25,6,5,4,1048576,3",
+        "acme,eu,1,7.25,6,5,4,249690183,3",
     ]
