@@ -86,7 +86,13 @@ class Documented(NamedTuple):
 
 
 class Registry(CollectorRegistry):
-    """A registry that finds one sample without collecting those of all other metrics."""
+    """A registry that finds one sample without collecting those of all other metrics.
+
+    Collectors that do not say their names (those of the process and of garbage) are always collected.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(support_collectors_without_names=True)
 
     def get_sample_value(self, name: str, labels: Mapping[str, str] | None = None) -> float | None:
         """Return the value of a sample, None if there is none."""

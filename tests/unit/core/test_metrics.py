@@ -149,6 +149,16 @@ def test_closed_labels_exist_at_zero_from_the_start() -> None:
     assert value("offloaderd_read_requests_total", {"source": "objects", "outcome": "error"}) == 0
 
 
+def test_a_single_value_is_that_of_all_samples() -> None:
+    """Whatever collects it, also what does not say its names; one that is not there is None."""
+    registry = Metrics().registry
+    samples = [sample for family in registry.collect() for sample in family.samples]
+    assert {"process_max_fds", "python_gc_collections_total", "offloaderd_ready"} <= {one.name for one in samples}
+    assert [one.name for one in samples if registry.get_sample_value(one.name, one.labels) is None] == []
+    assert registry.get_sample_value("offloaderd_checksum_failures_total", {"where": "nowhere"}) is None
+    assert registry.get_sample_value("offloaderd_checksum_failures_total") is None
+
+
 def test_metrics_of_two_daemons_do_not_meet() -> None:
     """Each has its own registry, so a second one in the process starts from zero."""
     first, second = Metrics(), Metrics()
