@@ -587,8 +587,9 @@ class World:
         held |= {keys.head(prefix, CLUSTER, one.managed_ledger) for prefix in PREFIXES for one in maps} | markers
         theirs = {name for name in names if self.buckets.deployment(name) == str(ANOTHER_DEPLOYMENT)}
         doubtful = {upload.key for upload in self.buckets.uploads() if not self._ours(upload)}
-        unclaimed = {one.key for one in self.buckets.uploads() if not self._is_last_copy(one.key)} - doubtful
-        uploads = [key for key in unclaimed if (found := parsed(key)) and str(found.object_id) not in doomed]
+        unclaimed = {one.key for one in self.buckets.uploads()} - doubtful
+        stays = {key for key in unclaimed if f"{key}-manifest" in names and self._is_last_copy(key)}  # in this place
+        uploads = [key for key in unclaimed - stays if (found := parsed(key)) and str(found.object_id) not in doomed]
         kept = {name for name in names - held - theirs if self._is_last_copy(name)}
         if left := [*(names - held - theirs - kept), *uploads]:
             self.oracle.fail("P5", f"nobody refers to {sorted(left)}, and one collection left it")
