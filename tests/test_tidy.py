@@ -131,6 +131,12 @@ def tracked() -> tuple[str, ...]:
     return tuple(sorted({name for name in names if name and (ROOT / name).is_file()}))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def garbage_of_other_tests_is_found() -> None:
+    """Collect before `tree` freezes: what another test has left open is reported, and not kept for ever."""
+    gc.collect()
+
+
 def sources(*, generated: bool = False) -> list[str]:
     """Return our Python files, without generated ones unless asked for."""
     found = [name for name in tracked() if name.endswith(".py")]
