@@ -171,7 +171,9 @@ def test_a_monitor_finds_the_daemons_under_the_job_that_the_rules_know(profile: 
     labels = service["metadata"]["labels"]
     assert monitor["selector"]["matchLabels"].items() <= labels.items()
     assert labels[monitor["jobLabel"]] == "offloaderd"
-    (port,) = [port["port"] for port in service["spec"]["ports"] if port["name"] == monitor["endpoints"][0]["port"]]
+    (endpoint,) = monitor["endpoints"]
+    assert endpoint["honorLabels"], "the operator's label `namespace` would replace that of quotas"
+    (port,) = [port["port"] for port in service["spec"]["ports"] if port["name"] == endpoint["port"]]
     assert {port["targetPort"] for port in service["spec"]["ports"]} == PORTS
     ingress = found["NetworkPolicy offloaderd"]["spec"]["ingress"]
     assert [rule["from"][0] for rule in ingress if rule["ports"] == [{"protocol": "TCP", "port": port}]] == [
