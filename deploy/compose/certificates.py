@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Make the certificates of docker-compose.yml: an authority, one for the daemons, one for whoever operates them.
 
-For one machine, to try it: keys lie beside certificates, and everything ends after a year. Files that exist stay.
+For one machine, to try it: keys lie beside certificates, and everything ends after a year. Once all are made they stay;
+what was interrupted begins again.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 DAYS = 365
+LAST = "operator.crt"  # is made last: with it all are there
 Key = ec.EllipticCurvePrivateKey
 
 
@@ -24,14 +26,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path, help="where the files are, or go")
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="a name, beside localhost, that a daemon is reached under"
+        "names", nargs="*", default=[], metavar="NAME", help="a name, beside localhost, that a daemon is reached under"
     )
     parser.add_argument("--owner", type=int, metavar="UID", help="whose the files are to be; needs root")
     given = parser.parse_args()
     place: Path = given.directory
-    if (place / "operator.crt").exists():
+    if given.owner is not None and os.geteuid() != 0:
+        parser.error("--owner needs root; without it the files are yours")
+    if (place / LAST).exists():
+        print(f"{place}: all are there and stay; without {LAST} all would be made anew")  # noqa: T201 - a command
         return
-    place.mkdir(parents=True, exist_ok=True)
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
     ca_key = ec.generate_private_key(ec.SECP256R1())
     ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "offloaderd on this machine")])
     ca = begun(ca_name, ca_name, ca_key).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -47,16 +52,18 @@ def main() -> None:
         decipher_only=False,
     )
     signed = ca.add_extension(ca_usage, critical=True).sign(ca_key, hashes.SHA256())
-    store(place / "ca.crt", signed.public_bytes(serialization.Encoding.PEM))
-    issue(place, "daemon", [*given.names, "localhost"], ca_name, ca_key)
-    issue(place, "operator", [], ca_name, ca_key)
-    if given.owner is not None:
-        for path in place.iterdir():
-            os.chown(path, given.owner, given.owner)
+    files = {
+        "ca.crt": signed.public_bytes(serialization.Encoding.PEM),
+        **issued("daemon", [*given.names, "localhost"], ca_name, ca_key),
+        **issued("operator", [], ca_name, ca_key),
+    }
+    for name, content in files.items():
+        store(place / name, content, given.owner)
+    print(f"{place}: {', '.join(files)}")  # noqa: T201 - a command
 
 
-def issue(place: Path, name: str, hosts: list[str], ca_name: x509.Name, ca_key: Key) -> None:
-    """Make a key and a certificate: of a server if it has hosts, else of a client whose name is its common name."""
+def issued(name: str, hosts: list[str], ca_name: x509.Name, ca_key: Key) -> dict[str, bytes]:
+    """Return a key and a certificate: of a server if it has hosts, else of a client whose name is its common name."""
     key = ec.generate_private_key(ec.SECP256R1())
     made = begun(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), ca_name, key)
     usage = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
@@ -69,8 +76,8 @@ def issue(place: Path, name: str, hosts: list[str], ca_name: x509.Name, ca_key: 
     secret = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    store(place / f"{name}.key", secret)
-    store(place / f"{name}.crt", made.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    signed = made.sign(ca_key, hashes.SHA256())
+    return {f"{name}.key": secret, f"{name}.crt": signed.public_bytes(serialization.Encoding.PEM)}
 
 
 def begun(subject: x509.Name, issuer: x509.Name, key: Key) -> x509.CertificateBuilder:
@@ -88,10 +95,16 @@ def begun(subject: x509.Name, issuer: x509.Name, key: Key) -> x509.CertificateBu
     )
 
 
-def store(path: Path, content: bytes) -> None:
-    """Write a file that only its owner reads."""
-    path.write_bytes(content)
-    path.chmod(0o400)
+def store(path: Path, content: bytes, owner: int | None) -> None:
+    """Put a whole file that only its owner reads, in place of one from an interrupted run."""
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)
+    new.touch(0o600, exist_ok=False)
+    new.write_bytes(content)
+    new.chmod(0o400)
+    if owner is not None:
+        os.chown(new, owner, owner)
+    new.replace(path)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import runpy
 import ssl
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from offloaderd.daemon.settings.rules import doubtful
 from tests.unit.deploy.test_manifests import COMPOSE, DEPLOY, configurations, documents, pods, settings_of
 
 DAEMONS = ("offloaderd-0", "offloaderd-1")
+FILES = ("ca.crt", "daemon.key", "daemon.crt", "operator.key", "operator.crt")
 
 
 @pytest.mark.parametrize("name", sorted(configurations()))
@@ -131,6 +134,37 @@ def test_certificates_that_are_there_stay(tmp_path: Path) -> None:
     before = (made(tmp_path) / "ca.crt").read_bytes()
     assert (made(tmp_path) / "ca.crt").read_bytes() == before
     assert (tmp_path / "daemon.key").stat().st_mode & 0o077 == 0
+
+
+def test_certificates_that_were_interrupted_are_made_anew(tmp_path: Path) -> None:
+    """Until the last one is there nothing is final: files that may not be written are replaced."""
+    place = made(tmp_path)
+    (place / "operator.crt").unlink()
+    (place / "daemon.key.new").touch(0o400)
+    with (place / "ca.crt").open("rb") as before:
+        made(place)
+        assert before.read() != (place / "ca.crt").read_bytes(), "written in place, which needs root"
+    files = TlsFiles(cert=place / "daemon.crt", key=place / "daemon.key", client_ca=place / "ca.crt")
+    assert handshake(files, "localhost", place / "operator") == ((("commonName", "operator"),),)
+    assert {path.name for path in place.iterdir()} == set(FILES)
+
+
+def test_certificates_belong_to_their_owner_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other file is given away, and without root nothing is made."""
+    place = tmp_path / "new"
+    program = runpy.run_path(str(DEPLOY / "compose" / "certificates.py"))["main"]
+    owned: dict[str, object] = {}
+    monkeypatch.setattr(os, "chown", lambda path, *ids: owned.update({path.stem: (ids, path.parent == place)}))
+    monkeypatch.setattr(sys, "argv", ["certificates.py", str(place), "--owner", "10001"])
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(SystemExit):
+        program()
+    assert not place.exists()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    place.mkdir()
+    (place / "token.key").touch()
+    program()
+    assert owned == dict.fromkeys(FILES, ((10001, 10001), True))
 
 
 def handshake(files: TlsFiles, host: str, client: Path | None) -> object:
