@@ -279,8 +279,10 @@ async def deleted(
     where = f" in {', '.join(last.places)}" if last.places else ""
     copies = f"{show.plural(last.copies, 'copy', 'copies')}{where}, {show.size(last.bytes_total)}"
     text = f"{topic}: no mirror; on the trash list: {copies}, deleted after retention.reader_grace_s"
+    if not last.copies:
+        text = f"{topic}: no mirror; no copies elsewhere, but what was put on the trash list before"
     if dry_run:
-        text = "then the topic would have no mirror, and the copies in the old place would be deleted"
+        text = "then the topic would have no mirror, and the copies in the old place would be put on the trash list"
     return {"copies_deleted": last.copies, "deleted_in": list(last.places)}, [text]
 
 

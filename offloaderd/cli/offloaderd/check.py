@@ -81,7 +81,7 @@ def _for_people(report: Report, doubts: Sequence[tuple[str, str]], stores: Seque
         rows = [(name, "up" if up else "DOWN", text) for name, up, text in stores]
         show.table(["CONNECTION", "STATE", "MESSAGE"], rows)
     given = sum(row.source != "default" for row in report.rows)
-    click.echo(f"valid: {show.plural(given, 'setting')} given, {len(report.rows) - given} by default")
+    click.echo(f"the settings are valid: {given} given, {len(report.rows) - given} by default")
 
 
 @click.command()

@@ -30,6 +30,7 @@ class Places(places_pb2_grpc.PlacesServiceServicer):
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
+        self.copies = 2
         self.answers: list[places_pb2.ListPlacesResponse] = []
         self.listed = places_pb2.ListPlacesResponse(
             places=[
@@ -73,8 +74,9 @@ class Places(places_pb2_grpc.PlacesServiceServicer):
     def DeleteCopies(self, request: Any, context: Any) -> Any:  # noqa: ANN401, N802
         """Yield the end."""
         self.requests.append(request)
+        copies = 0 if request.dry_run else self.copies
         yield places_pb2.DeleteCopiesProgress(
-            places=["b/seg/"], copies=0 if request.dry_run else 2, copies_total=2, bytes_total=4 * MIB, done=True
+            places=["b/seg/"], copies=copies, copies_total=2, bytes_total=4 * MIB, done=True
         )
 
 
@@ -219,6 +221,11 @@ def test_a_deletion_that_was_interrupted_goes_on(ctl: Ctl, daemon: Places) -> No
     answer = ctl("places", "move", "orders", "--to", "eu/topics/", "--delete-old", "--yes", "--json")
     assert answer.json["copies_deleted"] == 2
     assert asked(daemon) == ["SetMirror", "ListPlaces", "ListPlaces", "SetMirror", "DeleteCopies"]
+    daemon.copies = 0
+    answer = ctl("places", "move", "orders", "--to", "eu/topics/", "--delete-old", "--yes")
+    assert answer.out.splitlines()[-1] == (
+        f"{TOPIC}: no mirror; no copies elsewhere, but what was put on the trash list before"
+    )
 
 
 def test_a_deletion_is_asked_for(ctl: Ctl, daemon: Places) -> None:

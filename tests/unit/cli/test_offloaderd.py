@@ -58,7 +58,8 @@ def test_check_config_shows_every_setting_and_its_source(config: Path, monkeypat
     assert rows["objects.secret_key"] == ["********", "file"]
     assert "hush" not in result.output
     given = sum(row[-1] in {"file", "environment"} for row in rows.values())
-    assert result.stdout.splitlines()[-1] == f"valid: {given} settings given, {len(rows) - 1 - given} by default"
+    last = f"the settings are valid: {given} given, {len(rows) - 1 - given} by default"
+    assert result.stdout.splitlines()[-1] == last
 
 
 def test_check_config_as_json(config: Path) -> None:
