@@ -54,8 +54,8 @@ class AccessSettings(Section):
     for everything, the daemon included. In the environment separated by semicolons."""
 
     token_secret_key: OptionalSecret = Field(default=None, examples=["file:///etc/offloaderd/token-secret.key"])
-    """Secret with which tokens are signed, as Pulsar's tokenSecretKey: file:///PATH, data:;base64,..., or base64. Never
-    shown."""
+    """Secret with which tokens are signed, as Pulsar's tokenSecretKey: file:///PATH, data:;base64,..., a path, or
+    base64. Never shown."""
 
     token_public_key: OptionalSecret = Field(default=None, examples=[""])
     """Public key of the pair with which tokens are signed, as Pulsar's tokenPublicKey; same forms."""

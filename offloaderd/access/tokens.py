@@ -99,7 +99,7 @@ def path_of_key(given: str) -> Path | None:
 
 def key_bytes(given: str, setting: str) -> bytes:
     """Return the bytes of a configured key. Raises InvalidConfig, which never shows any of it."""
-    hint = "write file:///PATH, data:;base64,..., or the key in base64, as for Pulsar's brokers"
+    hint = "write file:///PATH, data:;base64,..., a path, or the key in base64, as for Pulsar's brokers"
     path = path_of_key(given)
     if path is not None:
         try:
