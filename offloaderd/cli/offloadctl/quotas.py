@@ -186,7 +186,7 @@ def _change(session: Session, level: str, given: quota_pb2.Quotas, *, dry_run: b
 def _told(level: str, given: quota_pb2.Quotas, done: quota_pb2.SetQuotasResponse, *, dry_run: bool) -> None:
     values = ", ".join(f"{field.name} = {FIELDS[field.name].shown(value)}" for field, value in given.ListFields())
     click.echo(f"{'would set' if dry_run else 'set'} the quotas of {level}: {values or 'none of its own'}")
-    if gone := [field.name for field, _ in done.before.ListFields() if not given.HasField(field.name)]:
+    if gone := [name for name in _values(done.before) if name not in _values(given)]:
         click.echo(f"{'would remove' if dry_run else 'removed'}: {', '.join(gone)}")
     for note in done.notes:
         show.note(f"note: {note}")
