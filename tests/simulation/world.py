@@ -542,7 +542,7 @@ class World:
     def _is_last_copy(self, name: str) -> bool:
         """Whether a segment, of which restored metadata know nothing, holds what is nowhere else, or may: it stays."""
         found = parsed(name)
-        if found is None or not self.faults.fired["metadata restored"]:
+        if found is None or name not in self.buckets.names() or not self.faults.fired["metadata restored"]:
             return False
         parts = (one for one in self.buckets.names() if (other := parsed(one)) and other.object_id == found.object_id)
         manifest = next((one for one in parts if one.endswith("-manifest")), "")
@@ -587,9 +587,8 @@ class World:
         held |= {keys.head(prefix, CLUSTER, one.managed_ledger) for prefix in PREFIXES for one in maps} | markers
         theirs = {name for name in names if self.buckets.deployment(name) == str(ANOTHER_DEPLOYMENT)}
         doubtful = {upload.key for upload in self.buckets.uploads() if not self._ours(upload)}
-        unclaimed = {one.key for one in self.buckets.uploads()} - doubtful
-        stays = {key for key in unclaimed if f"{key}-manifest" in names and self._is_last_copy(key)}  # in this place
-        uploads = [key for key in unclaimed - stays if (found := parsed(key)) and str(found.object_id) not in doomed]
+        unclaimed = {it.key for it in self.buckets.uploads() if not self._is_last_copy(f"{it.key}-manifest")} - doubtful
+        uploads = [key for key in unclaimed if (found := parsed(key)) and str(found.object_id) not in doomed]
         kept = {name for name in names - held - theirs if self._is_last_copy(name)}
         if left := [*(names - held - theirs - kept), *uploads]:
             self.oracle.fail("P5", f"nobody refers to {sorted(left)}, and one collection left it")
