@@ -122,12 +122,12 @@ test-restore: $(DEPENDENCIES)dev ## Lose everything but the bucket, and bring it
 test-driver: $(DEPENDENCIES)dev ## Test the driver in a real stock broker (needs Maven and a JDK)
 	$(BIN)/python -m pytest -n 0 tests/integration/broker/test_stock_broker.py tests/integration/broker/test_compacted.py
 
-test-brokers: $(DEPENDENCIES)dev ## Test the driver on each version of Pulsar that it is for, in brokers of theirs (VERSIONS="..."; 240 MB of jars each, once)
+test-brokers: $(DEPENDENCIES)dev ## Test driver and daemon on each version of Pulsar that they are for, in brokers of theirs (VERSIONS="..."; 240 MB of jars each, once)
 	@for version in $(VERSIONS); do \
 	  echo "Pulsar $$version"; \
 	  mvn -q -B -ntp -f deploy/pulsar-offloader -pl driver test -Dpulsar.version=$$version && \
 	  PULSAR_VERSION=$$version $(BIN)/python -m pytest -n 0 tests/integration/broker/test_stock_broker.py \
-	    tests/integration/broker/test_compacted.py || exit 1; \
+	    tests/integration/broker/test_compacted.py tests/integration/pulsar/test_transactions.py || exit 1; \
 	done
 
 PROTO_NAMES = $(patsubst protos/%,%,$(wildcard protos/offloaderd/v1/*.proto))

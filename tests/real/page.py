@@ -28,6 +28,9 @@ from tests.unit.daemon.scene import HOSTILE, Scene, lost, opened, stalled, statu
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+NARROW = 600
+"""Pixels; a narrower screen is a phone's."""
+
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 
 
@@ -78,10 +81,10 @@ class Browser:
         await self.ask("Page.navigate", url=address)
         await self.until("!window.before && document.readyState === 'complete' && !!document.getElementById('live')")
 
-    async def picture(self, name: str, height: int) -> None:
-        """Take a picture, if pictures are wanted."""
+    async def picture(self, name: str, height: int, width: int = 1280) -> None:
+        """Take a picture, if pictures are wanted: of a phone where it is narrow."""
         directory = os.environ.get("SCREENSHOTS")
-        size = {"width": 1280, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < NARROW}
         await self.ask("Emulation.setDeviceMetricsOverride", **size)
         found = await self.ask("Page.captureScreenshot", format="png")
         if directory:
@@ -196,6 +199,32 @@ async def test_the_page_in_a_browser(browser: Browser) -> None:
         await client.close()
     await browser.until("!document.getElementById('away').hidden")
     assert all("ERR_CONNECTION_REFUSED" in one for one in browser.complaints())
+
+
+@pytest.mark.parametrize("width", [320, 390])
+async def test_the_page_on_a_phone(browser: Browser, width: int) -> None:
+    """Everything is as wide as the screen or scrolls by itself; troubles come first; a tap on a heading sorts."""
+    shown = scene()
+    shown.health.serving()
+    await shown.an_hour()
+    async with opened(shown):
+        for name, query in (("status", "?q=topic-"), ("topic", f"?topic={topic(1)}")):
+            await browser.go(f"{shown.address}/status{query}")
+            await browser.picture(f"{name}-{width}", 844, width)
+            await browser.until(f"innerWidth === {width}")
+            assert await browser.run("document.documentElement.scrollWidth") <= width
+            assert await browser.run("parseFloat(getComputedStyle(document.body).fontSize)") >= 12
+        await browser.go(f"{shown.address}/status?q=topic-")
+        tops = "(one => one.getBoundingClientRect().top)"
+        assert await browser.run(
+            f"{tops}(document.querySelector('.troubles')) < {tops}(document.querySelector('table'))"
+        )
+        await browser.run("window.before = true; document.querySelector('thead a[href*=\"sort=topic\"]').click()")
+        await browser.until("!window.before && document.readyState === 'complete'")
+        names = await browser.run("Array.from(document.querySelectorAll('tbody th a'), one => one.textContent)")
+        assert len(names) > 40
+        assert names == sorted(names)
+    assert not browser.complaints()
 
 
 async def test_hostile_names_in_a_browser(browser: Browser) -> None:

@@ -1,6 +1,7 @@
 """A real Pulsar standalone on loopback: broker, bookie and ZooKeeper in one JVM.
 
 Every entry carries broker entry metadata (PIP-70). Its ZooKeeper listens on all interfaces: it has no setting for that.
+The environment's PULSAR_VERSION may name another version than the usual.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from offloaderd.standalone.ports import LOOPBACK, ask, free_ports, http_get
 from tests.patience import PATIENCE_S
 from tests.real.bookies import LEDGERS_ROOT, SMALL_BOOKIE
-from tests.real.jars import server_jars
+from tests.real.jars import broker_jars, server_jars
 from tests.real.jvm import Server, java_command, settings_text
 
 if TYPE_CHECKING:
@@ -50,10 +51,11 @@ SMALL_BROKER: Mapping[str, object] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PulsarOptions:
-    """Where it keeps its data, and broker settings beside ours (or instead of them)."""
+    """Where it keeps its data, broker settings beside ours (or instead of them), and which jars."""
 
     directory: Path
     settings: Mapping[str, object] = field(default_factory=dict)
+    jars: str = field(default_factory=broker_jars)
 
 
 class Administered(Server):
@@ -113,14 +115,15 @@ class PulsarServer(Administered):
         main = [
             *("org.apache.pulsar.PulsarStandaloneStarter", "--config", str(config), "--advertised-address", LOOPBACK),
             *("--zookeeper-port", str(zookeeper), "--zookeeper-dir", str(options.directory / "zookeeper")),
-            *("--num-bookies", "1", "--bookkeeper-port", str(bookie)),
+            *("--num-bookies", "1"),
+            *(() if options.jars.startswith("pulsar-5") else ("--bookkeeper-port", str(bookie))),
             *("--bookkeeper-dir", str(options.directory / "bookie")),
             *("--no-functions-worker", "--no-stream-storage"),
         ]
         flags = ["-Xmx384m", "-XX:MaxDirectMemorySize=512m", "-Dzookeeper.forceSync=no"]
         flags.append("-Dzookeeper.4lw.commands.whitelist=srvr")
         environment = {"PULSAR_STANDALONE_USE_ZOOKEEPER": "1"}
-        classes = [f"{server_jars('pulsar')}/*"]
+        classes = [f"{server_jars(options.jars)}/*"]
         command = java_command("pulsar", options.directory, classes, main, flags=flags, environment=environment)
         super().__init__(command, clock, web)
         settings: dict[str, object] = {
@@ -131,6 +134,7 @@ class PulsarServer(Administered):
             "configurationMetadataStoreUrl": f"zk:{self.zookeeper}",
             "brokerServicePort": broker,
             "webServicePort": web,
+            "bookiePort": bookie,  # what 5.0, which has no such option, goes by
             "listeningInterface": "lo",
             **SMALL_BOOKIE,
             **SMALL_BROKER,
