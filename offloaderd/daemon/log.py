@@ -143,6 +143,13 @@ def name_old_event(_logger: WrappedLogger, _method: str, event: EventDict) -> Ev
     return event
 
 
+def lead_to_runbook(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Add to our warnings and errors where their cause and remedy are described, as `runbook_url` does for alerts."""
+    if event["level"] in {"warning", "error", "critical"} and str(event.get("logger", "")).startswith(OURS):
+        event["runbook"] = f"{RUNBOOK}#{event['event']}"
+    return event
+
+
 def mask_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Replace the values of secret keys, at any depth down to DEPTH_MAX."""
     return {key: _masked(key, value, DEPTH_MAX) for key, value in event.items()}
@@ -167,6 +174,7 @@ def _shared() -> list[Processor]:
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
         structlog.stdlib.ExtraAdder(),
         name_old_event,
+        lead_to_runbook,
         mask_secrets,
     ]
 
@@ -191,6 +199,8 @@ def _formatter(shared: Sequence[Processor], *, pretty: bool, colors: bool) -> st
 
 
 PACKAGE = Path(__file__).parents[1]
+OURS, RUNBOOK = "offloaderd", "docs/failures.md"
+"""Above all loggers of ours; the page whose index has each event that is a warning or an error."""
 LIBRARIES = ("aiobotocore", "aiohttp", "asyncio", "azure", "botocore", "google", "grpc", "kazoo", "msal", "urllib3")
 SIGNERS = ("aiobotocore", "botocore")
 AUDIT = "offloaderd.audit"

@@ -76,6 +76,23 @@ def test_an_event_is_one_json_object_with_its_fields() -> None:
     }
 
 
+def test_a_warning_leads_to_its_failure() -> None:
+    """Ours, and errors with a traceback; what libraries say, and what is no warning, has no page."""
+    stream = io.StringIO()
+    log.configure("info", "json", stream)
+    ours = structlog.get_logger("offloaderd.segment")
+    ours.info("segment.sealed")
+    ours.warning("upload.retried")
+    try:
+        fail(ValueError("no"))
+    except ValueError:
+        ours.exception("topic.stalled")
+    logging.getLogger("botocore").warning("odd")
+    assert [one.get("runbook") for one in lines(stream)] == [
+        None, "docs/failures.md#upload.retried", "docs/failures.md#topic.stalled", None,
+    ]  # fmt: skip
+
+
 def test_records_of_libraries_look_the_same() -> None:
     """Arguments are filled in, extras are fields, the context is there."""
     stream = io.StringIO()
