@@ -49,8 +49,8 @@ def test_a_broker_writes_no_field_that_we_do_not_know(nodes: Nodes) -> None:
     for ledger in (nodes.closed, nodes.opened):
         metadata.ParseFromString(ledger[len(HEAD) + len(b"3\n") + LENGTH_BYTES :])
         before = metadata.ByteSize()
-        metadata.DiscardUnknownFields()  # type: ignore[attr-defined] # typeshed does not know it
+        metadata.DiscardUnknownFields()
         assert metadata.ByteSize() == before
     listed = ManagedLedgerInfo.FromString(nodes.listed)
-    listed.DiscardUnknownFields()  # type: ignore[attr-defined]
+    listed.DiscardUnknownFields()
     assert listed.SerializeToString() == nodes.listed
