@@ -249,7 +249,7 @@ class World:
         """Enable all topics, after a while."""
         await asyncio.sleep(self.options.late_s)  # noqa: TID251 - the loop's own time; until then it becomes history
         for topic in self.topics:
-            while True:
+            while self.writing:  # a topic that a quota refuses until then is enabled once all is healed
                 try:
                     daemon = self.daemons[self._rng.randrange(len(self.daemons))]
                     if await self.within(daemon, partial(self.enable, daemon, topic)):
