@@ -21,6 +21,10 @@ REAL_SOURCE = 0.25
 """The share of seeds whose daemons have the real ledger source."""
 
 
+ENDS_S = 3600.0
+"""By the loop's time; what has not ended then waits for something that never comes. Runs take a minute or two."""
+
+
 @dataclass(slots=True)
 class Report:
     """What became of one run."""
@@ -74,6 +78,7 @@ def simulate(seed: int, metrics: Metrics, *, verbose: bool = False, make: type[W
         loop.stop()
 
     life.add_done_callback(over)
+    loop.in_world(ENDS_S, world.oracle.fail, "run", f"it has not ended after {ENDS_S:g} s")
     try:
         loop.run_forever()
         if life.done():

@@ -103,6 +103,17 @@ def test_a_run_that_is_stopped_ends_its_tasks() -> None:
     assert [task for daemon in worlds[0].daemons for task in daemon.tasks()] == []
 
 
+def test_a_run_that_never_ends_fails() -> None:
+    """Where somebody waits for what never comes, while daemons go on."""
+
+    class Endless(World):
+        async def live(self) -> None:
+            await super().live()
+            await asyncio.Event().wait()
+
+    assert simulation.simulate(3, Metrics(), make=Endless).failure == "run: it has not ended after 3600 s"
+
+
 def test_time_never_stands_still() -> None:
     """A delay below the precision of its numbers moves it; a run that stays at one moment is stuck, timers or not."""
     loop = VirtualLoop()
