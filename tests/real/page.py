@@ -81,11 +81,14 @@ class Browser:
         await self.ask("Page.navigate", url=address)
         await self.until("!window.before && document.readyState === 'complete' && !!document.getElementById('live')")
 
-    async def picture(self, name: str, height: int, width: int = 1280) -> None:
-        """Take a picture, if pictures are wanted: of a phone where it is narrow."""
-        directory = os.environ.get("SCREENSHOTS")
+    async def screen(self, width: int, height: int) -> None:
+        """Give the page a screen of so many pixels: a phone's where it is narrow."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < NARROW}
         await self.ask("Emulation.setDeviceMetricsOverride", **size)
+
+    async def picture(self, name: str) -> None:
+        """Take a picture of the screen, if pictures are wanted."""
+        directory = os.environ.get("SCREENSHOTS")
         found = await self.ask("Page.captureScreenshot", format="png")
         if directory:
             Path(directory, f"{name}.png").write_bytes(b64decode(found["data"]))
@@ -175,7 +178,8 @@ async def test_the_page_in_a_browser(browser: Browser) -> None:
         assert await browser.run("getComputedStyle(document.querySelector('.troubles')).borderLeftWidth") == "6px"
         assert await browser.run("document.querySelector('polyline').getBBox().width > 400")
         assert await browser.run("document.documentElement.scrollWidth <= innerWidth")
-        await browser.picture("status", 1080)
+        await browser.screen(1280, 1080)
+        await browser.picture("status")
         await browser.run(
             "document.querySelector('main').dataset.mark = 'old'; document.getElementById('q').value = 'typing'"
         )
@@ -195,7 +199,8 @@ async def test_the_page_in_a_browser(browser: Browser) -> None:
         assert await browser.run("getComputedStyle(document.body).backgroundColor") != before
         await browser.go(f"{shown.address}/status?topic={topic(1)}")
         assert await browser.run("document.querySelectorAll('figure polyline').length") == 2
-        await browser.picture("topic-dark", 720)
+        await browser.screen(1280, 720)
+        await browser.picture("topic-dark")
         await client.close()
     await browser.until("!document.getElementById('away').hidden")
     assert all("ERR_CONNECTION_REFUSED" in one for one in browser.complaints())
@@ -207,11 +212,12 @@ async def test_the_page_on_a_phone(browser: Browser, width: int) -> None:
     shown = scene()
     shown.health.serving()
     await shown.an_hour()
+    await browser.screen(width, 844)
     async with opened(shown):
         for name, query in (("status", "?q=topic-"), ("topic", f"?topic={topic(1)}")):
             await browser.go(f"{shown.address}/status{query}")
-            await browser.picture(f"{name}-{width}", 844, width)
-            await browser.until(f"innerWidth === {width}")
+            await browser.picture(f"{name}-{width}")
+            assert await browser.run("innerWidth") == width
             assert await browser.run("document.documentElement.scrollWidth") <= width
             assert await browser.run("parseFloat(getComputedStyle(document.body).fontSize)") >= 12
         await browser.go(f"{shown.address}/status?q=topic-")
