@@ -53,9 +53,9 @@ def test_promises_hold_whatever_happens(first: int, number: int) -> None:
 
 def test_daemons_read_bookkeeper_by_the_real_source() -> None:
     """No promise is broken; there is all that only this source has; runs can be repeated."""
-    one, two = (run("--seeds", "8", "--real-source", "--hashes", hash_seed=seed) for seed in "12")
+    one, two = (run("--seeds", str(seeds), "--real-source", "--hashes", hash_seed=str(seeds)) for seeds in (8, 3))
     assert one.returncode == 0, f"{one.stdout}\n{one.stderr}"
-    assert one.stdout.splitlines()[:8] == two.stdout.splitlines()[:8]
+    assert one.stdout.splitlines()[:3] == two.stdout.splitlines()[:3]
     counted = next(line for line in one.stdout.splitlines() if line.startswith("real ledger source: "))
     for what in (
         "seeds",
@@ -138,10 +138,10 @@ def test_time_never_stands_still() -> None:
 
 def test_a_seed_is_a_run() -> None:
     """The same seed gives the same trace, in another process and with another hash of strings."""
-    one = run("--first", "0", "--seeds", "12", "--hashes", hash_seed="1")
-    two = run("--first", "0", "--seeds", "12", "--hashes", hash_seed="2")
-    alone = run("--seed", "7", "--hashes", hash_seed="3")
-    hashes = one.stdout.splitlines()[:12]
-    assert len({line.split()[1] for line in hashes}) == 12
-    assert two.stdout.splitlines()[:12] == hashes
-    assert alone.stdout.splitlines()[0] == hashes[7]
+    one = run("--first", "0", "--seeds", "6", "--hashes", hash_seed="1")
+    two = run("--first", "0", "--seeds", "6", "--hashes", hash_seed="2")
+    alone = run("--seed", "4", "--hashes", hash_seed="3")
+    hashes = one.stdout.splitlines()[:6]
+    assert len({line.split()[1] for line in hashes}) == 6
+    assert two.stdout.splitlines()[:6] == hashes
+    assert alone.stdout.splitlines()[0] == hashes[4]

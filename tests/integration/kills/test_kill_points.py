@@ -80,7 +80,7 @@ async def test_a_daemon_that_dies_loses_and_leaves_nothing(site: Site, point: st
     assert not (await ends_well(site, workload)).collected
 
 
-@on_each_store(points.AT_THE_END, UNHEARD_COMMIT)
+@on_each_store(points.AT_THE_END)
 async def test_a_daemon_that_dies_while_it_drains_loses_and_leaves_nothing(site: Site, point: str) -> None:
     """Told to stop with a segment open, it is killed at this step of completing it."""
     workload = Workload(TOPIC)
