@@ -221,6 +221,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
                 first=first,
                 last=last,
                 priority=ReadPriority.TIERED_STORAGE_FIRST,
+                onward=last.entry_id == theirs.entries - 1,  # a broker goes on with the next ledger, by another call
                 batch_bytes=request.batch_bytes,
                 framed=request.framed,
             )

@@ -15,6 +15,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from itertools import zip_longest
 from typing import NamedTuple, Protocol, TypedDict, Unpack
 
 from grpc import aio
@@ -92,11 +93,23 @@ class Ahead:
         return answer
 
 
+class Following(NamedTuple):
+    """What a direct read goes on with: a run of its plan, and the segment that the run is in."""
+
+    run: read_pb2.PlannedRun
+    stored: read_pb2.StoredSegment
+
+
 class SegmentsInTurn(Protocol):
     """Reads the segments of one read out of their buckets, one after the other."""
 
-    def read(self, request: read_pb2.ReadRequest, stored: read_pb2.StoredSegment) -> AsyncGenerator[EntryBatch, None]:
-        """Yield the entries from `first` to `last` of a request, as Read would. Raises as the bucket does."""
+    def read(
+        self, request: read_pb2.ReadRequest, stored: read_pb2.StoredSegment, following: Following | None
+    ) -> AsyncGenerator[EntryBatch, None]:
+        """Yield the entries from `first` to `last` of a request, as Read would. Raises as the bucket does.
+
+        The begin of what is read next (`following`) is fetched before the last entries are yielded.
+        """
         ...
 
 
@@ -365,9 +378,9 @@ class DirectRead:
     ) -> AsyncGenerator[ReadAnswer, None]:
         """Yield the entries of a plan, up to the first segment that is not there any more: others may be gone, too."""
         self._stale = False
-        for run in plan.runs:
+        for run, after in zip_longest(plan.runs, plan.runs[1:]):
             _check_run(request, plan, run)
-            async with aclosing(self._run(request, plan, run, until_s)) as answers:
+            async with aclosing(self._run(request, plan, run, _in_bucket(plan, after), until_s)) as answers:
                 async for answer in answers:
                     yield answer
             if self._away:
@@ -382,6 +395,7 @@ class DirectRead:
         request: read_pb2.ReadRequest,
         plan: read_pb2.PlanReadResponse,
         run: read_pb2.PlannedRun,
+        following: Following | None,
         until_s: float | None,
     ) -> AsyncGenerator[ReadAnswer, None]:
         part = read_pb2.ReadRequest()
@@ -393,7 +407,7 @@ class DirectRead:
         if run.HasField("segment"):
             stored = plan.segments[run.segment]
             try:
-                async with aclosing(self._bucket.read(part, stored)) as batches:
+                async with aclosing(self._bucket.read(part, stored, following)) as batches:
                     while (batch := await self._next(batches, until_s)) is not None:
                         yield ReadAnswer(batch, common_pb2.TIER_OBJECTS)
                         part.first.entry_id = batch.last_entry_id + 1
@@ -427,6 +441,13 @@ def _check_run(request: read_pb2.ReadRequest, plan: read_pb2.PlanReadResponse, r
         raise _unsound(f"{first} of {request.topic} in place of {wanted}")
     if run.HasField("segment") and run.segment >= len(plan.segments):
         raise _unsound(f"{first} of {request.topic} in a segment that it does not describe")
+
+
+def _in_bucket(plan: read_pb2.PlanReadResponse, run: read_pb2.PlannedRun | None) -> Following | None:
+    """Return a run with its segment; None for one that is not in the bucket, or that `_check_run` refuses."""
+    if run is None or not run.HasField("segment") or run.segment >= len(plan.segments):
+        return None
+    return Following(run, plan.segments[run.segment])
 
 
 def _is_behind(request: read_pb2.ReadRequest, run: read_pb2.PlannedRun) -> bool:

@@ -4,12 +4,14 @@ Blocks are fetched and checked as the daemon would do it (`read/segments.py`), w
 bucket, and its own memory. The client passes on to the daemon what it cannot read here (`client/reading.py`).
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
+from offloaderd.client.reading import Following
 from offloaderd.core.clock import Clock, SystemClock
-from offloaderd.core.errors import Closed, CorruptData, InvalidInput
+from offloaderd.core.errors import Closed, CorruptData, InvalidInput, OffloaderError
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, TopicName
 from offloaderd.daemon.log import quieted
@@ -53,9 +55,11 @@ class Sequence:
     pace: ReadAhead
 
     async def read(
-        self, request: read_pb2.ReadRequest, stored: read_pb2.StoredSegment
+        self, request: read_pb2.ReadRequest, stored: read_pb2.StoredSegment, following: Following | None = None
     ) -> AsyncGenerator[EntryBatch, None]:
         """Yield the entries of a request with both ends, which a segment holds, in batches as Read gives them framed.
+
+        What the read goes on with (`following`) is checked when it is read.
 
         Raises NotFound (BucketMissing for a bucket that the settings do not have), CorruptData, Denied, Transient, and
         InvalidInput once the bucket was closed.
@@ -65,7 +69,8 @@ class Sequence:
         if first > last or not segment.holds(first) or not segment.holds(last):
             raise CorruptData(key=PLAN, offset=0, expected=f"entries of {segment.range}", found=f"{first} to {last}")
         limit = min(request.batch_bytes or BATCH_BYTES, BATCH_BYTES)
-        read = self.segments.read_framed(topic, segment, first, last, self.pace, bytes_max=limit)
+        then = partial(self._fetch_begin, topic, following) if following is not None else None
+        read = self.segments.read_framed(topic, segment, first, last, self.pace, bytes_max=limit, then=then)
         try:
             async with aclosing(read) as batches:
                 async for batch in batches:
@@ -73,6 +78,13 @@ class Sequence:
         except Closed:
             hint = "keep bucket_reads open until the last read has ended"
             raise InvalidInput("the bucket of a direct read was closed", hint=hint) from None
+
+    async def _fetch_begin(self, topic: TopicName, following: Following, room: Callable[[], int]) -> None:
+        with suppress(OffloaderError):
+            segment = committed(following.stored, where=PLAN)
+            first, last = from_position(following.run.first), from_position(following.run.last)
+            if first <= last and segment.holds(first) and segment.holds(last):
+                await self.segments.fetch_begin(topic, segment, first, last, room)
 
 
 @asynccontextmanager

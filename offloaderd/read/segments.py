@@ -6,8 +6,8 @@ Rules:
   use. A segment in which they differ is not read at all.
 - Neighbouring blocks are fetched with one GET. A read begins with one block; each further block doubles the window, up
   to `read_ahead_bytes`, with which a direct read begins. A GET is for a third of it, so that two are under way while a
-  third is yielded. The window goes on in the next segment, or ledger; the block that a read waits for has a small
-  request of its own.
+  third is yielded. The window goes on in the next segment, or ledger, whose tables and first blocks are fetched while
+  the last blocks of the present one are yielded; the block that a read waits for has a small request of its own.
 - Blocks ahead are pinned in the shared block cache, so all readers together stay within its budget, each with an equal
   share of it at most; only the next block of a reader may exceed it.
 - A few entries of a block are read by its chunks, two at most for one entry, unless more of it, or of the block before,
@@ -24,12 +24,12 @@ Rules:
 import asyncio
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
-from typing import Generic, NamedTuple, Self, TypeVar, cast
+from typing import Generic, NamedTuple, Self, TypeAlias, TypeVar, cast
 
 import structlog
 
@@ -57,6 +57,9 @@ from offloaderd.read.disk.files import Owner, owner_of
 from offloaderd.read.places import PASSED_ON, Places, graver, located
 
 V = TypeVar("V")
+
+Then: TypeAlias = Callable[[Callable[[], int]], Coroutine[None, None, None]]
+"""Fetches what a read goes on with; gets a function that returns how many bytes it may have at a time."""
 
 TABLE_BYTES = 2048
 """Memory that a decoded manifest takes beside its blocks."""
@@ -380,6 +383,8 @@ class SegmentReader:
         first: Position,
         last: Position,
         pace: ReadAhead | None = None,
+        *,
+        then: Then | None = None,
     ) -> AsyncGenerator[EntryBatch, None]:
         """Yield every entry of [first, last], which the segment must hold, once and in order, a batch for each block.
 
@@ -387,7 +392,7 @@ class SegmentReader:
         CorruptData for a damaged one, Transient and Denied; all entries before an error are right. Close the iterator
         at the end.
         """
-        async with aclosing(self.read_framed(topic, segment, first, last, pace)) as batches:
+        async with aclosing(self.read_framed(topic, segment, first, last, pace, then=then)) as batches:
             async for batch in batches:
                 with reported(self._report):
                     decoded = batch.decoded()
@@ -402,12 +407,17 @@ class SegmentReader:
         pace: ReadAhead | None = None,
         *,
         bytes_max: int | None = None,
+        then: Then | None = None,
     ) -> AsyncGenerator[FramedEntries, None]:
-        """Yield as `read`, but entries as stored, in pieces of `bytes_max` or one entry; decoders check each frame."""
+        """Yield as `read`, but entries as stored, in pieces of `bytes_max` or one entry; decoders check each frame.
+
+        `then` is run once all blocks are on their way, to fetch what is read next, and cancelled if this is closed
+        before its end.
+        """
         flow = FLOW.get()
         self._reads[flow] += 1
         try:
-            async with aclosing(self._parts(topic, segment, first, last, pace or ReadAhead())) as batches:
+            async with aclosing(self._parts(topic, segment, first, last, pace or ReadAhead(), then)) as batches:
                 async for batch in batches:
                     with reported(self._report):
                         pieces = [batch] if bytes_max is None else list(batch.pieces(bytes_max))
@@ -421,7 +431,13 @@ class SegmentReader:
                 del self._reads[flow]
 
     async def _parts(
-        self, topic: TopicName, segment: CommittedSegment, first: Position, last: Position, pace: ReadAhead
+        self,
+        topic: TopicName,
+        segment: CommittedSegment,
+        first: Position,
+        last: Position,
+        pace: ReadAhead,
+        then: Then | None,
     ) -> AsyncGenerator[FramedEntries, None]:
         if segment.foreign:
             ahead = self.read_ahead_bytes
@@ -438,8 +454,11 @@ class SegmentReader:
                     yield found
                 return
             window = _Window(self, self._blocks, table, begin, end, pace)
+            following: asyncio.Task[None] | None = None
             try:
                 while (slot := window.next()) is not None:
+                    if then is not None and following is None and window.complete:
+                        following = self.loader.start(then(window.room), name=f"what follows {segment.segment_id}")
                     try:
                         block = await slot.get()
                         low = first.entry_id if block.ledger_id == first.ledger_id else 0
@@ -447,8 +466,35 @@ class SegmentReader:
                         with reported(self._report):
                             part = block.between(low, high)
                         yield part
+                    except BaseException:
+                        if following is not None:
+                            following.cancel()
+                        raise
                     finally:
                         self._blocks.release(slot)
+            finally:
+                window.close()
+
+    async def fetch_begin(
+        self,
+        topic: TopicName,
+        segment: CommittedSegment,
+        first: Position,
+        last: Position,
+        room: Callable[[], int],
+    ) -> None:
+        """Fetch a segment's tables, then the first blocks of a range into the cache, if they have room there.
+
+        `room` returns the bytes of blocks that are wanted; more are fetched as it grows. Raises as `read` does.
+        """
+        if segment.foreign:
+            return
+        async with self.table(topic, segment) as table:
+            begin, end = table.block_at(first), table.block_at(last)
+            window = _Window(self, self._blocks, table, begin, end, ReadAhead(), spare=True)
+            try:
+                while window.claim(room()):
+                    await window.loaded()
             finally:
                 window.close()
 
@@ -533,7 +579,10 @@ class _Window:
         first_block: int,
         last_block: int,
         pace: ReadAhead,
+        *,
+        spare: bool = False,
     ) -> None:
+        """With `spare` it claims only what the cache has room for: nobody waits for it yet."""
         self._reader = reader
         self._blocks = blocks
         self._table = table
@@ -541,6 +590,7 @@ class _Window:
         self._last = last_block
         self._bytes = 0
         self._pace = pace
+        self._spare = spare
         self._slots: deque[tuple[Slot[FramedEntries], int]] = deque()
 
     def next(self) -> Slot[FramedEntries] | None:
@@ -552,6 +602,26 @@ class _Window:
         self._bytes -= length
         self._pace.grow(self._reader.read_ahead_bytes)
         return slot
+
+    @property
+    def complete(self) -> bool:
+        """Whether its last block is claimed."""
+        return self._next > self._last
+
+    def room(self) -> int:
+        """Return the bytes that the read may claim besides what it has."""
+        return max(0, self._pace.window_bytes - self._bytes)
+
+    def claim(self, window_bytes: int) -> bool:
+        """Claim blocks up to this size of the window; return whether there are more than before."""
+        before, self._pace.window_bytes = len(self._slots), window_bytes
+        self._top_up()
+        return len(self._slots) > before
+
+    async def loaded(self) -> None:
+        """Wait until all that is claimed is there. Raises what loading raised."""
+        for slot, _ in self._slots:
+            await slot.get()
 
     def _top_up(self) -> None:
         """Claim more while there is room for a request in the window; always the next block."""
@@ -566,13 +636,13 @@ class _Window:
 
     def _claim_run(self, run_bytes: int) -> bool:
         """Claim neighbouring blocks of about `run_bytes`, fetching the new ones together; False when none fits."""
-        ahead = bool(self._slots)
+        ahead = self._spare or bool(self._slots)
         fresh: list[Slot[FramedEntries]] = []
         first = self._next
         claimed = 0
         while self._next <= self._last and claimed < run_bytes:
             length = self._length(self._next)
-            needed = not self._slots
+            needed = not self._slots and not self._spare
             if not needed and (claimed + length > run_bytes or self._blocks.room_bytes < length):
                 break
             slot, new = self._reader.claim(self._table, self._next)

@@ -8,8 +8,9 @@ changes: one watcher for each followed topic is shared by its followers.
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import InitVar, dataclass, field, replace
+from functools import partial
 from typing import Protocol, TypedDict
 
 import structlog
@@ -40,6 +41,9 @@ from offloaderd.read.segments import SegmentReader
 
 TICK_S = 1.0
 """Interval of signals for changes without a notification (another daemon's commit)."""
+
+STEPS_AHEAD = 8
+"""Steps of a plan that are followed to find what the bucket gives next: the ends of ledgers are such steps."""
 
 log = structlog.get_logger(__name__)
 
@@ -190,7 +194,7 @@ class Wanted(TypedDict, total=False):
     """A range to read of a topic.
 
     `first` None is the oldest entry; `last` None the newest at the time of the call, or none when following. `priority`
-    None is the topic's. `entries_max` 0 is no limit.
+    None is the topic's. `entries_max` 0 is no limit. `onward`: another read will go on behind `last`.
     """
 
     first: Position | None
@@ -198,6 +202,7 @@ class Wanted(TypedDict, total=False):
     follow: bool
     priority: ReadPriority | None
     entries_max: int
+    onward: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -223,6 +228,7 @@ class Stream:
     _ends: int = 0  # manifests read for the ends of ledgers
     _last: Position | None = None
     _bounded: bool = False  # the request sets the end
+    _onward: bool = False  # another read goes on behind the end
     _failed: dict[object, Position] = field(default_factory=dict)
     _reasons: dict[object, Why] = field(default_factory=dict)
     _failure_tracker: list[tuple[Tier, OffloaderError]] = field(default_factory=list)
@@ -244,6 +250,7 @@ class Stream:
             priority = priority or configured
         self._priority = priority
         follow, self._bounded = self.change_signal is not None, last is not None
+        self._onward = wanted.get("onward", False)
         self._cursor, self._last = plan.checked_range(self._view, first, last, follow=follow)
 
     async def batches(self) -> AsyncGenerator[tuple[Entries, Tier, Why], None]:
@@ -468,18 +475,39 @@ class Stream:
         if run.segment is not None:
             first = Position(run.ledger_id, run.first_entry_id)
             last = Position(run.ledger_id, run.last_entry_id)
-            segments = self.context.segments
+            segments, more = self.context.segments, run.last_entry_id - run.first_entry_id + 1 < self._left
+            then = partial(self._fetch_following, last) if more else None
             if self.framed:
                 return segments.read_framed(
-                    self.topic, run.segment, first, last, self._pace, bytes_max=self.batch_bytes
+                    self.topic, run.segment, first, last, self._pace, bytes_max=self.batch_bytes, then=then
                 )
-            return segments.read(self.topic, run.segment, first, last, self._pace)
+            return segments.read(self.topic, run.segment, first, last, self._pace, then=then)
         source = self.context.source
         if source is None:
             raise EntriesMissing("there is no ledger source")
         return source.read(
             self.topic, run.ledger_id, run.first_entry_id, run.last_entry_id, batch_bytes=self.batch_bytes
         )
+
+    async def _fetch_following(self, end: Position, room: Callable[[], int]) -> None:
+        """Fetch the begin of what the bucket gives behind a run, as far as that is known; the read reports errors."""
+        at, last = end.next(), None if self._onward else self._last
+        with suppress(OffloaderError):
+            for _ in range(STEPS_AHEAD):
+                step = plan.next_step(self._view, at, last, priority=self._priority, failed=self._failed)
+                if isinstance(step, Hop):
+                    at = step.to
+                elif isinstance(step, ReadEnd):
+                    await self._ask_end(step)
+                elif isinstance(step, Run) and step.segment is not None:
+                    first, to = (
+                        Position(step.ledger_id, step.first_entry_id),
+                        Position(step.ledger_id, step.last_entry_id),
+                    )
+                    await self.context.segments.fetch_begin(self.topic, step.segment, first, to, room)
+                    return
+                else:
+                    return
 
     def _expect(self, batch: Entries, run: Run) -> None:
         """Raise CorruptData for other entries than the next ones."""

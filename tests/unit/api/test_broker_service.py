@@ -140,6 +140,26 @@ async def test_a_closed_ledger_is_covered_and_read_of_a_topic_that_nobody_enable
             await one.service.OpenLedger(broker_pb2.OpenLedgerRequest(ledger=one.named(7)), CALLER)
 
 
+async def test_a_read_to_the_end_of_a_ledger_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the begin of the next ledger is fetched before the broker opens it; no other read fetches what lies behind."""
+    rig = ledger_rig(Rig().policy)
+    everything = await appended(rig, payloads(15))
+    async with served(rig) as one:
+        await one.ensure(0, 10, length_of(everything, 0))
+        wanted: list[bool] = []
+        read = one.service.reader.read
+
+        def watched(topic: object, **rest: Any) -> Any:  # noqa: ANN401 - as the reader's own
+            wanted.append(rest["onward"])
+            return read(topic, **rest)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(one.service.reader, "read", watched)
+        for first, last, onward in ((0, 9, True), (4, 9, True), (0, 8, False), (3, 3, False)):
+            wanted.clear()
+            await one.read(0, first, last)
+            assert set(wanted) == {onward}
+
+
 async def test_a_close_that_the_source_hears_of_late_is_looked_for_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker asks before the daemon's source shows the last entries: that takes no whole heartbeat to find out."""
     monkeypatch.setattr("offloaderd.api.broker.HEARTBEAT_S", 3600.0)

@@ -496,6 +496,29 @@ async def test_a_direct_read_fetches_ahead_from_its_beginning(
         assert bucket._segments.pinned_bytes == 0
 
 
+@pytest.mark.parametrize("last", [None, Position(3, 199)])
+async def test_the_next_segment_is_fetched_before_the_present_one_ends(
+    monkeypatch: pytest.MonkeyPatch, last: Position | None
+) -> None:
+    """If the plan has it: its tables, and as much as the window has room for."""
+    monkeypatch.setattr(cache, "WINDOW_BYTES_MIN", 64)
+    rig = await long_segments(2)
+    options = SegmentOptions(cache_bytes=1 << 20, read_ahead_bytes=30 * BLOCK)
+    here, request, store = Here(rig), read_request(TOPIC, Wanted(last=last), framed=True), Asked(rig.store)
+    async with rig.reader, segments_of(store, rig.clock, options) as bucket:
+        attempt = DirectRead(here, bucket.sequence(), rig.clock).attempt  # type: ignore[arg-type] # has what it needs
+        async with aclosing(attempt(request, None)) as answers:
+            while request.first.entry_id < 199:
+                batch = (await anext(answers)).batch
+                assert batch.ledger_id == 3
+                request.first.ledger_id, request.first.entry_id = batch.last.next()
+                await turns(20)
+            asked = [count for key, _, count in store.asked if key == rig.map.segments[1].keys.data]
+            assert asked if last is None else not asked
+            assert sum(asked) <= 30
+        assert bucket._segments.pinned_bytes == 0
+
+
 async def test_direct_reads_that_begin_together_have_equal_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the whole cache those that come first, and one block at a time the others."""
     monkeypatch.setattr(cache, "WINDOW_BYTES_MIN", 64)

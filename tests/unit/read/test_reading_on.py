@@ -1,0 +1,175 @@
+"""What a read goes on with is fetched before it gets there: in the next segment, and in the next ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from offloaderd.core.errors import EntriesMissing
+from offloaderd.core.model import Position
+from offloaderd.objects.checks import cut
+from offloaderd.read import cache
+from tests.unit.read.build import TOPIC, Piece, make_read_rig, put_segment, turns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from offloaderd.metadata.committed import CommittedSegment
+    from tests.unit.read.build import ReadRig
+
+STORE_S = 0.05
+"""How long the store takes to answer."""
+BATCH_S = 0.01
+"""How long the caller takes for a batch: for each segment longer than the store for its tables and a block."""
+BLOCKS = 20
+BLOCK_BYTES = 244
+"""Bytes of a block with one entry of 100 bytes."""
+
+
+class Slow:
+    """A store that takes its time, and keeps what it was asked for."""
+
+    def __init__(self, rig: ReadRig) -> None:
+        self.store = rig.store
+        self.gets: list[tuple[str, int, int | None]] = []
+        rig.reader.segments.fetcher.reader._objects = self  # type: ignore[assignment]
+
+    def at(self, bucket: str) -> Slow:
+        """See ObjectReader."""
+        return self
+
+    async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
+        """Answer after a while."""
+        self.gets.append((key, first, length))
+        await asyncio.sleep(STORE_S)  # noqa: TID251 - virtual time
+        return await self.store.get(key, first, length)
+
+    async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
+        """See ObjectReader."""
+        return cut(await self.get(key, first, sum(lengths)), lengths)
+
+    def asked_of(self, segment: CommittedSegment) -> list[tuple[int, int | None]]:
+        """Return the ranges of a segment's objects, its tables included, that were asked for."""
+        return [(first, length) for key, first, length in self.gets if segment.segment_id.hex in key.replace("-", "")]
+
+
+def pieces_of(ledger_id: int, begin: int = 0, *, closed: bool = False) -> Piece:
+    """Return BLOCKS entries of a ledger."""
+    return Piece(ledger_id, begin, [b"x" * 100] * BLOCKS, begin + BLOCKS if closed else None)
+
+
+async def shelf(monkeypatch: pytest.MonkeyPatch, *segments: list[Piece]) -> tuple[ReadRig, Slow]:
+    """Return a topic of these segments, in blocks of one entry, and its store."""
+    monkeypatch.setattr(cache, "WINDOW_BYTES_MIN", BLOCK_BYTES)
+    rig = make_read_rig(read_ahead_bytes=16 * BLOCK_BYTES)
+    for number, pieces in enumerate(segments, 1):
+        rig.map.segments.append(await put_segment(rig.store, pieces, segment_id=uuid.UUID(int=number), block_entries=1))
+    return rig, Slow(rig)
+
+
+async def waits(rig: ReadRig, **wanted: Any) -> dict[Position, float]:  # noqa: ANN401
+    """Read a range; return for how long each entry was waited for, where it was at all."""
+    loop, found = asyncio.get_running_loop(), dict[Position, float]()
+    async with aclosing(rig.reader.read(TOPIC, **wanted)) as batches:
+        began = loop.time()
+        async for batch, _ in batches:
+            if loop.time() > began + BATCH_S / 10:
+                found[batch.first] = round(loop.time() - began, 3)
+            await asyncio.sleep(BATCH_S)  # noqa: TID251 - virtual time
+            began = loop.time()
+    return found
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [
+        pytest.param([[pieces_of(1)], [pieces_of(1, BLOCKS)], [pieces_of(1, 2 * BLOCKS)]], id="segments of a ledger"),
+        pytest.param([[pieces_of(1, closed=True)], [pieces_of(2, closed=True)], [pieces_of(5)]], id="ledgers apart"),
+        pytest.param([[pieces_of(1, closed=True), pieces_of(2, closed=True), pieces_of(3)]], id="ledgers of a segment"),
+    ],
+)
+@pytest.mark.parametrize("framed", [False, True])
+async def test_a_read_waits_for_the_store_at_its_begin_alone(
+    monkeypatch: pytest.MonkeyPatch, segments: list[list[Piece]], *, framed: bool
+) -> None:
+    """For tables and first block, and until its window has grown; each byte is asked for once."""
+    rig, store = await shelf(monkeypatch, *segments)
+    async with rig.reader:
+        found = await waits(rig, framed=framed)
+        assert rig.reader.segments.pinned_bytes == 0
+    assert found
+    assert max(found) < Position(1, 10)
+    assert len(store.gets) == len(set(store.gets))
+    asked = [range(first, first + (length or 0)) for key, first, length in store.gets if key.endswith("data")]
+    assert sum(map(len, asked)) == len({(number, at) for number, one in enumerate(asked) for at in one})
+
+
+async def test_what_the_caller_did_not_ask_for_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither behind the last entry, nor behind as many as are wanted."""
+    for wanted in ({"last": Position(1, BLOCKS - 1)}, {"entries_max": BLOCKS}):
+        rig, store = await shelf(monkeypatch, [pieces_of(1)], [pieces_of(1, BLOCKS)])
+        async with rig.reader:
+            await waits(rig, **wanted)
+            await asyncio.sleep(1)  # noqa: TID251 - virtual time
+        assert store.asked_of(rig.map.segments[0])
+        assert not store.asked_of(rig.map.segments[1])
+
+
+async def test_a_read_that_is_gone_on_with_finds_its_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a broker reads, ledger by ledger: the next one's first block is in the cache, and its tables."""
+    rig, store = await shelf(monkeypatch, [pieces_of(1, closed=True)], [pieces_of(2)])
+    async with rig.reader:
+        await waits(rig, first=Position(1, 0), last=Position(1, BLOCKS - 1), onward=True)
+        await asyncio.sleep(1)  # noqa: TID251 - virtual time
+        assert len(store.asked_of(rig.map.segments[1])) >= 3
+        assert rig.reader.segments.pinned_bytes == 0
+        assert not await waits(rig, first=Position(2, 0), last=Position(2, 0))
+
+
+async def test_a_caller_that_leaves_has_nothing_more_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was on its way is cancelled, and nothing stays pinned."""
+    rig, store = await shelf(monkeypatch, [pieces_of(1)], [pieces_of(1, BLOCKS)])
+    async with rig.reader:
+        reading = rig.reader.read(TOPIC)
+        while not store.asked_of(rig.map.segments[1]):
+            await anext(reading)
+            await turns(20)
+        await reading.aclose()
+        await turns(20)
+        asked = store.asked_of(rig.map.segments[1])
+        assert len(asked) == 2  # its tables
+        await asyncio.sleep(1)  # noqa: TID251 - virtual time
+        assert store.asked_of(rig.map.segments[1]) == asked
+        assert rig.reader.segments.pinned_bytes == 0
+
+
+async def test_only_what_there_is_room_for_is_fetched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the cache, and in the read's own window; the tables have a cache of their own."""
+    rig, store = await shelf(monkeypatch, [pieces_of(1)])
+    (segment,) = rig.map.segments
+    async with rig.reader:
+        segments = rig.reader.segments
+        segments._blocks.limit_bytes = BLOCK_BYTES - 1
+        await segments.fetch_begin(TOPIC, segment, segment.begin, segment.end, lambda: 16 * BLOCK_BYTES)
+        assert len(store.asked_of(segment)) == 2
+        segments._blocks.limit_bytes = 1 << 20
+        await segments.fetch_begin(TOPIC, segment, segment.begin, segment.end, lambda: 6 * BLOCK_BYTES)
+        assert sum(length or 0 for first, length in store.asked_of(segment)[2:]) in {5 * BLOCK_BYTES, 6 * BLOCK_BYTES}
+        assert segments.pinned_bytes == 0
+
+
+async def test_what_is_missing_there_is_told_where_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before: all entries that come first are given."""
+    rig, _ = await shelf(monkeypatch, [pieces_of(1)], [pieces_of(1, BLOCKS)])
+    await rig.store.delete([rig.map.segments[1].keys.manifest])
+    async with rig.reader, aclosing(rig.reader.read(TOPIC)) as reading:
+        for entry_id in range(BLOCKS):
+            batch, _ = await anext(reading)
+            assert batch.first == batch.last == Position(1, entry_id)
+            await asyncio.sleep(BATCH_S)  # noqa: TID251 - virtual time
+        with pytest.raises(EntriesMissing):
+            await anext(reading)
