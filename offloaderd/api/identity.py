@@ -34,6 +34,8 @@ BELIEFS = {
     RefusalKind.LIST_BEHIND: "the source's list is whole: nothing behind what is offloaded was ever there",
     RefusalKind.LEDGER_REPLACED: "the ledger is the one that was offloaded, whenever it was created",
     RefusalKind.LEDGER_SHORTER: "the ledger ended where the source says: what the tier has beyond that stays readable",
+    RefusalKind.UNKNOWN_PLACE: "this is the place that brokers offloaded these ledgers to: those of them that are "
+    "neither there nor in BookKeeper are lost, and the topic goes on behind them",
 }
 """Consequence of accepting each kind of refusal."""
 

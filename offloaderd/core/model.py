@@ -436,3 +436,5 @@ class RefusalKind(StrEnum):
     """A ledger with a known id was created at another time."""
     LEDGER_SHORTER = "ledger-shorter"
     """A closed ledger has fewer entries than are committed."""
+    UNKNOWN_PLACE = "unknown-place"
+    """A ledger that only the tier has is not in its bucket, and nothing shows that the bucket is the brokers' one."""

@@ -5,18 +5,30 @@ Rules:
   version, lengths, index, and the entries of the last block, where Pulsar's writer has cut ledgers short and reported
   success.
 - A ledger that BookKeeper has deleted still counts as the topic's while its objects exist.
-- A ledger that cannot be adopted is offloaded from BookKeeper like any other. If BookKeeper has deleted it, it is lost
-  where its objects are missing; else the topic stops before it with an error until an operator has acted.
+- A ledger that cannot be adopted is offloaded from BookKeeper like any other. If BookKeeper has deleted it, the topic
+  stops before it with an error until an operator has acted.
+- It is lost only if its objects are missing in the right place. Pulsar's list names a bucket, and of Azure no account:
+  another account or service may have a bucket of that name. The place is right if an earlier and a later ledger that
+  the list has in the same bucket are found there at the same time, or if an operator accepts it; else it is refused.
 - The objects belong to the broker: this module neither writes nor deletes them.
 """
 
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
+from itertools import islice
 
 import structlog
 
-from offloaderd.core.errors import BucketMissing, CorruptData, InvalidConfig, NotFound, OffloaderError, Transient
+from offloaderd.core.errors import (
+    BucketMissing,
+    CorruptData,
+    Fenced,
+    InvalidConfig,
+    NotFound,
+    OffloaderError,
+    Transient,
+)
 from offloaderd.core.model import (
     EntryBatch,
     LedgerEnd,
@@ -25,18 +37,21 @@ from offloaderd.core.model import (
     Loss,
     OffloadMethod,
     Position,
+    RefusalKind,
     TopicName,
 )
 from offloaderd.core.retry import Backoff, until_answered
 from offloaderd.format.v1 import BlockScan, LedgerObjectIndex, block_spans, decode_index
 from offloaderd.ledgers.chain import Run
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
+from offloaderd.metadata.records.identity import SEPARATOR
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
 from offloaderd.objects.keys import SegmentKeys
 from offloaderd.objects.kinds import broker_drivers
 from offloaderd.objects.port import ObjectInfo, ObjectReader
 from offloaderd.segment.claim.attempt_log import AttemptLog
+from offloaderd.segment.claim.refusals import TopicIdentity
 from offloaderd.segment.claim.topic_record import TopicRecord
 from offloaderd.segment.context import OffloadContext
 from offloaderd.segment.failures import FailureTracker
@@ -67,6 +82,10 @@ log = structlog.get_logger(__name__)
 FAILURE = "adoption"
 RETRY_S = 30.0
 """Pause before another try with a ledger that could not be adopted and that BookKeeper has deleted."""
+WITNESSES_MAX = 3
+"""Ledgers on each side of a missing one that are looked for in its place."""
+ACCEPTED_AT_ONCE_MAX = 50
+"""Ledgers that one acceptance of a place is for."""
 
 
 class Adoption:
@@ -77,7 +96,7 @@ class Adoption:
         context: OffloadContext,
         record: TopicRecord,
         failure_tracker: FailureTracker,
-        *,
+        identity: TopicIdentity,
         position: Callable[[], Position],
     ) -> None:
         """`position` returns the newest entry that was taken or is committed."""
@@ -85,9 +104,11 @@ class Adoption:
         self._record = record
         self._topic = record.map.topic
         self._failure_tracker = failure_tracker
+        self._identity = identity
         self._position = position
         self._clock = context.upload_context.clock
         self._backoff = Backoff(self._clock)
+        self._listed: Sequence[LedgerInfo] = ()  # all that brokers have offloaded, by id
         self._found: dict[int, LedgerInfo] = {}
         self._copies: dict[int, LedgerInfo] = {}  # those that BookKeeper has deleted
         self._readable: set[int] = set()
@@ -97,13 +118,13 @@ class Adoption:
     async def with_copies(self, infos: Sequence[LedgerInfo]) -> list[LedgerInfo]:
         """Refresh the ledgers that brokers have offloaded; return `infos` with those of them that only the tier has.
 
-        Raises what the source raises.
+        Raises what the source raises, and Fenced.
         """
         offloads = self._context.offloads
         if offloads is None:
             return list(infos)
         taken = self._position()
-        found = await offloads.offloaded(self._topic)
+        self._listed = found = await offloads.offloaded(self._topic)
         self._readable = {info.ledger_id for info in infos}
         self._left.intersection_update(info.ledger_id for info in found)
         new = (info for info in found if info.ledger_id > taken.ledger_id)
@@ -111,6 +132,8 @@ class Adoption:
         gone = {info.ledger_id: info for info in found if info.ledger_id not in self._readable | self._left}
         # The last one that was taken is kept as well: the ledger after it in the list follows it.
         self._copies = {one: info for one, info in gone.items() if Position(one, info.entries - 1) >= taken}
+        if all(Position(one, info.entries - 1) <= taken for one, info in self._copies.items()):
+            await self._identity.clear(RefusalKind.UNKNOWN_PLACE)  # nothing that only the tier has is wanted
         return sorted([*infos, *self._copies.values()], key=lambda info: info.ledger_id)
 
     async def read(
@@ -134,7 +157,7 @@ class Adoption:
         self, info: LedgerInfo, first: int, last: int, batch_bytes: int
     ) -> AsyncGenerator[EntryBatch, None]:
         try:
-            segment = await verified(self._context, self._topic, info)
+            segment = await self._verified(info)
             objects = self._context.upload_context.objects.at(segment.bucket)
             index = decode_index(await objects.get(segment.keys.index), key=segment.keys.index)
             copy = read_copy(objects, segment.keys, index, first, last, batch_bytes=batch_bytes)
@@ -169,19 +192,78 @@ class Adoption:
         Raises Fenced, Conflict.
         """
         try:
-            segment = await verified(self._context, self._topic, info)
+            segment = await self._verified(info)
         except Transient as error:
             self._failure_tracker.record(error, FAILURE)
             await self._backoff.wait(error)
             return None
+        except Fenced:
+            raise
         except OffloaderError as error:
             await self._refuse(info, error)
             return None
         following = self._record.chain.end_of(info.ledger_id)
         await self._record.adopt(segment, LedgerEnd(segment.entries, following.next_ledger_id if following else None))
         self._settled(info.ledger_id)
+        await self._identity.clear(RefusalKind.UNKNOWN_PLACE)
         _log_adopted(self._context, self._topic, info, segment)
         return segment.end
+
+    async def _verified(self, info: LedgerInfo) -> CommittedSegment:
+        """As `verified`; NotFound for a ledger that BookKeeper has deleted means that it is lost.
+
+        Raises IdentityRefused where that is not certain, and Fenced.
+        """
+        try:
+            return await verified(self._context, self._topic, info)
+        except BucketMissing:
+            raise
+        except NotFound as error:
+            if info.ledger_id not in self._readable:
+                await self._check_place(info, error)
+            raise
+
+    async def _check_place(self, info: LedgerInfo, missing: NotFound) -> None:
+        """Raise IdentityRefused unless the place that lacks a ledger is known to be the one that brokers wrote to."""
+        place, kind = _described(self._context, info), RefusalKind.UNKNOWN_PLACE
+        if await self._identity.accepted(kind, _evidence(info, place)) or await self._is_proven(info):
+            await self._identity.clear(kind)
+            return
+        later = [one for one in self._beside(info) if one.ledger_id > info.ledger_id and one.ledger_id in self._copies]
+        later = later[: ACCEPTED_AT_ONCE_MAX - 1]
+        driver, _, endpoint = _written_to(info)
+        found = (
+            f"ledger {info.ledger_id} is neither in BookKeeper nor in {place} ({missing.message}). Pulsar's list says "
+        )
+        found += (
+            f"driver {driver!r}" + (f" and endpoint {endpoint!r}" if endpoint else "") + ", and no ledger before it "
+        )
+        found += "and after it was found there: account or endpoint may be wrong"
+        found += f". {len(later)} later ledgers that BookKeeper has deleted should lie there as well" if later else ""
+        await self._identity.stop(kind, found, SEPARATOR.join(_evidence(one, place) for one in (info, *later)))
+
+    def _beside(self, info: LedgerInfo) -> Sequence[LedgerInfo]:
+        """Return the other ledgers that Pulsar's list has in the same place, by id."""
+        return [one for one in self._listed if one is not info and _written_to(one) == _written_to(info)]
+
+    async def _is_proven(self, info: LedgerInfo) -> bool:
+        """Whether an earlier and a later ledger are in the place that lacks one. Raises Transient."""
+        beside = self._beside(info)
+        before = [one for one in reversed(beside) if one.ledger_id < info.ledger_id]
+        after = [one for one in beside if one.ledger_id > info.ledger_id]
+        return await self._is_there(before) and await self._is_there(after)
+
+    async def _is_there(self, ledgers: Iterable[LedgerInfo]) -> bool:
+        """Whether one of the first few ledgers is in its place. Raises Transient."""
+        for one in islice(ledgers, WITNESSES_MAX):
+            try:
+                await verified(self._context, self._topic, one)
+            except Transient:
+                raise
+            except OffloaderError:
+                continue
+            return True
+        return False
 
     def _settled(self, ledger_id: int) -> None:
         self._found.pop(ledger_id, None)
@@ -319,6 +401,25 @@ async def located(
         method=OffloadMethod.LEDGER_BASED,
         driver=driver,
     )
+
+
+def _written_to(info: LedgerInfo) -> tuple[str, str, str]:
+    """Return driver, bucket and endpoint by Pulsar's list, which names no account."""
+    assert info.offloaded is not None  # noqa: S101 - callers pass offloaded ledgers only
+    named = info.offloaded.properties
+    return info.offloaded.driver.lower(), named.get("bucket", ""), named.get("serviceEndpoint", "")
+
+
+def _described(context: OffloadContext, info: LedgerInfo) -> str:
+    """Return the place that the settings have for such a ledger, with all that tells it from others of its name."""
+    _, bucket, _ = _written_to(info)
+    place = context.places.of_bucket(bucket) or context.places.home
+    service = ", ".join(f"{name} {value}" for name, value in place.service.items() if value)
+    return f"bucket {place.bucket!r} ({service})"
+
+
+def _evidence(info: LedgerInfo, place: str) -> str:
+    return f"ledger {info.ledger_id} in {place}"
 
 
 def _log_adopted(context: OffloadContext, topic: TopicName, info: LedgerInfo, segment: CommittedSegment) -> None:

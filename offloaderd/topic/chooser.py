@@ -174,7 +174,7 @@ def choose(view: TopicView) -> Choice:
         return Begin(first, method)
     if view.end_is_unrecorded:
         return NoteEnd()
-    return Wait(CHECK_S if first is not None else None)
+    return Wait(CHECK_S if first is not None or view.adoptable else None)  # one that was refused is tried again
 
 
 def _of_left(left: Attempt, view: TopicView) -> Choice:

@@ -139,7 +139,7 @@ class TopicOffloader:
             failure_tracker=self.failure_tracker,
             changed=self.changed,
         )
-        self.adoption = Adoption(context, self.record, self.failure_tracker, position=lambda: self.feed.position)
+        self.adoption = Adoption(context, self.record, self.failure_tracker, identity, lambda: self.feed.position)
         self.tailer: Tailer | None = None
         if context.source is not None:
             reader = SourceReader(context.source, self.topic, check=self.source_check, adoption=self.adoption)

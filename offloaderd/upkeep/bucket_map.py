@@ -32,6 +32,7 @@ from offloaderd.upkeep.rebuild_plan import (
     merged,
     overlap,
     place_of,
+    still_lost,
     superseded,
 )
 
@@ -92,6 +93,7 @@ def readable_map(
     chosen, unsettled = _settled(kept, named, records)
     doubts += unsettled
     chosen = filled(chosen, offered, records.ends, records.losses)
+    records = replace(records, losses=still_lost(records.losses, chosen, records.ends))
     segments = tuple(one.segment for one in chosen)
     last = segments[-1].end if segments else START
     gaps = [*_gaps_between(chosen, records, doubts, problems), *_gap_behind(last, heads, doubts, problems)]

@@ -316,7 +316,9 @@ class BucketTopics:
     async def _fill(self, changed: Sequence[_Topic]) -> None:
         """Search ledgers that brokers have offloaded for topics that lack entries, once for each topic."""
         lacking = {
-            one.map.topic: one for one in changed if one.brokers is None and (one.map.gaps or has_front(one.found))
+            one.map.topic: one
+            for one in changed
+            if one.brokers is None and (one.map.gaps or one.map.losses or has_front(one.found))
         }
         if not lacking:
             return

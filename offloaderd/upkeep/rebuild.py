@@ -5,12 +5,15 @@ The metadata must be empty. A rebuild may be interrupted: a marker records that 
 continues it, and a topic's policy, by which daemons find it, is its last node. Topics come back disabled, until an
 operator has checked them.
 
-Ledgers that brokers have offloaded have no manifest; where segments do not join, such objects are searched to fill the
-gap, by labels, index and last block of each. No object shows whether a broker refers to it; one that a failed try left
-looks the same. So these ledgers only fill gaps, and two copies of one ledger fill none. An object in an archive is a
-problem like a damaged one, so that all of them are named at once. Marks of
-deleted ledgers, grants, and ends of ledgers or losses that were found after a topic's last segment are not in a bucket
-and do not come back; policies, selections and revocations come out of a capture (package capture).
+Ledgers that brokers have offloaded have no manifest; where segments do not join, or join over a loss, such objects are
+searched to fill the gap, by labels, index and last block of each. So entries that were recorded as lost while the
+settings named another place come back once they name the right one. No object shows whether a broker refers to it; one
+that a failed try left looks the same. So these ledgers only fill gaps and losses, and two copies of one ledger fill
+none.
+
+An object in an archive is a problem like a damaged one, so that all of them are named at once. Marks of deleted
+ledgers, grants, and ends of ledgers or losses that were found after a topic's last segment are not in a bucket and do
+not come back; policies, selections and revocations come out of a capture (package capture).
 """
 
 import hashlib
@@ -163,9 +166,10 @@ async def _read_heads(objects: ObjectReader, site: Site, found: Found) -> None:
 
 
 async def read_brokers(objects: ObjectReader, sites: Sequence[Site], found: Found) -> None:
-    """Search ledgers that brokers have offloaded, of topics whose segments do not join without them."""
+    """Search ledgers that brokers have offloaded, of topics whose segments do not join without them or over a loss."""
     plans = make_plan(found).topics
-    incomplete = {one.topic for one in plans if any(problem.kind in INCOMPLETE for problem in one.problems)}
+    lacking = (one for one in plans if one.map.losses or any(problem.kind in INCOMPLETE for problem in one.problems))
+    incomplete = {one.topic for one in lacking}
     for site in {site.bucket: replace(site, prefix="") for site in sites}.values() if incomplete else ():
         found.brokers += await broker_ledgers(objects, site, incomplete, found.problems)
 

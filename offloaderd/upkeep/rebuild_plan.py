@@ -19,7 +19,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from offloaderd.core.errors import CorruptData, InvalidInput
-from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod, Position, SegmentRange, TopicName, lost_up_to
+from offloaderd.core.model import START, LedgerEnd, Loss, OffloadMethod, Position, SegmentRange, TopicName, lost_up_to
 from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.pieces import StoredContext
@@ -100,8 +100,8 @@ def plan_topic(
     """Plan the map of one topic; segments that `prefer` names win over those that overlap them.
 
     Missing entries right before the `boundary` are history that is still to come, and no problem. Ledgers that
-    `brokers` have offloaded fill gaps, possible gaps, and what is missing before the first segment. A gap behind a
-    position of `lost` becomes a recorded loss. Raises InvalidInput if nothing is missing there.
+    `brokers` have offloaded fill gaps, possible gaps, recorded losses, and what is missing before the first segment. A
+    gap behind a position of `lost` becomes a recorded loss. Raises InvalidInput if nothing is missing there.
     """
     known = sorted(found, key=place_of)
     problems: list[Problem] = []
@@ -112,6 +112,7 @@ def plan_topic(
     losses = losses_of([*replaced, *chosen])
     chosen = filled(chosen, brokers, ends_of([*replaced, *chosen], []), losses)
     ends = ends_of([*replaced, *chosen], problems)
+    losses = still_lost(losses, chosen, ends)
     if chosen and (boundary is None or chosen[0].segment.begin < boundary):
         problems += _front(chosen[0])
     for before, after in pairwise(chosen):
@@ -183,21 +184,58 @@ def filled(
 ) -> list[Known]:
     """Return the segments with brokers' ledgers where entries are, or may be, missing between or before them.
 
-    A ledger with several copies fills nothing: its broker refers to only one of them, and nothing shows which.
+    A recorded loss counts as missing entries: its owner may have looked in the wrong place. A ledger with several
+    copies fills nothing: its broker refers to only one of them, and nothing shows which.
     """
     offered = sorted(brokers, key=place_of)
     copies = Counter(one.segment.begin.ledger_id for one in offered)
     sole = [one for one in offered if copies[one.segment.begin.ledger_id] == 1]
     filled: list[Known] = []
-    if chosen and any(True for _ in _front(chosen[0])):
+    if chosen and (_lost_in(losses, START, chosen[0].segment.begin) or any(True for _ in _front(chosen[0]))):
         filled += [one for one in sole if one.segment.begin.ledger_id < chosen[0].segment.begin.ledger_id]
     filled += chosen[:1]
     for before, after in pairwise(chosen):
-        if any(True for _ in between(before.segment, after.segment, ends, losses)):
+        gone, begin = before.segment.end, after.segment.begin
+        if _lost_in(losses, gone, begin) or any(True for _ in between(before.segment, after.segment, ends, ())):
             low, high = before.segment.end.ledger_id, after.segment.begin.ledger_id
             filled += [one for one in sole if low < one.segment.begin.ledger_id < high]
         filled.append(after)
     return filled
+
+
+def _lost_in(losses: Iterable[Loss], after: Position, before: Position) -> bool:
+    return any(after <= loss.after and loss.before <= before for loss in losses)
+
+
+def still_lost(losses: Sequence[Loss], chosen: Sequence[Known], ends: Mapping[int, LedgerEnd]) -> tuple[Loss, ...]:
+    """Return what is left of recorded losses after brokers' ledgers were found within them."""
+    found = [one.segment for one in chosen if one.segment.foreign]
+    return tuple(
+        left
+        for loss in losses
+        for left in _left_of(loss, [one for one in found if loss.after < one.end and one.end < loss.before], ends)
+    )
+
+
+def _left_of(loss: Loss, found: Sequence[CommittedSegment], ends: Mapping[int, LedgerEnd]) -> list[Loss]:
+    """Return the parts of a loss between segments that were found within it, none once all its entries are there."""
+    cut = sum(loss.after.entry_id + 1 for one in found if one.begin <= loss.after)  # the first one may begin before it
+    entries = loss.entries - sum(one.entries for one in found) + cut
+    if not found or (loss.certain and entries <= 0):
+        return [] if found else [loss]
+    bounds = zip([loss.after, *(one.end for one in found)], [*(one.begin for one in found), loss.before], strict=True)
+    parts = []
+    for after, before in bounds:
+        if before <= after:
+            continue
+        first, missing = _missing(after, before, ends, ())
+        if missing or not _joined(first, before, ends):
+            known = sum(run.entries for run in missing)
+            parts.append(loss._replace(after=after, before=before, entries=known))
+    unplaced = entries - sum(part.entries for part in parts)
+    if unplaced > 0 and parts:
+        parts[0] = parts[0]._replace(entries=parts[0].entries + unplaced)
+    return parts
 
 
 def overlap(one: CommittedSegment, other: CommittedSegment) -> bool:

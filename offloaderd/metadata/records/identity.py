@@ -43,6 +43,8 @@ _HINTS = {
     RefusalKind.LIST_BEHIND: "restore the source's metadata; if the source began anew, use another topic name",
     RefusalKind.LEDGER_REPLACED: "restore the source's metadata; if the source began anew, use another topic name",
     RefusalKind.LEDGER_SHORTER: "compare the ledger with the tier: `offloadctl ledgers list`",
+    RefusalKind.UNKNOWN_PLACE: "correct account or endpoint in objects, objects.places or objects.services, and "
+    "restart; if this is the place that the brokers wrote to, accept it: what is not there is lost",
 }
 _ACCEPT = "`offloadctl identity show` has the details, `offloadctl identity accept` accepts what was found"
 

@@ -1283,7 +1283,7 @@ class IdentityRefusal(_message.Message):
     HINT_FIELD_NUMBER: _builtins.int
     KIND_CODE_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """metadata-went-back, other-deployment, head-unreadable, other-source, unknown-source, list-behind, ledger-replaced, ledger-shorter"""
+    """metadata-went-back, other-deployment, head-unreadable, other-source, unknown-source, list-behind, ledger-replaced, ledger-shorter, unknown-place"""
     found: _builtins.str
     """in words"""
     evidence: _builtins.str

@@ -269,6 +269,7 @@ class _RefusalKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RefusalKi
     REFUSAL_KIND_LIST_BEHIND: _RefusalKind.ValueType  # 6
     REFUSAL_KIND_LEDGER_REPLACED: _RefusalKind.ValueType  # 7
     REFUSAL_KIND_LEDGER_SHORTER: _RefusalKind.ValueType  # 8
+    REFUSAL_KIND_UNKNOWN_PLACE: _RefusalKind.ValueType  # 9
 
 class RefusalKind(_RefusalKind, metaclass=_RefusalKindEnumTypeWrapper): ...
 
@@ -281,6 +282,7 @@ REFUSAL_KIND_UNKNOWN_SOURCE: RefusalKind.ValueType  # 5
 REFUSAL_KIND_LIST_BEHIND: RefusalKind.ValueType  # 6
 REFUSAL_KIND_LEDGER_REPLACED: RefusalKind.ValueType  # 7
 REFUSAL_KIND_LEDGER_SHORTER: RefusalKind.ValueType  # 8
+REFUSAL_KIND_UNKNOWN_PLACE: RefusalKind.ValueType  # 9
 Global___RefusalKind: _TypeAlias = RefusalKind  # noqa: Y015
 
 class _GcVerdict:

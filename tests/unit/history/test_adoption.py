@@ -398,24 +398,6 @@ async def test_what_follows_a_ledger_that_was_taken_whole_is_what_the_list_says(
     assert (await committed(rig)).losses == ()
 
 
-async def test_rest_of_a_ledger_that_no_tier_has(rig: Rig, brokers: Brokers) -> None:
-    """The broker's objects are gone as well: what was not offloaded of it is lost, and said so."""
-    await brokers.ledgers.append(TOPIC, payloads(10))
-    async with rig.engine() as engine:
-        topic = await enabled(engine)
-        (a,) = await ids(brokers)
-        await until_offloaded(topic, Position(a, 9))
-    await brokers.ledgers.append(TOPIC, payloads(5, seed=1))
-    await brokers.ledgers.roll(TOPIC)
-    await brokers.ledgers.append(TOPIC, payloads(3, seed=9))
-    await brokers.offload(a, payloads(15), store=False)
-    await brokers.trim(a)
-    async with rig.engine() as engine:
-        await until_offloaded(await enabled(engine), Position(a + 1, 2))
-    (loss,) = (await committed(rig)).losses
-    assert (loss.after, loss.before, loss.entries) == (Position(a, 9), Position(a + 1, 0), 5)
-
-
 @pytest.mark.parametrize("wrong", ["bucket", "driver", "version", "short", "missing", "another ledger"])
 async def test_what_cannot_be_adopted_is_offloaded(rig: Rig, brokers: Brokers, wrong: str) -> None:
     """Whatever is wrong with the broker's copy, BookKeeper still has the ledger: it goes our way, nothing is lost."""
@@ -451,19 +433,6 @@ async def spoil(rig: Rig, theirs: BrokerLedger, wrong: str) -> None:
             theirs.payloads = [*theirs.payloads, b"more"]
             await theirs.put(rig.store)
             theirs.payloads = theirs.payloads[:-1]
-
-
-async def test_objects_that_are_gone_are_a_loss(rig: Rig, brokers: Brokers) -> None:
-    """Neither tier has the ledger: the loss is recorded with its entries, and what follows is offloaded."""
-    contents = await brokers.write([5, 6, 2])
-    a, b, c = await ids(brokers)
-    await brokers.offload(b, contents[1], store=False)
-    await brokers.trim(b)
-    async with rig.engine() as engine:
-        topic = await enabled(engine)
-        await until_offloaded(topic, Position(c, 1))
-    (loss,) = (await committed(rig)).losses
-    assert (loss.after, loss.before, loss.entries) == (Position(a, 4), Position(c, 0), 6)
 
 
 @pytest.mark.parametrize("wrong", ["bucket", "short"])

@@ -16,7 +16,7 @@ from offloaderd.upkeep.bucket_map import extended, readable_map
 from offloaderd.upkeep.flaws import Kind
 from offloaderd.upkeep.rebuild_plan import Known, Problem, plan_topic
 from tests.unit.upkeep.site import BUCKET, PREFIX, TOPIC, segment_id
-from tests.unit.upkeep.test_rebuild_plan import DROPPED, HISTORY, known
+from tests.unit.upkeep.test_rebuild_plan import DROPPED, HISTORY, brokers, known
 
 
 def numbers(found: TopicMap) -> list[int]:
@@ -107,6 +107,18 @@ def test_a_ledger_of_a_broker_that_the_head_names_was_committed() -> None:
     row = known(1, (3, 0, 9), closed={3: 10}), known(2, (4, 0, 2), closed={4: 3})
     assert numbers(readable_map(TOPIC, row[:1], brokers=row[1:])) == [1]
     assert numbers(readable_map(TOPIC, row[:1], brokers=row[1:], heads=[head(row[1])])) == [1, 2]
+
+
+def test_a_ledger_of_a_broker_takes_the_place_of_a_loss() -> None:
+    """Its owner looked for it in another place; what is left of the loss is told as before."""
+    loss = Loss(Position(3, 9), Position(9, 0), 8)
+    row = known(1, (3, 0, 9), closed={3: 10}), known(2, (9, 0, 2), losses=(loss,))
+    theirs = [brokers(number, number, 4) for number in (5, 7)]
+    found = readable_map(TOPIC, row, brokers=theirs)
+    assert (numbers(found), found.losses) == ([1, 5, 7, 2], ())
+    found = readable_map(TOPIC, row, brokers=theirs[:1])
+    assert numbers(found) == [1, 5, 2]
+    assert sum(one.entries for one in found.losses) == 4
 
 
 def test_what_the_head_names_was_committed() -> None:

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from offloaderd.core.errors import Archived, Conflict, InvalidInput, OutcomeUnknown, Transient
-from offloaderd.core.model import LedgerEnd, Loss, Position
+from offloaderd.core.model import START, LedgerEnd, Loss, Position
 from offloaderd.metadata import paths
 from offloaderd.metadata.identity import deployment, ensure_deployment
 from offloaderd.metadata.records import ownership
@@ -447,3 +447,30 @@ async def test_what_a_broker_has_offloaded_comes_back_before_our_first_segment()
     await brokers(2).put(ground.objects)
     (plan,) = (await filled(ground)).topics
     assert [one.begin.ledger_id for one in plan.map.segments] == [2, 3]
+
+
+FRONT, MIDDLE = Loss(START, Position(3, 0), 10), Loss(Position(3, 3), Position(6, 0), 10, 7)
+
+
+@pytest.mark.parametrize(
+    ("there", "left"),
+    [
+        ((1, 2, 4, 5), []),
+        ((2, 4, 5), [Loss(START, Position(2, 0), 5), Loss(Position(2, 4), Position(3, 0), 0)]),
+        ((1, 2, 4), [Loss(Position(4, 4), Position(6, 0), 5, 7)]),
+        ((1, 2, 5), [Loss(Position(3, 3), Position(5, 0), 5, 7), Loss(Position(5, 4), Position(6, 0), 0, 7)]),
+        ((), [FRONT, MIDDLE]),
+    ],
+)
+async def test_what_was_recorded_as_lost_by_mistake_comes_back(there: Sequence[int], left: Sequence[Loss]) -> None:
+    """The settings named another account when brokers' ledgers were looked for: what is there now is lost no more."""
+    ground = Ground()
+    await ground.enable(TOPIC)
+    await ground.store(1, runs(3, 0, 4), losses=(FRONT,), ends=((3, LedgerEnd(4, 4)),))
+    await ground.store(2, runs(6, 0, 4), losses=(MIDDLE,))
+    for ledger_id in there:
+        await brokers(ledger_id).put(ground.objects)
+    (plan,) = (await filled(ground)).topics
+    assert not plan.blocked
+    assert [one.begin.ledger_id for one in plan.map.segments] == sorted([3, 6, *there])
+    assert list(plan.map.losses) == left

@@ -255,3 +255,42 @@ def test_a_ledger_of_very_many_segments_comes_back_in_pieces(monkeypatch: pytest
     assert max(len(stored.value), *(len(one.value) for one in stored.pieces.values())) < 1500
     path = paths.ledger(TOPIC, 3)
     assert [one.begin_entry_id for one in pieces.joined(stored, path).segments] == [*range(60)]
+
+
+def brokers(number: int, ledger_id: int, entries: int) -> Known:
+    """Return a ledger that a broker has offloaded."""
+    one = known(number, (ledger_id, 0, entries - 1), closed={ledger_id: entries})
+    return replace(one, segment=replace(one.segment, method=OffloadMethod.LEDGER_BASED, prefix="", driver="azureblob"))
+
+
+def test_brokers_ledgers_in_a_loss() -> None:
+    """What is left of it has the entries that were not found; one that was only possible stays so where all may be."""
+    one, other = known(1, (3, 0, 9), closed={3: 10}), known(2, (9, 0, 3))
+    found = [brokers(5, 5, 4), brokers(7, 7, 6)]
+
+    def left(loss: Loss, *ends: tuple[int, LedgerEnd]) -> list[tuple[Position, Position, int]]:
+        last = replace(other, losses=(loss,), ends=ends)
+        plan = plan_topic(TOPIC, [one, last], brokers=found)
+        assert [one.begin.ledger_id for one in plan.map.segments] == [3, 5, 7, 9]
+        return [(one.after, one.before, one.entries) for one in plan.map.losses]
+
+    behind, inside, before = (
+        (Position(3, 9), Position(5, 0)),
+        (Position(5, 3), Position(7, 0)),
+        (Position(7, 5), Position(9, 0)),
+    )
+    assert left(Loss(Position(3, 9), Position(9, 0), 10)) == []
+    assert left(Loss(Position(3, 9), Position(9, 0), 13)) == [(*behind, 3), (*inside, 0), (*before, 0)]
+    assert left(Loss(Position(3, 9), Position(9, 0), 0)) == [(*behind, 0), (*inside, 0), (*before, 0)]
+    joined = (3, LedgerEnd(10, 5)), (5, LedgerEnd(4, 6)), (6, LedgerEnd(3, 7)), (7, LedgerEnd(6, 9))
+    assert left(Loss(Position(3, 9), Position(9, 0), 13), *joined) == [(*inside, 3)]
+    assert left(Loss(Position(3, 9), Position(9, 0), 0), *joined) == [(*inside, 3)]
+
+
+def test_a_brokers_ledger_that_begins_before_a_loss() -> None:
+    """Where our part of it is left out, the whole one counts for the entries that were lost of it."""
+    loss = Loss(Position(4, 2), Position(9, 0), 5)
+    row = known(1, (3, 0, 9), closed={3: 10}, ends={3: LedgerEnd(10, 4)}), known(2, (9, 0, 3), losses=(loss,))
+    assert not plan_topic(TOPIC, row, brokers=[brokers(4, 4, 8)]).map.losses
+    (left,) = plan_topic(TOPIC, row, brokers=[brokers(4, 4, 7)]).map.losses
+    assert (left.after, left.before, left.entries) == (Position(4, 6), Position(9, 0), 1)

@@ -135,7 +135,7 @@ class RefusalRecord(_message.Message):
     SINCE_MS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """metadata-went-back, other-deployment, head-unreadable, other-source, unknown-source, list-behind, ledger-replaced, ledger-shorter"""
+    """metadata-went-back, other-deployment, head-unreadable, other-source, unknown-source, list-behind, ledger-replaced, ledger-shorter, unknown-place"""
     found: _builtins.str
     """in words"""
     evidence: _builtins.str
