@@ -41,6 +41,7 @@ class Stored:
     metadata: dict[str, str]
     composed: bool
     at: str
+    content_type: str = ""
 
     def described(self) -> dict[str, Any]:
         """Return it as the API describes it."""
@@ -52,6 +53,7 @@ class Stored:
             "generation": str(self.generation),
             "etag": f"C{self.generation}=",
             "crc32c": base64.b64encode(crc).decode(),
+            "contentType": self.content_type,
             "updated": self.at,
             "timeCreated": self.at,
         }
@@ -89,6 +91,8 @@ class GcsServer:
     """Whether a request without a token has the rights of the token "" (for tests of rights alone)."""
     damaged: bool = False
     """Whether content loses its last byte on the way."""
+    trusting: bool = False
+    """Whether a checksum in a header is not looked at, as the emulator does."""
     empty: bool = False
     """Whether answers say nothing."""
     page: str = ""
@@ -141,13 +145,7 @@ class GcsServer:
         assert matched is not None, request.raw_path
         bucket = matched["bucket"]
         if matched["upload"]:
-            assert query["uploadType"] == "multipart"
-            found = _CONTENT.search(body)
-            assert found is not None
-            described = json.loads(found["described"])
-            end = body.rindex(b"\r\n--" + found["boundary"] + b"--")
-            data = body[found.end() : end - self.damaged]
-            self.boundary = found["boundary"]
+            described, data = self._uploaded(request, body)
             return "InsertObject", described["name"], lambda: self._insert(bucket, described, data, query)
         if matched["key"] is None:
             prefix = query.get("prefix", "")
@@ -160,6 +158,21 @@ class GcsServer:
         if query.get("alt") == "media":
             return "GetObject", key, lambda: self._get(bucket, key, request.headers.get("Range"))
         return "HeadObject", key, lambda: web.json_response(self._object(bucket, key).described())
+
+    def _uploaded(self, request: web.Request, body: bytes) -> tuple[dict[str, Any], bytes]:
+        """Return the description and the content of an object that is sent."""
+        if request.query["uploadType"] == "media":
+            described = {"name": request.query["name"], "contentType": request.headers["Content-Type"]}
+            said = request.headers.get("X-Goog-Hash", "").removeprefix("crc32c=")
+            return described | ({"crc32c": said} if said and not self.trusting else {}), body[
+                : len(body) - self.damaged
+            ]
+        assert request.query["uploadType"] == "multipart"
+        found = _CONTENT.search(body)
+        assert found is not None
+        self.boundary = found["boundary"]
+        end = body.rindex(b"\r\n--" + found["boundary"] + b"--")
+        return json.loads(found["described"]), body[found.end() : end - self.damaged]
 
     def _authorize(self, request: web.Request, operation: str, key: str) -> None:
         """Refuse a request without a known token, or without the right that it needs."""
@@ -204,12 +217,13 @@ class GcsServer:
         self.buckets[name] = {}
         return web.json_response({"kind": "storage#bucket", "name": name})
 
-    def _store(self, bucket: str, key: str, data: bytes, metadata: dict[str, str], *, composed: bool) -> web.Response:
+    def _store(self, bucket: str, key: str, data: bytes, described: dict[str, Any], *, composed: bool) -> web.Response:
         stored = Stored(
             name=key,
             data=data,
             generation=next(self._generations),
-            metadata=metadata,
+            metadata=described.get("metadata", {}),
+            content_type=described["contentType"],
             composed=composed,
             at=datetime.fromtimestamp(SystemClock().wall_ms() / 1000, UTC).isoformat(timespec="milliseconds"),
         )
@@ -226,7 +240,7 @@ class GcsServer:
         if described.get("crc32c", crc) != crc:
             raise Refusal(400, "invalid", f"Provided CRC32C doesn't match calculated CRC32C {crc}.")
         self.inserted[key] += 1
-        return self._store(bucket, key, data, described.get("metadata", {}), composed=False)
+        return self._store(bucket, key, data, described, composed=False)
 
     def _compose(self, bucket: str, key: str, wanted: dict[str, Any]) -> web.Response:
         sources = wanted["sourceObjects"]
@@ -238,7 +252,7 @@ class GcsServer:
             if stored.generation != int(source["objectPreconditions"]["ifGenerationMatch"]):
                 raise Refusal(412, "conditionNotMet", "At least one of the pre-conditions you specified did not hold.")
             data.append(stored.data)
-        return self._store(bucket, key, b"".join(data), wanted["destination"].get("metadata", {}), composed=True)
+        return self._store(bucket, key, b"".join(data), wanted["destination"], composed=True)
 
     def _list(self, bucket: str, prefix: str, query: Any) -> web.Response:  # noqa: ANN401
         objects = self._objects(bucket)

@@ -11,6 +11,7 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -35,6 +36,7 @@ KEEPALIVE_S = 12.0
 """Idle connections are closed after this time, before servers and load balancers drop them."""
 ERROR_BYTES_MAX = 64 * 1024
 CONTENT_TYPE = "application/octet-stream"
+AS_JSON = MappingProxyType({"Content-Type": "application/json"})
 DESCRIBING = frozenset({"HeadObject", "InsertObject", "ComposeObjects"})
 """Requests that are answered with the description of one object."""
 ETAG = "offloaderd-etag"
@@ -141,11 +143,14 @@ class Connection:
         key: str = "",
         query: Mapping[str, str | int] | None = None,
         body: Body | None = None,
-        content_type: str = "application/json",
+        headers: Mapping[str, str] = AS_JSON,
         write: bool = False,
     ) -> Mapping[str, Any]:
-        """Send one request and return its answer, a JSON object; objects in it are complete. Raises as `request`."""
-        headers = {"Content-Type": content_type} if body is not None else {}
+        """Send one request and return its answer, a JSON object; objects in it are complete. Raises as `request`.
+
+        `headers` are those of a body.
+        """
+        headers = headers if body is not None else {}
         async with self.request(
             operation, method, path, key=key, query=query, body=body, headers=headers, write=write
         ) as (_, answer):
@@ -166,20 +171,25 @@ def as_json(value: Mapping[str, Any]) -> Body:
     return Body([json.dumps(value).encode()])
 
 
+def crc32c_of(pieces: Sequence[Bytes]) -> str:
+    """Return the CRC-32C of some pieces one after the other, as the service writes it."""
+    crc = 0
+    for view in map(flat, pieces):
+        for begin in range(0, len(view), SLICE_BYTES):
+            crc = google_crc32c.extend(crc, bytes(view[begin : begin + SLICE_BYTES]))  # it takes no view
+    return base64.b64encode(crc.to_bytes(4, "big")).decode()
+
+
 def upload(key: str, pieces: Sequence[Bytes], metadata: Mapping[str, str], boundary: str) -> tuple[Body, str]:
     """Return body and content type of a request that stores an object, with the CRC-32C that the service checks.
 
     Nobody whose bytes are in the content may know the boundary before.
     """
-    crc = 0
-    for view in map(flat, pieces):
-        for begin in range(0, len(view), SLICE_BYTES):
-            crc = google_crc32c.extend(crc, bytes(view[begin : begin + SLICE_BYTES]))  # it takes no view
     described = {
         "name": key,
         "contentType": CONTENT_TYPE,
         "metadata": dict(metadata),
-        "crc32c": base64.b64encode(crc.to_bytes(4, "big")).decode(),
+        "crc32c": crc32c_of(pieces),
     }
     head = (
         f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(described)}\r\n"

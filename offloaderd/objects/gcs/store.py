@@ -34,6 +34,7 @@ from offloaderd.objects.gcs.request import (
     FIELDS,
     Connection,
     as_json,
+    crc32c_of,
     etag_of,
     info_of,
     time_ms,
@@ -42,7 +43,7 @@ from offloaderd.objects.gcs.request import (
 from offloaderd.objects.life_cycle import LifeCycleRule, Versioning
 from offloaderd.objects.port import ANY_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo, present
 from offloaderd.objects.ranged import RangedGet
-from offloaderd.objects.request import BYTES_PER_S_MIN, RequestMetrics
+from offloaderd.objects.request import BYTES_PER_S_MIN, Body, RequestMetrics
 from offloaderd.objects.stored_as import PLAIN, StoredAs
 
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ class GcsStore(Buckets):
                 key=key,
                 query=query,
                 body=body,
-                content_type=content_type,
+                headers={"Content-Type": content_type},
                 write=True,
             )
         )
@@ -295,12 +296,54 @@ class GcsStore(Buckets):
         return upload_id
 
     async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
-        """See MultipartStore. One that is sent while its upload ends may be left; `list_uploads` has it."""
+        """See MultipartStore. One that is sent while its upload ends may be left; `list_uploads` has it.
+
+        Whether the upload exists is asked while the part is sent; one that was stored without it is deleted.
+        """
         check_key(key)
         check_part_number(self.parts, part_number)
-        await self._there(lambda: self._described(uploads.first_of(key, upload_id)))
-        described = await self._insert(uploads.part_of(key, upload_id, part_number), pieces, {})
+        first, name = uploads.first_of(key, upload_id), uploads.part_of(key, upload_id, part_number)
+        stored: list[Mapping[str, Any]] = []
+
+        async def send() -> None:
+            stored.append(await self._insert_part(name, pieces))
+
+        try:
+            async with Group() as group:
+                group.create_task(self._there(lambda: self._described(first)), name=f"look for {first}")
+                group.create_task(send(), name=f"send {name}")
+        except BaseExceptionGroup as raised:
+            error = first_of(raised)
+            if isinstance(error, NotFound) and stored:
+                await self._delete(name, str(stored[0]["generation"]))
+            raise error from None
+        (described,) = stored
         return PartInfo(part_number=part_number, etag=etag_of(described), size_bytes=int(described.get("size", 0)))
+
+    async def _insert_part(self, name: str, pieces: Pieces) -> Mapping[str, Any]:
+        """Store a part with its bytes as the whole body, and compare what was stored by its CRC-32C.
+
+        The service refuses a body that does not fit its header. A part that was stored all the same is replaced by the
+        next try; until then its MD5 shows in listings that it is another one. Raises Transient for either.
+        """
+        crc = crc32c_of(pieces)
+        described = await self._there(
+            lambda: self._http.described(
+                "InsertObject",
+                "POST",
+                f"/upload{self._bucket}/o",
+                key=name,
+                query={"uploadType": "media", "name": name, "fields": FIELDS},
+                body=Body(pieces),
+                headers={"Content-Type": CONTENT_TYPE, "X-Goog-Hash": f"crc32c={crc}"},
+                write=True,
+            )
+        )
+        if described.get("crc32c") != crc:
+            raise Transient(
+                f"{name} was damaged on the way: stored with CRC32C {described.get('crc32c')}, sent with {crc}"
+            )
+        return described
 
     async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
         """See MultipartStore."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from offloaderd.core.aio import Event
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import (
     BucketMissing,
@@ -29,12 +30,13 @@ from offloaderd.objects import life_cycle
 from offloaderd.objects.gcs import uploads
 from offloaderd.objects.gcs.errors import RIGHTS
 from offloaderd.objects.gcs.store import GcsStore
+from offloaderd.objects.request import Body
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.standalone.ports import free_ports
 from tests.gcs_server import GcsServer, Refusal, gcs_server
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from offloaderd.objects.port import PartInfo
 
@@ -243,6 +245,76 @@ async def test_bytes_that_are_damaged_on_the_way_are_not_stored(server: GcsServe
     assert server.buckets[BUCKET] == {}
     server.damaged = False
     await store.put("k", b"bytes")
+
+
+@pytest.mark.parametrize("trusting", [False, True])
+async def test_a_part_that_was_damaged_on_the_way_counts_for_nobody(
+    server: GcsServer, store: GcsStore, *, trusting: bool
+) -> None:
+    """The service refuses it, or its answer shows it: then it is no part that its sender means, and is replaced."""
+    upload, parts = await uploaded(store, 2)
+    server.damaged, server.trusting = True, trusting
+    with pytest.raises(Transient, match="CRC32C"):
+        await store.upload_part(KEY, upload, 3, [b"by", b"tes"])
+    meant = store.parts.described(3, [b"bytes"])
+    damaged = [one for one in await store.list_parts(KEY, upload) if one.part_number == 3]
+    assert len(damaged) == trusting
+    assert meant not in damaged
+    if trusting:
+        with pytest.raises(InvalidInput, match="part 3"):
+            await store.complete_upload(KEY, upload, [*parts, meant])
+    server.damaged = False
+    assert await store.upload_part(KEY, upload, 3, [b"by", b"tes"]) == meant
+    await store.complete_upload(KEY, upload, [*parts, meant])
+    assert await store.get(KEY) == b"00001;00002;bytes"
+
+
+async def test_parts_and_their_object_have_a_content_type(server: GcsServer, store: GcsStore) -> None:
+    """That of bytes, for the object and for each part."""
+    upload, parts = await uploaded(store, 2)
+    objects = server.buckets[BUCKET]
+    assert {one.content_type for one in objects.values()} == {"application/octet-stream"}
+    await store.complete_upload(KEY, upload, parts)
+    assert objects[KEY].content_type == "application/octet-stream"
+
+
+async def test_a_part_that_was_stored_without_its_upload_is_deleted(
+    server: GcsServer, store: GcsStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The part was faster than the question for its upload: it is gone before its sender hears that the upload is."""
+    described, inserted = store._described, Event()
+
+    def stored(operation: str, _: str) -> bool:
+        inserted.set() if operation == "InsertObject" else None
+        return False
+
+    async def asked_later(key: str) -> Mapping[str, Any]:
+        await inserted.wait()
+        return await described(key)
+
+    server.after = stored
+    monkeypatch.setattr(store, "_described", asked_later)
+    with pytest.raises(NotFound):
+        await store.upload_part(KEY, "0" * 32, 1, [b"late"])
+    assert server.inserted == {uploads.part_of(KEY, "0" * 32, 1): 1}
+    assert server.buckets[BUCKET] == {}
+
+
+async def test_a_part_is_not_sent_to_its_end_without_its_upload(
+    server: GcsServer, store: GcsStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was heard meanwhile ends the request."""
+    begun = Event()
+
+    async def endless(self: Body, _: object) -> None:
+        begun.set()
+        await Event().wait()
+
+    monkeypatch.setattr(Body, "write", endless)
+    with pytest.raises(NotFound):
+        await store.upload_part(KEY, "0" * 32, 1, [b"late"])
+    assert begun.is_set()
+    assert server.inserted == {}
 
 
 ATTEMPTS: dict[str, Callable[[GcsStore], Awaitable[object]]] = {
