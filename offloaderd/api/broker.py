@@ -353,10 +353,10 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         """Delete the objects of Pulsar's own driver. Raises Denied, Transient, IdentityRefused."""
         topic, ledger_id, object_id = named(ledger)
         found = await present(self._copies.checked_before_deletion(topic, ledger_id, ledger.bucket, object_id))
+        if why := await deletion_refused(self.engine.context.metadata, topic):  # what is not there may be elsewhere
+            raise IdentityRefused(f"nothing of {topic} is deleted for the time being: {why}")
         if found is None:
             return "nothing"
-        if why := await deletion_refused(self.engine.context.metadata, topic):
-            raise IdentityRefused(f"nothing of {topic} is deleted for the time being: {why}")
         where = keys.SegmentKeys("", object_id, ledger_id)
         await self.engine.context.upload_context.objects.at(found.bucket).delete([where.data, where.index])
         log.info("ledger.deleted", topic=str(topic), ledger_id=ledger_id, object_id=str(object_id), bucket=found.bucket)

@@ -8,8 +8,11 @@ from uuid import UUID
 
 import pytest
 
-from offloaderd.core.errors import BucketMissing, CorruptData, EntriesMissing
-from offloaderd.core.model import TopicName
+from offloaderd.core.errors import BucketMissing, CorruptData, EntriesMissing, IdentityRefused
+from offloaderd.core.model import RefusalKind, TopicName
+from offloaderd.metadata import paths
+from offloaderd.metadata.records import identity as identity_record
+from offloaderd.metadata.records.identity import Refusal, TopicIdentityRecord
 from offloaderd.objects.places import Place
 from offloaderd.protocol.v1 import broker_pb2
 from tests.unit.api.test_broker_service import OBJECT, Listing, Served, served
@@ -119,3 +122,19 @@ async def test_a_bucket_that_is_gone_is_no_ledger_that_is_gone(monkeypatch: pyte
             await read(daemon, TOPIC, rig)
         with pytest.raises(BucketMissing):
             await delete(daemon, TOPIC, rig)
+
+
+async def test_while_a_topic_is_refused_nothing_of_it_is_deleted_or_called_gone() -> None:
+    """A broker that hears that there is nothing drops the ledger, whose objects may lie in another account."""
+    async with stored(warm=False) as (rig, daemon, one):
+        one_refused = Refusal(kind=RefusalKind.UNKNOWN_PLACE, found="not there", evidence="ledger 1", since_ms=1)
+        store = rig.tree.connect()
+        await store.create(paths.identity(TOPIC), identity_record.encode(TopicIdentityRecord(refusals=(one_refused,))))
+        with pytest.raises(IdentityRefused, match="not there"):
+            await delete(daemon, TOPIC, rig)
+        await rig.store.head(one.keys.data)
+        await rig.store.delete([one.keys.data, one.keys.index])
+        with pytest.raises(IdentityRefused, match="not there"):
+            await delete(daemon, TOPIC, rig)
+        await store.delete(paths.identity(TOPIC))
+        assert await delete(daemon, TOPIC, rig) == "nothing"
