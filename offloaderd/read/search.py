@@ -33,7 +33,8 @@ from offloaderd.format.manifest import BlockInfo, Past, SegmentManifest
 from offloaderd.format.pulsar.entry_time import EntryTime, Survey, time_of
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.read.reader import TopicReader
-from offloaderd.read.segments import SegmentReader, SegmentTable
+from offloaderd.read.segments import SegmentReader
+from offloaderd.read.tables import SegmentTable
 
 
 class Answered(StrEnum):

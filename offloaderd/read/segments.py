@@ -22,30 +22,27 @@ Rules:
 """
 
 import asyncio
-from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
-from typing import Generic, NamedTuple, Self, TypeAlias, TypeVar, cast
+from typing import Self, TypeAlias, cast
 
 import structlog
 
 from offloaderd.core.aio import Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.entries import FramedEntries
-from offloaderd.core.errors import BucketMissing, Closed, CorruptData, NotFound, OffloaderError, reported
+from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, OffloaderError, reported
 from offloaderd.core.limits import FLOW, Flow
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, Position, TopicName
 from offloaderd.core.retry import RetryPolicy
-from offloaderd.format import manifest_bytes
 from offloaderd.format.chunks import Piece, checked_chunk, chunk_count, decode_piece, extent, piece_of
-from offloaderd.format.manifest import BlockInfo, LedgerPart, SegmentManifest
-from offloaderd.format.manifest_bytes import BLOCK_BYTES, CHUNKS_BYTES, SPARSE_BYTES
-from offloaderd.format.verify import check_index, differs, framed_block
+from offloaderd.format.manifest import BlockInfo
+from offloaderd.format.verify import framed_block
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.retrying import RetryingReader, Slots
@@ -53,72 +50,13 @@ from offloaderd.read import cache
 from offloaderd.read.broker_ledgers import LedgerObjects, LedgerTable
 from offloaderd.read.cache import Cache, ReadAhead, Slot
 from offloaderd.read.disk.fetcher import Fetcher, Range
-from offloaderd.read.disk.files import Owner, owner_of
+from offloaderd.read.disk.files import owner_of
+from offloaderd.read.loading import Extents, Loading
 from offloaderd.read.places import PASSED_ON, Places, graver, located
-
-V = TypeVar("V")
+from offloaderd.read.tables import SegmentTable, table_of
 
 Then: TypeAlias = Callable[[Callable[[], int]], Coroutine[None, None, None]]
 """Fetches what a read goes on with; gets a function that returns how many bytes it may have at a time."""
-
-TABLE_BYTES = 2048
-"""Memory that a decoded manifest takes beside its blocks."""
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentTable:
-    """A segment's checked manifest, with the first positions of its blocks; `owner` is whose it is on the disk."""
-
-    owner: Owner
-    segment: CommittedSegment
-    manifest: SegmentManifest
-    starts: Sequence[tuple[int, int]]
-
-    @property
-    def data_key(self) -> str:
-        """Key of the data object in the segment's own place."""
-        return self.segment.keys.data
-
-    @property
-    def topic(self) -> TopicName:
-        """The segment's topic."""
-        return TopicName.from_managed_ledger(self.manifest.managed_ledger)
-
-    def block_at(self, position: Position) -> int:
-        """Return the number of the block that holds `position`, from 0; -1 before the first."""
-        return bisect_right(self.starts, (position.ledger_id, position.entry_id)) - 1
-
-    def part(self, ledger_id: int) -> LedgerPart | None:
-        """Return the segment's part of a ledger; None without one."""
-        return next((part for part in self.manifest.ledgers if part.ledger_id == ledger_id), None)
-
-    @property
-    def cost_bytes(self) -> int:
-        """Memory of the table, about."""
-        sparse = sum(len(block.sparse) for block in self.manifest.blocks)
-        chunks = sum(CHUNKS_BYTES + len(block.chunks) for block in self.manifest.blocks if block.chunks)
-        return TABLE_BYTES + BLOCK_BYTES * len(self.starts) + SPARSE_BYTES * sparse + chunks
-
-
-def table_of(topic: TopicName, segment: CommittedSegment, index_data: bytes, manifest_data: bytes) -> SegmentTable:
-    """Decode and compare a segment's index and manifest. Raises CorruptData with the object and the difference."""
-    _, index_key, manifest_key = segment.keys.all
-    manifest = manifest_bytes.decode(manifest_data, key=manifest_key, data_bytes=segment.object_bytes)
-    _check_identity(topic, segment, manifest, manifest_key)
-    check_index(index_data, manifest, key=index_key)
-    starts = [(block.ledger_id, block.first_entry_id) for block in manifest.blocks]
-    return SegmentTable(owner_of(topic.managed_ledger, segment.segment_id), segment, manifest, starts)
-
-
-def _check_identity(topic: TopicName, segment: CommittedSegment, manifest: SegmentManifest, key: str) -> None:
-    """Raise CorruptData for a manifest of another segment or topic, or with other entries than the commit."""
-    if manifest.segment_id != segment.segment_id:
-        raise differs(key, 0, f"segment {segment.segment_id}", manifest.segment_id)
-    if TopicName.from_managed_ledger(manifest.managed_ledger) != topic:
-        raise differs(key, 0, f"entries of {topic.managed_ledger}", manifest.managed_ledger)
-    if not segment.is_run_of(manifest.ledgers):
-        raise differs(key, 0, f"entries {segment.range}", manifest.range)
-
 
 SLOT_BYTES = 256
 """Memory of a chunk in the cache beside its bytes."""
@@ -185,88 +123,9 @@ class Chunks:
             partial(checked_chunk, block=block, chunk_bytes=size, number=one, key=table.data_key) for one in numbers
         ]
         ranges = [Range(*extent(block, size, one, one)) for one in numbers]
-        extents = _Extents(ranges, Range(block.offset, block.length))
-        loading = _Loading(self.fetcher, self.places, self.pieces, SLOT_BYTES, self.report)
+        extents = Extents(ranges, Range(block.offset, block.length))
+        loading = Loading(self.fetcher, self.places, self.pieces, SLOT_BYTES, self.report)
         await loading.load(table, extents, slots, checks)
-
-
-class _Extents(NamedTuple):
-    """Neighbouring ranges of a data object, and the block `around` them if they are parts of one."""
-
-    ranges: Sequence[Range]
-    around: Range | None = None
-
-
-class _Piece(NamedTuple, Generic[V]):
-    """A range of a data object to load, and the error of the places that were read for it."""
-
-    extent: Range
-    slot: Slot[V]
-    check: Callable[..., V]
-    error: OffloaderError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Loading(Generic[V]):
-    """Loads pieces of data objects into a cache, from the mirror of a segment if its own place does not give them."""
-
-    fetcher: Fetcher
-    places: Places
-    cache: Cache[V]
-    slot_bytes: int
-    report: Callable[[CorruptData], None]
-
-    async def load(
-        self, table: SegmentTable, extents: _Extents, slots: Sequence[Slot[V]], checks: Sequence[Callable[..., V]]
-    ) -> None:
-        """Fetch neighbouring pieces of the data object with one request; check each."""
-        left = [_Piece(*piece) for piece in zip(extents.ranges, slots, checks, strict=True)]
-        places = self.places.of(table.segment)
-        for number, one in enumerate(places, start=1):
-            failed: list[_Piece[V]] = []
-            for run in _neighbours(left):
-                failed += await self._load_from(table, one, run, extents.around)
-            if failed and failed[0].error is not None and number < len(places):
-                self.places.passed_on(table.topic, one, failed[0].error)
-            left = failed
-        for piece in left:
-            self.cache.fail(piece.slot, piece.error or Closed("the value is gone"))
-
-    async def _load_from(
-        self, table: SegmentTable, one: CommittedSegment, run: Sequence[_Piece[V]], around: Range | None
-    ) -> list[_Piece[V]]:
-        """Load neighbouring pieces from one place; return those that it did not give, with the error."""
-        key, failed = one.keys.data, []
-        try:
-            there = self.fetcher.at(one.bucket, table.owner)
-            async with AsyncExitStack() as stack:
-                with reported(self.report):
-                    pieces = there.ranges(key, [piece.extent for piece in run], around)
-                    fetched = await stack.enter_async_context(pieces)
-                for piece, found in zip(run, fetched, strict=True):
-                    try:
-                        sound = await there.sound(key, found, partial(piece.check, key=key))
-                    except PASSED_ON as error:
-                        if isinstance(error, CorruptData):
-                            self.report(error)
-                        failed.append(piece._replace(error=graver(piece.error, error)))
-                    else:
-                        self.cache.fill(piece.slot, sound, piece.extent.length + self.slot_bytes)
-                    await asyncio.sleep(0)  # noqa: TID251 - yields to the loop between pieces, takes no time
-        except PASSED_ON as error:
-            return [piece._replace(error=graver(piece.error, error)) for piece in run]
-        return failed
-
-
-def _neighbours(pieces: Sequence[_Piece[V]]) -> list[list[_Piece[V]]]:
-    """Return the pieces in runs without a gap, one for each request."""
-    runs: list[list[_Piece[V]]] = []
-    for piece in pieces:
-        if runs and sum(runs[-1][-1].extent) == piece.extent.offset:
-            runs[-1].append(piece)
-        else:
-            runs.append([piece])
-    return runs
 
 
 def _chunk_key(table: SegmentTable, number: int, chunk: int) -> Hashable:
@@ -553,8 +412,8 @@ class SegmentReader:
         self, table: SegmentTable, blocks: Sequence[BlockInfo], slots: Sequence[Slot[FramedEntries]]
     ) -> None:
         checks = [partial(framed_block, info=one, key=table.data_key, method=table.manifest.method) for one in blocks]
-        extents = _Extents([Range(one.offset, one.length) for one in blocks])
-        loading = _Loading(self.fetcher, self.places, self._blocks, SLOT_BLOCK_BYTES, self._report)
+        extents = Extents([Range(one.offset, one.length) for one in blocks])
+        loading = Loading(self.fetcher, self.places, self._blocks, SLOT_BLOCK_BYTES, self._report)
         await loading.load(table, extents, slots, checks)
 
     def _damaged(self, topic: TopicName, segment: CommittedSegment, error: OffloaderError) -> None:

@@ -16,7 +16,7 @@ from offloaderd.core.model import Position
 from offloaderd.core.read_options import Goal, ReadPriority, SeekKind
 from offloaderd.format.manifest_bytes import CHUNKS_BYTES
 from offloaderd.read.seek import seek
-from offloaderd.read.segments import table_of
+from offloaderd.read.tables import table_of
 from tests.unit.read.build import TOPIC, Piece, flat, make_read_rig, put_segment, sample
 from tests.unit.read.shelf import Shelf
 from tests.unit.read.test_segment import KEYS, PIECES, WHOLE, counted, entries, read

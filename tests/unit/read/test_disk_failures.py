@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from offloaderd.read.disk.files import Stored
-    from offloaderd.read.segments import SegmentTable
+    from offloaderd.read.tables import SegmentTable
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from offloaderd.objects.checks import cut
 from offloaderd.read import cache
 from offloaderd.read import segments as segment_module
 from offloaderd.read.cache import ReadAhead
-from offloaderd.read.segments import table_of
+from offloaderd.read.tables import table_of
 from tests.unit.read.build import (
     PREFIX,
     TOPIC,
