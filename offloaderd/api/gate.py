@@ -13,8 +13,11 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
+
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
 
 from offloaderd.access.callers import CallRate, bearer_text, network_of, of_certificate
 from offloaderd.access.roles import BARE, Identity, Kind, Rights, Role, Where, shown
@@ -32,6 +35,12 @@ NAMED_MAX = 20
 """Topics of one call in the audit log."""
 CHANGE_FLAGS = ("dry_run", "apply", "undo")
 """Fields of requests that show whether anything was to be changed."""
+
+
+@cache
+def _flags_of(kind: Descriptor) -> tuple[str, ...]:
+    """Return those of CHANGE_FLAGS that a type of requests has."""
+    return tuple(name for name in CHANGE_FLAGS if name in kind.fields_by_name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,11 +155,11 @@ class Caller:
         if self.role and self.rights is not None and not self.rights.allow_some(self.identities, self.role):
             raise self._missing(self.role, "any topic", "WHERE")
 
-    def check(self, request: object) -> None:
+    def check(self, request: Message) -> None:
         """Check a request. Raises Denied with the missing role, InvalidInput for malformed names."""
         if self.need is None or self.need.role is None:
             return
-        self.how = {name: bool(getattr(request, name)) for name in CHANGE_FLAGS if hasattr(request, name)}
+        self.how = {name: bool(getattr(request, name)) for name in _flags_of(request.DESCRIPTOR)}
         if self.rights is None:
             with suppress(InvalidInput):  # the service reports the mistake
                 self._passed(request, list(self.need.named(request)))

@@ -137,9 +137,26 @@ class Event:
 
     async def wait(self) -> None:
         """Return once the flag is set."""
+        if not self._set:
+            await self._woken(asyncio.get_running_loop().create_future())
+
+    async def wait_at_most(self, clock: Clock, seconds: float) -> None:
+        """Return once the flag is set, or after `seconds`, whichever comes first. It takes no task."""
         if self._set:
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def due() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        timer = clock.call_later(seconds, due)
+        try:
+            await self._woken(waiter)
+        finally:
+            timer.cancel()
+
+    async def _woken(self, waiter: asyncio.Future[None]) -> None:
         if self._waiters is None:
             self._waiters = []
         waiters = self._waiters
@@ -170,9 +187,9 @@ class Signal:
         """Return at the next `notify` after this call, even if it comes before the result is first awaited."""
         return self._event.wait()
 
-    async def wait_at_most(self, clock: Clock, seconds: float) -> None:
-        """Return at the next `notify`, or after `seconds`, whichever comes first."""
-        await race(self._event.wait(), clock.sleep(seconds))
+    def wait_at_most(self, clock: Clock, seconds: float) -> Coroutine[Any, Any, object]:
+        """Return at the next `notify` after this call, or `seconds` after it is awaited, whichever comes first."""
+        return self._event.wait_at_most(clock, seconds)
 
 
 async def finished(task: asyncio.Task[None]) -> None:

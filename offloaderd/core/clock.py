@@ -4,7 +4,15 @@ import asyncio
 import random
 import time
 import uuid
+from collections.abc import Callable
 from typing import Protocol
+
+
+class Timer(Protocol):
+    """A call that a clock will make."""
+
+    def cancel(self) -> object:
+        """Have it not made; nothing happens if it was."""
 
 
 class Clock(Protocol):
@@ -18,6 +26,9 @@ class Clock(Protocol):
 
     async def sleep(self, seconds: float) -> None:
         """Return after `seconds`."""
+
+    def call_later(self, seconds: float, call: Callable[[], object]) -> Timer:
+        """Call something after `seconds`, which takes no task; it must not raise."""
 
     def uuid(self) -> uuid.UUID:
         """Return a new random id (version 4)."""
@@ -40,6 +51,10 @@ class SystemClock:
     async def sleep(self, seconds: float) -> None:
         """Sleep on the running loop."""
         await asyncio.sleep(seconds)
+
+    def call_later(self, seconds: float, call: Callable[[], object]) -> Timer:
+        """Call something by the running loop."""
+        return asyncio.get_running_loop().call_later(seconds, call)
 
     def uuid(self) -> uuid.UUID:
         """Return a new random id."""

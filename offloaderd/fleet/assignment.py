@@ -13,7 +13,7 @@ from itertools import islice
 
 import structlog
 
-from offloaderd.core.aio import Group, Signal, each, race
+from offloaderd.core.aio import Group, Signal, each
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.metrics.service import STANDINGS
 from offloaderd.core.model import TopicName
@@ -181,7 +181,7 @@ class Assignment:
         try:
             supervisor.stop()
             if not self.placement.me.impaired:
-                await race(supervisor.ended.wait(), self._clock.sleep(options.handover_s))
+                await supervisor.ended.wait_at_most(self._clock, options.handover_s)
             supervisor.abandon()
             await supervisor.ended.wait()
             released_s = self._clock.monotonic()

@@ -37,8 +37,7 @@ class HotBuffers:
     def next_after(self, topic: TopicName, position: Position) -> Position | None:
         """Return the position held that directly follows `position`, in its ledger or the next; None if unknown."""
         found = self._engine.find(topic)
-        batches = found.buffer.take(position, 1) if found else []
-        return batches[0].first if batches else None
+        return found.buffer.first_after(position) if found else None
 
     def changed(self, topic: TopicName) -> Awaitable[object]:
         """Return an awaitable that ends when the buffer may hold more, or when topics come or leave."""

@@ -216,7 +216,7 @@ class Supervisor:
                         "topic.stalled", topic=str(self.topic), error=str(error), error_class=type(error).__name__
                     )
                     if not self.provisional:
-                        await race(self._stop.wait(), self._clock.sleep(backoff.pause_s(error)))
+                        await self._stop.wait_at_most(self._clock, backoff.pause_s(error))
                 if self.provisional:
                     break
             if self._claims_late:

@@ -244,7 +244,7 @@ class Parent:
         """End all processes once this is requested: by a drain, at once, by force."""
         await self.stopping.wait()
         self._send(signal.SIGTERM)
-        await race(self._forced.wait(), self.clock.sleep(self.drain_s() + DRAIN_MORE_S))
+        await self._forced.wait_at_most(self.clock, self.drain_s() + DRAIN_MORE_S)
         self._send(signal.SIGINT)
         await self.clock.sleep(FORCED_S)
         self._send(signal.SIGKILL)

@@ -122,9 +122,8 @@ _ANY = RollPolicy(segment_bytes_max=0, segment_age_max_s=0.0)
 _NO_LEDGERS = LedgerChain(START, end=None)
 
 
-@dataclass(frozen=True, slots=True)
-class TopicView:
-    """A topic at one moment; the objects that it refers to may change later."""
+class TopicView(NamedTuple):
+    """A topic at one moment; the objects that it refers to may change later. Two are made for each entry that comes."""
 
     requested: Requested
     policy: RollPolicy = _ANY

@@ -13,7 +13,7 @@ from dataclasses import replace
 import structlog
 
 from offloaderd import __version__
-from offloaderd.core.aio import Group, race
+from offloaderd.core.aio import Event, Group, race
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidInput, first_of
 from offloaderd.core.model import Position
@@ -420,8 +420,8 @@ class AttemptProgress:
         self._parts_bytes = sum(len(part.encoded) for part in attempt.parts) + CREATED_BYTES * len(self._created)
         self._written_s = clock.monotonic()
         self._writing = asyncio.Lock()  # a write needs the node's version
-        self._change_signal = asyncio.Event()
-        self._ended = asyncio.Event()
+        self._change_signal = Event()
+        self._ended = Event()
 
     def stored(self, part_number: int, part: StoredPart) -> None:
         """Note that a part is in the bucket."""
@@ -447,7 +447,7 @@ class AttemptProgress:
         while not self._ended.is_set():
             await race(self._change_signal.wait(), self._ended.wait())
             pause_s = max(PAUSE_MIN_S, self._parts_bytes / RECORD_BYTES_PER_S)
-            await race(self._clock.sleep(self._written_s + pause_s - self._clock.monotonic()), self._ended.wait())
+            await self._ended.wait_at_most(self._clock, self._written_s + pause_s - self._clock.monotonic())
             if self._change_signal.is_set():
                 await self._write()
 

@@ -9,6 +9,7 @@ import asyncio
 import heapq
 import random
 import uuid
+from collections.abc import Callable
 from itertools import count
 
 START_MS = 1_700_000_000_000
@@ -42,6 +43,13 @@ class FakeClock:
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (self._now + seconds, next(self._order), woken))
         await woken
+
+    def call_later(self, seconds: float, call: Callable[[], object]) -> asyncio.Future[None]:
+        """Call something once the test has advanced the clock by `seconds`, in the turn behind that of the sleepers."""
+        due: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        due.add_done_callback(lambda _: due.cancelled() or call())
+        heapq.heappush(self._waiting, (self._now + max(0.0, seconds), next(self._order), due))
+        return due
 
     def uuid(self) -> uuid.UUID:
         """Return the next id of the seed, in the form of version 4."""

@@ -334,6 +334,15 @@ class TailingBuffer:
             after = batch.last
         return taken
 
+    def first_after(self, after: Position) -> Position | None:
+        """Return the first entry directly after `after`; None while it is not here."""
+        if (at := self._next_after(after)) is None:
+            return None
+        first = self._stored[at].batch.first
+        if first.ledger_id != after.ledger_id:
+            return first
+        return max(first, Position(after.ledger_id, after.entry_id + 1))
+
     def gap(self, after: Position) -> Missing:
         """Return the first entries behind `after` that are not here."""
         while (at := self._next_after(after)) is not None:

@@ -58,8 +58,7 @@ class TailingFeed:
 
     def first(self, after: Position | None = None) -> Position | None:
         """Return the first entry behind `after` (None: the position); None while it is not in memory."""
-        found = self._buffer.take(self.position if after is None else after, 1)
-        return found[0].first if found else None
+        return self._buffer.first_after(self.position if after is None else after)
 
     def take(self, after: Position, bytes_max: int, required: Position | None = None) -> Answer:
         """See EntryFeed. While required entries are missing it may overdraw the memory, unless none come."""

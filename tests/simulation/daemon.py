@@ -49,6 +49,9 @@ from tests.simulation.tailing import BookKeeper, OldBookKeeper
 from tests.simulation.zookeeper import SESSION_TIMEOUT_S, ZooKeeper
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from offloaderd.core.clock import Timer
     from offloaderd.fleet.supervisor import Duty
     from tests.simulation.world import World
     from tests.simulation.zookeeper import Tree
@@ -79,6 +82,10 @@ class SimClock:
     async def sleep(self, seconds: float) -> None:
         """Sleep on the loop."""
         await asyncio.sleep(seconds)  # noqa: TID251 - the loop's time is the simulation's
+
+    def call_later(self, seconds: float, call: Callable[[], object]) -> Timer:
+        """Call something by the loop."""
+        return asyncio.get_running_loop().call_later(seconds, call)
 
     def uuid(self) -> uuid.UUID:
         """Return the next id of the seed."""

@@ -44,6 +44,7 @@ from tests.simulation.zookeeper import Tree
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
+    from offloaderd.core.clock import Timer
     from offloaderd.core.metrics.metrics import Metrics
     from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.objects.port import UploadInfo
@@ -78,6 +79,10 @@ class ServerClock:
     async def sleep(self, seconds: float) -> None:
         """Sleep on the loop."""
         await asyncio.sleep(seconds)  # noqa: TID251 - the loop's time is the simulation's
+
+    def call_later(self, seconds: float, call: Callable[[], object]) -> Timer:
+        """Call something by the loop."""
+        return asyncio.get_running_loop().call_later(seconds, call)
 
     def uuid(self) -> UUID:
         """Return the next id of the seed."""

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from offloaderd.core.aio import Event
+from offloaderd.core.aio import Event, Signal
+from offloaderd.testing.clock import FakeClock
 from tests.patience import PATIENCE_S
 
 
@@ -59,3 +60,32 @@ async def test_who_gives_up_is_forgotten() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
             await event.wait()
+
+
+async def test_a_wait_with_a_limit_ends_by_the_event_or_by_the_clock() -> None:
+    """It takes no task, and its timer ends with it."""
+    clock, signal = FakeClock(), Signal()
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        tasks = len(asyncio.all_tasks())
+        by_signal, by_time = (group.create_task(signal.wait_at_most(clock, seconds)) for seconds in (60.0, 5.0))
+        await turns()
+        assert len(asyncio.all_tasks()) == tasks + 2
+        await clock.advance(5.0)
+        assert (by_signal.done(), by_time.done()) == (False, True)
+        signal.notify()
+        await by_signal
+    assert clock.sleep_count == 0
+
+
+async def test_a_wait_with_a_limit_that_is_cancelled_leaves_neither_waiter_nor_timer() -> None:
+    """And one for what has happened already does not begin."""
+    clock, event = FakeClock(), Event()
+    waiting = asyncio.ensure_future(event.wait_at_most(clock, 5.0))  # noqa: TID251 - ends before the test does
+    await turns()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert clock.sleep_count == 0
+    event.set()
+    await event.wait_at_most(clock, 5.0)
+    assert clock.sleep_count == 0

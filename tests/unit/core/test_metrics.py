@@ -29,7 +29,7 @@ from offloaderd.segment.settings import OffloadSettings
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS, PACKAGE = ROOT / "docs", ROOT / "offloaderd"
@@ -251,6 +251,10 @@ class LateClock:
         if not self._late:
             raise asyncio.CancelledError
         self._now += seconds + self._late.pop(0)
+
+    def call_later(self, seconds: float, call: Callable[[], object]) -> asyncio.Future[None]:
+        """Not used."""
+        raise NotImplementedError
 
     def uuid(self) -> uuid.UUID:
         """Not used."""

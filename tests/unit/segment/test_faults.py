@@ -49,6 +49,7 @@ class QuickClock:
         self.wall_ms = rig.clock.wall_ms
         self.monotonic = rig.clock.monotonic
         self.uuid = rig.clock.uuid
+        self.call_later = rig.clock.call_later
 
     async def sleep(self, seconds: float) -> None:
         """Sleep a hundredth of the time."""

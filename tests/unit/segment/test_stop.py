@@ -30,35 +30,35 @@ def progress(*, age_s: float = 10.0, **found: object) -> Any:  # noqa: ANN401 - 
 
 def asked(position: Position | None = None, *, memory: bool = False) -> TopicView:
     """A topic of which something is wanted."""
-    return replace(NOTHING_DUE, requested=Requested(seal_to=position, memory=memory))
+    return NOTHING_DUE._replace(requested=Requested(seal_to=position, memory=memory))
 
 
 @pytest.mark.parametrize(
     ("reason", "found", "view"),
     [
         (None, {}, NOTHING_DUE),
-        (None, {"end": None, "entries": 0, "age_s": 99.0}, replace(NOTHING_DUE, may_stop=True)),
-        ("shutdown", {}, replace(NOTHING_DUE, may_stop=True)),
+        (None, {"end": None, "entries": 0, "age_s": 99.0}, NOTHING_DUE._replace(may_stop=True)),
+        ("shutdown", {}, NOTHING_DUE._replace(may_stop=True)),
         ("manual", {}, asked(Position(1, 4))),
         (None, {}, asked(Position(1, 5))),
-        ("switch", {}, replace(NOTHING_DUE, policy=NONE)),
-        (None, {}, replace(NOTHING_DUE, policy=WHOLE, whole_ledgers=True)),
-        ("switch", {"end": LAST}, replace(NOTHING_DUE, policy=WHOLE, whole_ledgers=True)),
-        (None, {"end": LAST}, replace(NOTHING_DUE, policy=WHOLE)),
-        ("switch", {"end": LAST}, replace(NOTHING_DUE, adoptable=[2])),
-        (None, {"end": LAST}, replace(NOTHING_DUE, adoptable=[3])),
-        (None, {}, replace(NOTHING_DUE, adoptable=[1])),
+        ("switch", {}, NOTHING_DUE._replace(policy=NONE)),
+        (None, {}, NOTHING_DUE._replace(policy=WHOLE, whole_ledgers=True)),
+        ("switch", {"end": LAST}, NOTHING_DUE._replace(policy=WHOLE, whole_ledgers=True)),
+        (None, {"end": LAST}, NOTHING_DUE._replace(policy=WHOLE)),
+        ("switch", {"end": LAST}, NOTHING_DUE._replace(adoptable=[2])),
+        (None, {"end": LAST}, NOTHING_DUE._replace(adoptable=[3])),
+        (None, {}, NOTHING_DUE._replace(adoptable=[1])),
         ("size", {"payload_bytes": 1000}, NOTHING_DUE),
         (None, {"payload_bytes": 1000, "age_s": 4.0}, NOTHING_DUE),
         ("size", {"full": True, "age_s": 4.0}, NOTHING_DUE),
         ("age", {"age_s": 60.0}, NOTHING_DUE),
-        ("memory", {"payload_bytes": 50}, replace(asked(memory=True), first=Position(1, 5))),
-        (None, {"payload_bytes": 49}, replace(asked(memory=True), first=Position(1, 5))),
+        ("memory", {"payload_bytes": 50}, asked(memory=True)._replace(first=Position(1, 5))),
+        (None, {"payload_bytes": 49}, asked(memory=True)._replace(first=Position(1, 5))),
         ("memory", {"payload_bytes": 49}, asked(memory=True)),
         ("age", {"catching_up": True, "age_s": 60.0}, NOTHING_DUE),
-        (None, {"catching_up": True, "age_s": 60.0}, replace(NOTHING_DUE, more_may_come=True)),
-        (None, {"catching_up": True}, replace(asked(Position(1, 4)), more_may_come=True)),
-        ("size", {"catching_up": True, "payload_bytes": 1000}, replace(NOTHING_DUE, more_may_come=True)),
+        (None, {"catching_up": True, "age_s": 60.0}, NOTHING_DUE._replace(more_may_come=True)),
+        (None, {"catching_up": True}, asked(Position(1, 4))._replace(more_may_come=True)),
+        ("size", {"catching_up": True, "payload_bytes": 1000}, NOTHING_DUE._replace(more_may_come=True)),
     ],
 )
 def test_a_live_segment_ends(reason: str | None, found: dict[str, Any], view: TopicView) -> None:
@@ -72,8 +72,8 @@ def test_it_takes_no_more_than_its_size_unless_it_is_too_young_for_that() -> Non
     assert rule.limit(progress(), NOTHING_DUE, 0.0) == 1000
     assert rule.limit(progress(age_s=4.0), NOTHING_DUE, 0.0) is None
     assert rule.limit(progress(full=True, age_s=4.0), NOTHING_DUE, 0.0) == 10
-    assert rule.limit(progress(end=LAST), replace(NOTHING_DUE, adoptable=[2]), 0.0) == 10
-    assert rule.limit(progress(end=None, entries=0, payload_bytes=0), replace(NOTHING_DUE, policy=NONE), 0.0) == 1000
+    assert rule.limit(progress(end=LAST), NOTHING_DUE._replace(adoptable=[2]), 0.0) == 10
+    assert rule.limit(progress(end=None, entries=0, payload_bytes=0), NOTHING_DUE._replace(policy=NONE), 0.0) == 1000
 
 
 def test_the_next_look_is_when_its_age_makes_a_difference() -> None:

@@ -41,7 +41,7 @@ CHAIN = LedgerChain(START, end=None)
 CHAIN.update([INFO])
 FIRST = Position(1, 0)
 IDLE = TopicView(Requested(), policy=STREAMING, chain=CHAIN)
-READY = replace(IDLE, first=FIRST)
+READY = IDLE._replace(first=FIRST)
 
 
 def left(*, begin: Position = FIRST, end: Position | None = None, parts: int = 0, whole: bool = False) -> Any:  # noqa: ANN401
@@ -59,27 +59,27 @@ BEGUN, STORED, ALL_STORED, SEALED = left(), left(parts=1), left(parts=1, whole=T
     [
         (IDLE, Wait()),
         (READY, Begin(FIRST, OffloadMethod.STREAMING)),
-        (replace(READY, may_stop=True), Leave()),
-        (replace(READY, policy=NONE), Wait(CHECK_S)),
-        (replace(READY, history_waits=True), Wait(CHECK_S)),
-        (replace(READY, adoptable=[1]), Wait(CHECK_S)),
-        (replace(READY, adoptable=[1], to_adopt=INFO), Adopt(INFO)),
-        (replace(READY, adoptable=[1], to_adopt=INFO, policy=NONE), Wait(CHECK_S)),
-        (replace(READY, policy=WHOLE, whole_ledgers=True), Begin(FIRST, OffloadMethod.LEDGER_BASED)),
-        (replace(READY, policy=WHOLE), Begin(FIRST, OffloadMethod.STREAMING)),
-        (replace(READY, policy=replace(WHOLE, threshold_bytes=5), whole_ledgers=True), Wait(CHECK_S)),
-        (replace(IDLE, end_is_unrecorded=True), NoteEnd()),
-        (replace(READY, end_is_unrecorded=True), Begin(FIRST, OffloadMethod.STREAMING)),
-        (replace(READY, attempt=BEGUN, policy=NONE), Resume(BEGUN)),
-        (replace(IDLE, attempt=BEGUN, may_stop=True), Leave()),
-        (replace(IDLE, attempt=STORED, may_stop=True), Resume(STORED)),
-        (replace(IDLE, attempt=STORED, rereadable=False), Wait(CHECK_S)),
-        (replace(IDLE, attempt=ALL_STORED, rereadable=False), Resume(ALL_STORED)),
-        (replace(IDLE, attempt=BEGUN, first=Position(2, 0)), Abandon(BEGUN)),
-        (replace(IDLE, attempt=BEGUN, left_is_lost=True), Abandon(BEGUN)),
-        (replace(IDLE, attempt=BEGUN), Wait(CHECK_S)),
-        (replace(IDLE, attempt=SEALED), Wait(CHECK_S, starving=True)),
-        (replace(READY, attempt=BEGUN, adoptable=[1], to_adopt=INFO), Resume(BEGUN)),
+        (READY._replace(may_stop=True), Leave()),
+        (READY._replace(policy=NONE), Wait(CHECK_S)),
+        (READY._replace(history_waits=True), Wait(CHECK_S)),
+        (READY._replace(adoptable=[1]), Wait(CHECK_S)),
+        (READY._replace(adoptable=[1], to_adopt=INFO), Adopt(INFO)),
+        (READY._replace(adoptable=[1], to_adopt=INFO, policy=NONE), Wait(CHECK_S)),
+        (READY._replace(policy=WHOLE, whole_ledgers=True), Begin(FIRST, OffloadMethod.LEDGER_BASED)),
+        (READY._replace(policy=WHOLE), Begin(FIRST, OffloadMethod.STREAMING)),
+        (READY._replace(policy=replace(WHOLE, threshold_bytes=5), whole_ledgers=True), Wait(CHECK_S)),
+        (IDLE._replace(end_is_unrecorded=True), NoteEnd()),
+        (READY._replace(end_is_unrecorded=True), Begin(FIRST, OffloadMethod.STREAMING)),
+        (READY._replace(attempt=BEGUN, policy=NONE), Resume(BEGUN)),
+        (IDLE._replace(attempt=BEGUN, may_stop=True), Leave()),
+        (IDLE._replace(attempt=STORED, may_stop=True), Resume(STORED)),
+        (IDLE._replace(attempt=STORED, rereadable=False), Wait(CHECK_S)),
+        (IDLE._replace(attempt=ALL_STORED, rereadable=False), Resume(ALL_STORED)),
+        (IDLE._replace(attempt=BEGUN, first=Position(2, 0)), Abandon(BEGUN)),
+        (IDLE._replace(attempt=BEGUN, left_is_lost=True), Abandon(BEGUN)),
+        (IDLE._replace(attempt=BEGUN), Wait(CHECK_S)),
+        (IDLE._replace(attempt=SEALED), Wait(CHECK_S, starving=True)),
+        (READY._replace(attempt=BEGUN, adoptable=[1], to_adopt=INFO), Resume(BEGUN)),
     ],
 )
 def test_an_owner_does_one_thing_at_a_time(view: TopicView, choice: Choice) -> None:
@@ -105,8 +105,7 @@ def test_pressing_helps_where_a_segment_can_end(
 ) -> None:
     """Or has ended, or is about to begin; what holds memory otherwise is passed over."""
     cursor = Position(1, 4) if built else Position(1, -1)
-    view = replace(
-        IDLE,
+    view = IDLE._replace(
         policy=policy,
         whole_ledgers=True,
         cursor=cursor,
