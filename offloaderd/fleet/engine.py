@@ -94,7 +94,7 @@ class Engine:
             **(duties or {}),
         }
         self._home = SharedContext(context=context, book=book, duties=all_duties, me=NOBODY)
-        self._reporter = Reporter(context, self.statuses)
+        self._reporter = Reporter(context, self._measured)
         self.book = book
         self._selector = Selector(context.metadata, context.source, self._clock, book)
         self._discovery = Discovery(self._selector, context.upload_context.metrics)
@@ -245,6 +245,11 @@ class Engine:
         """Return the status of every enabled topic that this daemon owns or waits for."""
         now_s = self._clock.monotonic()
         return [one.status(now_s) for _, one in sorted(self._assignment.supervised.items())]
+
+    def _measured(self) -> list[TopicStatus]:
+        """Return the same for gauges, in any order: of thousands of suspended topics nothing is made anew."""
+        now_s, here = self._clock.monotonic(), self._assignment.supervised.values()
+        return [one.status(now_s) if one.idle_topic is None else one.idle_topic.measured(now_s) for one in here]
 
     @property
     def unnamed(self) -> Mapping[TopicName, Sequence[UnnamedPlace]]:

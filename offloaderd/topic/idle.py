@@ -122,11 +122,15 @@ class IdleTopic:
 
     def status(self, now_s: float) -> TopicStatus:
         """Return the topic's status, as its owner reports it while nothing changes."""
-        found = self.record if self.snapshot is None else replace(self.record, looked_age_s=now_s - self.refreshed_s)
-        if found.mirror is None or not found.mirror.lag_segments:
-            return found
-        lag_seconds = found.mirror.lag_seconds + now_s - self.suspended_s  # of segments that cannot be copied now
-        return replace(found, mirror=replace(found.mirror, lag_seconds=lag_seconds))
+        found = self.measured(now_s)
+        return found if self.snapshot is None else replace(found, looked_age_s=now_s - self.refreshed_s)
+
+    def measured(self, now_s: float) -> TopicStatus:
+        """Return the status for gauges: as it was, but for the age of segments that cannot be copied now."""
+        mirror = self.record.mirror
+        if mirror is None or not mirror.lag_segments:
+            return self.record
+        return replace(self.record, mirror=replace(mirror, lag_seconds=mirror.lag_seconds + now_s - self.suspended_s))
 
 
 def is_quiet(topic: TopicOffloader) -> bool:

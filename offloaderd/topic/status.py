@@ -345,7 +345,10 @@ class Reporter:
             ranges = sum(status.history.ranges[state] for status in statuses if status.history is not None)
             metrics.history_ranges.labels(state=state.value).set(ranges)
         for status in statuses:
-            self.report_topic(status)
+            if status.asleep and (status.mirror is None or not status.mirror.lag_segments):
+                self._summed.pop(status.topic, None)  # its gauges stay as they were when it was suspended
+            else:
+                self.report_topic(status)
 
     def report_topic(self, status: TopicStatus) -> None:
         """Set the gauges of one topic."""
@@ -383,10 +386,8 @@ class Reporter:
                 gauge.labels(topic=topic).set(value)
 
     def _report_mirror(self, topic: str, status: TopicStatus) -> None:
-        """Set the gauges of a topic's copies; none without a mirror. A suspended one without a lag keeps them."""
+        """Set the gauges of a topic's copies; none without a mirror."""
         metrics, mirror = self._metrics, status.mirror
-        if status.asleep and (mirror is None or not mirror.lag_segments):
-            return
         for gauge, value in (
             (metrics.mirror_lag_entries, mirror.lag_entries if mirror is not None else None),
             (metrics.mirror_lag_bytes, mirror.lag_bytes if mirror is not None else None),

@@ -126,7 +126,7 @@ async def test_an_idle_topic_is_suspended_with_its_claim_and_its_status(rig: Rig
 
 
 async def test_gauges_of_a_suspended_topic_stay(rig: Rig) -> None:
-    """What is committed shows as before, and how many topics sleep."""
+    """What is committed shows as before, and how many topics sleep; a pass writes nothing of them anew."""
     async with rig.engine() as engine:
         await offloaded(rig, engine)
         reporter, name = Reporter(engine.context, engine.statuses), str(TOPIC)
@@ -144,6 +144,8 @@ async def test_gauges_of_a_suspended_topic_stay(rig: Rig) -> None:
         assert rig.metrics.topics_suspended._value.get() == 1
         assert rig.metrics.ownership_topics._value.get() == 1
         assert not reporter._summed
+        rig.metrics.lag_entries.labels(topic=name).set(7)
+        assert shown()[-1] == 7
 
 
 async def test_an_entry_wakes_a_topic_and_is_offloaded_under_the_same_claim(rig: Rig) -> None:
