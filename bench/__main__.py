@@ -8,6 +8,7 @@ examples:
   python -m bench --quick                      what has goals, one round of little: less than 3 minutes
   python -m bench --only push --only read      some of it
   python -m bench --only memory --sustained 600
+  python -m bench --only many --idle 10000        start, memory and requests of 10,000 idle topics: an hour
   python -m bench --only spark --only spark-bookies --only spark-read --runs 2    Spark's jobs, three minutes
   python -m bench --s3 versitygw --only push --only read    on another S3 server (make stores)
   python -m bench --report docs/speed-report.md   the page that is committed
@@ -69,6 +70,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 BENCHMARK_S = 400.0
 """No benchmark takes longer, but for what it is kept at full load; one that does is broken."""
+IDLE_TOPIC_S = 0.5
+"""How much longer one may take for each idle topic."""
 
 ALONE: dict[str, Callable[[Site, Scale], Awaitable[list[Figure]]]] = {
     "inside": inside,
@@ -124,6 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--s3", choices=stores.COMMANDS, help="another S3 server (make stores); default: SeaweedFS")
     parser.add_argument("--sustained", type=float, help="seconds at full load of `memory`, each of two ways")
+    parser.add_argument("--idle", type=int, help="idle topics of `many` (default: 500; quick: 20)")
     parser.add_argument(
         "--report",
         type=Path,
@@ -136,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in [name for name in os.environ if name.startswith("OFFLOADERD__")]:
         del os.environ[name]  # nobody's own settings should be measured
     log.configure("warning", "json")
-    size = scale(quick=chosen.quick, runs=chosen.runs, sustained_s=chosen.sustained)
+    size = scale(quick=chosen.quick, runs=chosen.runs, sustained_s=chosen.sustained, idle=chosen.idle)
     started, load = CLOCK.monotonic(), machine.load()
     figures: list[Figure] = []
 
@@ -220,7 +224,7 @@ async def _one(name: str, measure: Callable[[], Awaitable[list[Figure]]], given:
         return [_missing(name, TimeoutError("no time was left for it (--minutes)"))]
     print(f"{name} ...", end=" ", flush=True, file=sys.stderr)
     try:
-        async with asyncio.timeout(BENCHMARK_S + 2 * given.size.sustained_s):
+        async with asyncio.timeout(BENCHMARK_S + 2 * given.size.sustained_s + IDLE_TOPIC_S * given.size.idle_topics):
             return await measure()
     except Exception as error:  # noqa: BLE001 - whatever it was
         traceback.print_exception(error)

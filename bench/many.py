@@ -2,17 +2,18 @@
 
 Idle topics have one open ledger with entries that are offloaded, as most topics of a cluster do at any time. Active
 ones, a tenth of them, get an entry every tenth of a second. What idle ones take of the process is told twice: of the
-daemon that has just offloaded all of them at once, and of one that was started when there was nothing to do.
+daemon that has just offloaded all of them at once, and of one that was started when there was nothing to do. The
+start of this one is measured as well: until all topics are claimed, loaded and suspended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bench import goals
-from bench.machine import memory_bytes
+from bench.machine import cpu_s, memory_bytes
 from bench.report import Figure
 from bench.site import CLOCK
 from bench.tailing import PLAN
@@ -39,9 +40,18 @@ ALONE_S = 20.0
 """How long the daemon is watched without a topic, for what ZooKeeper hears from everybody all the time."""
 IDLE_S = 120.0
 """An idle topic does something about once in that time."""
-READY_S = 120.0
+READY_S, READY_TOPIC_S = 120.0, 0.2
+"""How long all topics may take together, and each of them: more topics take longer."""
 TOGETHER = 16
 ENTRY = bytes(1024)
+
+
+class _Start(NamedTuple):
+    """A daemon's start with topics: seconds, seconds of its CPU, and packets that the ZooKeepers received meanwhile."""
+
+    seconds: float
+    cpu_s: float
+    packets: int
 
 
 async def many(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Figure]:
@@ -75,35 +85,39 @@ async def many(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Figu
             packets -= round(alone * idle.seconds)
             resident, _ = memory_bytes(daemon.pid)
             active = await _active(daemon, topics[:busy], size.durable_s)
+        received, begun_s = await _received(site, cluster), CLOCK.monotonic()
         async with place.daemon(sections, name="many") as daemon:
             await _suspended(daemon, count)
             again, _ = memory_bytes(daemon.pid)
+            seconds, used_s = CLOCK.monotonic() - begun_s, cpu_s(daemon.pid)
+            start = _Start(seconds, used_s, await _received(site, cluster) - received)
     return [
         *_idle_figures(count, idle, packets),
         *_memory_figures(count, resident - base, again - base),
+        *_start_figures(count, start),
         *_load_figures(f"{busy} topics with {RATE_S} entries/s each, {count - busy} idle", active, goal=None),
     ]
 
 
 async def _offloaded(daemon: Daemon, topics: Sequence[WrittenTopic]) -> None:
     """Wait until the first entry of every topic, which the second one has confirmed, is committed."""
-    until = CLOCK.monotonic() + READY_S
+    until = CLOCK.monotonic() + READY_S + READY_TOPIC_S * len(topics)
     while True:
         status = await daemon.client.status()
         done = sum(1 for one in status.topics if one.HasField("offloaded"))
         if done == len(topics):
             return
         if CLOCK.monotonic() > until:
-            raise RuntimeError(f"only {done} of {len(topics)} topics were offloaded after {READY_S:g} s")
+            raise RuntimeError(f"only {done} of {len(topics)} topics were offloaded in time")
         await CLOCK.sleep(0.5)
 
 
 async def _suspended(daemon: Daemon, count: int) -> None:
     """Wait until all topics sleep."""
-    until = CLOCK.monotonic() + READY_S
+    until = CLOCK.monotonic() + READY_S + READY_TOPIC_S * count
     while (suspended := sum(one.asleep for one in (await daemon.client.status()).topics)) < count:
         if CLOCK.monotonic() > until:
-            raise RuntimeError(f"only {suspended} of {count} topics slept after {READY_S:g} s")
+            raise RuntimeError(f"only {suspended} of {count} topics slept in time")
         await CLOCK.sleep(1.0)
 
 
@@ -189,6 +203,19 @@ def _memory_figures(count: int, grown_bytes: int, again_bytes: int) -> list[Figu
             more_is_better=False,
             notes={"includes": f"the last entries of {count // 10} topics, which the daemon offloads first"},
         ),
+    ]
+
+
+def _start_figures(count: int, start: _Start) -> list[Figure]:
+    name = f"start with {count} idle topics"
+    figures = (
+        ("until all are claimed, loaded and suspended", start.seconds, "s"),
+        ("CPU of the daemon for one topic, with its own start", 1000 * start.cpu_s / count, "ms"),
+        ("requests to ZooKeeper for one topic", start.packets / count, ""),
+    )
+    return [
+        Figure(benchmark=name, figure=figure, values=[value], unit=unit, more_is_better=False)
+        for figure, value, unit in figures
     ]
 
 

@@ -57,7 +57,7 @@ def bytes_of(total: int, entry_bytes: int) -> int:
     return total // 4 if entry_bytes < 1024 else total
 
 
-def scale(*, quick: bool, runs: int | None, sustained_s: float | None) -> Scale:
+def scale(*, quick: bool, runs: int | None, sustained_s: float | None, idle: int | None = None) -> Scale:
     """Return the size of a run; None leaves its own."""
     if quick:
         return Scale(
@@ -70,7 +70,7 @@ def scale(*, quick: bool, runs: int | None, sustained_s: float | None) -> Scale:
             random_reads=10,
             durable_s=3,
             sustained_s=sustained_s or 2,
-            idle_topics=20,
+            idle_topics=idle or 20,
             slow_topics=50,
             slow_age_s=2,
             burst_messages=200,
@@ -86,7 +86,7 @@ def scale(*, quick: bool, runs: int | None, sustained_s: float | None) -> Scale:
         random_reads=100,
         durable_s=15,
         sustained_s=sustained_s or 30,
-        idle_topics=500,
+        idle_topics=idle or 500,
         slow_topics=1000,
         slow_age_s=40,
         burst_messages=2000,
