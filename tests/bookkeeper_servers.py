@@ -45,7 +45,7 @@ DOWNLOADING = {
     "rest_catalogue",
 }
 """Fixtures whose first use on a machine downloads, under a deadline of its own."""
-TEST_TIMEOUT_S = 1200
+TEST_TIMEOUT_S = 2400
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -28,10 +28,10 @@ pytest_plugins = ["tests.servers", "tests.bookkeeper_servers"]
 hypothesis.settings.register_profile("patient", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("patient")
 
-THREAD_GRACE_S = 20.0
+THREAD_GRACE_S = 120.0
 """A thread that was told to stop may need a moment; one that still runs then has no owner."""
 
-FOREIGN_TASK_GRACE_S = 20.0
+FOREIGN_TASK_GRACE_S = 120.0
 FOREIGN_TASKS = ("_cython", "BaseSelectorEventLoop._accept_connection2")
 """gRPC's calls and servers, and asyncio's taking up of a connection."""
 

@@ -109,7 +109,7 @@ async def expire_session(store: ZooKeeperStore) -> None:
     def has_ended() -> bool:
         thief = KazooClient(hosts=store._servers, timeout=SESSION_S, client_id=stolen)
         try:
-            thief.start(timeout=60)
+            thief.start(timeout=PATIENCE_S)
             assert thief.client_id is not None
             return bool(thief.client_id[0] != stolen[0])
         except KazooTimeoutError:  # cut off again before it could look

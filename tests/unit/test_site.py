@@ -62,7 +62,6 @@ def test_versions_are_listed_newest_first(tmp_path: Path) -> None:
     assert (tmp_path / "latest" / "index.html").read_text() == "0.10.0"
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(find_spec("mkdocstrings") is None, reason="needs the extra `site`: `make site` installs it")
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     """Strictly, and its links are checked; it has the client's classes, each failure's anchor, an index to search."""

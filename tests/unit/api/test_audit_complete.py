@@ -18,6 +18,7 @@ from offloaderd.access.tokens import TokenKey
 from offloaderd.api.gate import Limits
 from offloaderd.api.roles_needed import NEEDS, READS
 from tests.authority import Authority, token
+from tests.patience import PATIENCE_S
 from tests.unit.api.guarded import guarded
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ TOPIC = b"\n\x0eacme/eu/orders"
 async def called(channel: aio.Channel, path: str, headers: Sequence[tuple[str, str]]) -> None:
     """Make a call with one request, as bytes, and take what is answered, at most one answer."""
     method: Any = channel.stream_stream(path)
-    call = method(iter([TOPIC]), metadata=headers, timeout=20)
+    call = method(iter([TOPIC]), metadata=headers, timeout=PATIENCE_S)
     try:
         await call.read()
         call.cancel()

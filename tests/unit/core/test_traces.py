@@ -218,5 +218,5 @@ def test_off_the_library_is_not_even_loaded() -> None:
         "import sys, offloaderd.daemon.daemon; "
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=110)
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"

@@ -10,8 +10,6 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pytest
-
 from offloaderd.core.limits import FLOW, Pace
 from offloaderd.core.model import Position, TopicName
 from offloaderd.fleet.hot_tier import HotBuffers, ReadableMaps, ReadablePolicies
@@ -150,7 +148,6 @@ async def felt(times: int) -> Felt:
     return Felt(p99(lags), p99(took))
 
 
-@pytest.mark.timeout(600)
 async def test_a_tenant_at_ten_times_its_share_changes_little_for_another() -> None:
     """Neither the lag of its topics nor the time of its reads grows by a fifth at the 99th percentile."""
     before = await felt(1)
