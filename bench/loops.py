@@ -1,6 +1,6 @@
-"""The compiled loops over entries (`native/`) beside those in Python, in turns: CPU seconds for a GiB of payloads.
+"""The compiled loops over entries and messages (`native/`) beside those in Python, in turns: CPU seconds for a GiB of payloads.
 
-Blocks and answers are many more than a core's cache holds, and so are the payloads that are kept.
+Blocks, answers and entries are many more than a core's cache holds, and so are the payloads that are kept.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from offloaderd.bookkeeper.wire import v2
 from offloaderd.bookkeeper.wire.entry import ENTRY_HEADER, DigestType, EntryChecker
 from offloaderd.core import native
 from offloaderd.core.entries import decode_entries, frame
+from offloaderd.core.model import Position
+from offloaderd.format.pb.pulsar.messages_pb2 import MessageMetadata, SingleMessageMetadata
+from offloaderd.format.pulsar.messages import PlainBatch, decode_columns
 from tests.loops import in_python
 
 if TYPE_CHECKING:
@@ -36,18 +39,24 @@ LEDGER = 7
 
 
 class Work(NamedTuple):
-    """Batches of 1 MiB of entries of one size, as blocks and as answers of a bookie."""
+    """Batches of 1 MiB of payloads of one size: blocks of entries, answers of a bookie, and entries of messages."""
 
     entries: int
     blocks: list[bytes]
     answers: list[bytes]
+    messages: list[bytes]
 
     @classmethod
     def of(cls, entry_bytes: int) -> Work:
         """Make batches that differ."""
         count = max(1, MIB // entry_bytes)
         payloads = [[os.urandom(entry_bytes) for _ in range(count)] for _ in range(DISTINCT)]
-        return cls(count, [b"".join(frame(0, one)) for one in payloads], [_answer(one) for one in payloads])
+        return cls(
+            count,
+            [b"".join(frame(0, one)) for one in payloads],
+            [_answer(one) for one in payloads],
+            [_entry(one) for one in payloads],
+        )
 
 
 def _answer(payloads: list[bytes]) -> bytes:
@@ -61,6 +70,17 @@ def _answer(payloads: list[bytes]) -> bytes:
         parts += (v2.BATCH_ENTRY.pack(len(stored)), stored)
     message = b"".join(parts)
     return len(message).to_bytes(4, "big") + message
+
+
+def _entry(payloads: list[bytes]) -> bytes:
+    """Return an entry with a batch of messages, each with a key."""
+    one = MessageMetadata(producer_name="bench", sequence_id=0, publish_time=1, num_messages_in_batch=len(payloads))
+    metadata = one.SerializeToString()
+    content = [len(metadata).to_bytes(4, "big"), metadata]
+    for number, payload in enumerate(payloads):
+        head = SingleMessageMetadata(payload_size=len(payload), partition_key=f"{number}").SerializeToString()
+        content += (len(head).to_bytes(4, "big"), head, payload)
+    return b"".join(content)
 
 
 async def loops(site: Site, size: Scale) -> list[Figure]:
@@ -80,9 +100,15 @@ async def loops(site: Site, size: Scale) -> list[Figure]:
                 raise RuntimeError("an answer is damaged")
             return run.payloads
 
+        def values_of(payload: bytes) -> list[bytes | None]:
+            found = decode_columns(Position(LEDGER, 0), payload, batch_max=MIB)
+            assert isinstance(found, PlainBatch)  # noqa: S101 - it is one
+            return found.values
+
         for what, call, batches in (
             ("blocks", payloads_of, work.blocks),
             ("answers of bookies", checked, work.answers),
+            ("batches of messages", values_of, work.messages),
         ):
             rounds = [_both(call, batches, work.entries * entry_bytes, size.segment_bytes) for _ in range(size.runs)]
             figures.append(
@@ -101,7 +127,7 @@ async def loops(site: Site, size: Scale) -> list[Figure]:
 
 
 def _both(
-    call: Callable[[bytes], list[bytes]], batches: list[bytes], batch_bytes: int, total_bytes: int
+    call: Callable[[bytes], object], batches: list[bytes], batch_bytes: int, total_bytes: int
 ) -> tuple[float, float]:
     """Return the CPU seconds for a GiB with the compiled loops and with those in Python."""
     if not native.IN_USE:
@@ -112,8 +138,8 @@ def _both(
         return compiled, _seconds(call, batches, batch_bytes, total_bytes)
 
 
-def _seconds(call: Callable[[bytes], list[bytes]], batches: list[bytes], batch_bytes: int, total_bytes: int) -> float:
-    kept: deque[list[bytes]] = deque(maxlen=KEPT)
+def _seconds(call: Callable[[bytes], object], batches: list[bytes], batch_bytes: int, total_bytes: int) -> float:
+    kept: deque[object] = deque(maxlen=KEPT)
     turns = max(DISTINCT, total_bytes // batch_bytes)
     begun_s = time.process_time()
     for batch in islice(cycle(batches), turns):

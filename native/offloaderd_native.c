@@ -1,9 +1,10 @@
 /*
- * Loops over entries, compiled: those that a profile of the daemon and of a direct read shows (docs/speed.md).
+ * Loops over entries and messages, compiled: those that a profile of the daemon, of a direct read and of a table shows
+ * (docs/speed.md).
  *
  * Each function answers for sound data only. For all other it returns None, and the caller's loop in Python says what
- * is wrong, and where. So the rules are those of the callers: `offloaderd/core/entries.py` and
- * `offloaderd/bookkeeper/wire`; tests compare both on sound and on damaged data.
+ * is wrong, and where. So the rules are those of the callers: `offloaderd/core/entries.py`, `offloaderd/bookkeeper/wire`
+ * and `offloaderd/format/pulsar/messages.py`; tests compare both on sound and on damaged data.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -16,8 +17,8 @@
 #define FRAME_HEAD_BYTES 12  /* payload length, entry id (FORMAT.md, section 1) */
 #define STORED_HEAD_BYTES 32 /* ledger, entry, LAC, length (WIRE.md, section 5) */
 #define DIGEST_BYTES 4       /* of CRC32C */
-#define SIZE_BYTES 4         /* before each entry of an answer to a batch read (WIRE.md, section 2) */
-#define INTERFACE 1          /* goes up when a function changes; offloaderd/core/native.py wants this one */
+#define SIZE_BYTES 4         /* before each entry of an answer to a batch read (WIRE.md, section 2), and each head of a batch */
+#define INTERFACE 2          /* goes up when a function changes; offloaderd/core/native.py wants this one */
 
 static uint32_t read_u32(const unsigned char *at)
 {
@@ -236,7 +237,221 @@ failed:
     return NULL;
 }
 
+/* The messages of a batch of Pulsar: for each the length of its SingleMessageMetadata, these, and its value. */
+
+/* What is left of a message of protobuf. */
+typedef struct {
+    const unsigned char *at, *end;
+} Rest;
+
+typedef struct {
+    const unsigned char *at;
+    Py_ssize_t size;
+} Text;
+
+/* Each field but `properties`; a bit of `seen` for each number that was there. */
+typedef struct {
+    unsigned seen;
+    uint64_t payload_size, event_time, sequence_id, compacted_out, base64_key, null_value, null_key;
+    Text key, ordering_key;
+} Single;
+
+/* Return whether a number is there, in as few bytes as it needs. */
+static int take_number(Rest *rest, uint64_t *number)
+{
+    *number = 0;
+    for (unsigned bits = 0; bits < 64 && rest->at < rest->end; bits += 7) {
+        const unsigned char byte = *rest->at++;
+        if (bits == 63 && byte > 1)
+            return 0;
+        *number |= (uint64_t)(byte & 0x7f) << bits;
+        if (byte < 0x80)
+            return byte != 0 || bits == 0;
+    }
+    return 0;
+}
+
+static int take_text(Rest *rest, Text *text)
+{
+    uint64_t size;
+    if (!take_number(rest, &size) || size > (uint64_t)(rest->end - rest->at))
+        return 0;
+    text->at = rest->at;
+    text->size = (Py_ssize_t)size;
+    rest->at += size;
+    return 1;
+}
+
+/* Return a text, NULL without an error if it is not one in UTF-8. */
+static PyObject *text_of(const Text *text)
+{
+    PyObject *made = PyUnicode_DecodeUTF8((const char *)text->at, text->size, "strict");
+    if (made == NULL && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError))
+        PyErr_Clear();
+    return made;
+}
+
+/* Return whether a key is in UTF-8; without a Python object for one in ASCII. */
+static int is_text(const Text *text)
+{
+    for (Py_ssize_t at = 0; at < text->size; at++) {
+        if (text->at[at] >= 0x80) {
+            PyObject *made = text_of(text);
+            Py_XDECREF(made);
+            return made != NULL;
+        }
+    }
+    return 1;
+}
+
+/* Add a property: 1 for one that was added, 0 for one that is not sound, -1 with an error. */
+static int take_property(Rest *rest, PyObject **properties)
+{
+    Text whole, parts[2];
+    unsigned seen = 0;
+    if (!take_text(rest, &whole))
+        return 0;
+    for (Rest inner = {whole.at, whole.at + whole.size}; inner.at < inner.end;) {
+        const unsigned char tag = *inner.at++;
+        if ((tag != 0x0a && tag != 0x12) || seen & 1u << (tag >> 3) || !take_text(&inner, &parts[(tag >> 3) - 1]))
+            return 0;
+        seen |= 1u << (tag >> 3);
+    }
+    if (seen != (1u << 1 | 1u << 2))
+        return 0;
+    PyObject *key = text_of(&parts[0]), *value = key == NULL ? NULL : text_of(&parts[1]);
+    int added = -1;
+    if (value != NULL && (*properties != NULL || (*properties = PyDict_New()) != NULL))
+        added = PyDict_SetItem(*properties, key, value) == 0 ? 1 : -1;
+    Py_XDECREF(key);
+    Py_XDECREF(value);
+    return added < 0 && !PyErr_Occurred() ? 0 : added;
+}
+
+/* Read the fields of a message, its properties into a new dictionary: 1 if they are sound, 0 if not, -1 with an error. */
+static int take_single(Rest rest, Single *single, PyObject **properties)
+{
+    memset(single, 0, sizeof *single);
+    while (rest.at < rest.end) {
+        const unsigned char tag = *rest.at++;
+        if (tag == 0x0a) {
+            const int added = take_property(&rest, properties);
+            if (added <= 0)
+                return added;
+            continue;
+        }
+        const unsigned bit = 1u << (tag >> 3);
+        int taken = 0;
+        if (single->seen & bit)
+            return 0;
+        single->seen |= bit;
+        switch (tag) {
+        case 0x12: taken = take_text(&rest, &single->key); break;
+        case 0x18: taken = take_number(&rest, &single->payload_size); break;
+        case 0x20: taken = take_number(&rest, &single->compacted_out); break;
+        case 0x28: taken = take_number(&rest, &single->event_time); break;
+        case 0x30: taken = take_number(&rest, &single->base64_key); break;
+        case 0x3a: taken = take_text(&rest, &single->ordering_key); break;
+        case 0x40: taken = take_number(&rest, &single->sequence_id); break;
+        case 0x48: taken = take_number(&rest, &single->null_value); break;
+        case 0x50: taken = take_number(&rest, &single->null_key); break;
+        }
+        if (!taken)
+            return 0;
+    }
+    return single->seen & 1u << 3 && single->payload_size <= INT32_MAX && !single->compacted_out &&
+           !single->base64_key && single->null_value <= 1 && single->null_key <= 1;
+}
+
+/* Put a new reference, or None where there is no value, into a list: 0, or -1 with an error. */
+static int put(PyObject *list, Py_ssize_t number, int there, PyObject *made)
+{
+    if (!there) {
+        Py_INCREF(Py_None);
+        made = Py_None;
+    }
+    return made == NULL ? -1 : PyList_SetItem(list, number, made);
+}
+
+PyDoc_STRVAR(
+    batch_columns_doc,
+    "batch_columns(content, count, sequence_id)\n--\n\n"
+    "Return the values, keys, properties, sequence ids and event times of exactly `count` messages, lists of one for\n"
+    "each, None for a value that a message does not have; None if the content is not that, or has what is rare.");
+
+static PyObject *batch_columns(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *content;
+    Py_ssize_t count, size;
+    long long sequence_id;
+    char *bytes;
+    if (!PyArg_ParseTuple(args, "SnL", &content, &count, &sequence_id))
+        return refuse_arguments();
+    if (PyBytes_AsStringAndSize(content, &bytes, &size) < 0)
+        return NULL;
+    if (count < 0 || count > size / SIZE_BYTES || sequence_id > INT64_MAX - count)
+        Py_RETURN_NONE;
+    PyObject *values = PyList_New(count), *keys = PyList_New(count), *all_properties = PyList_New(count);
+    PyObject *sequence_ids = PyList_New(count), *times = PyList_New(count), *properties = NULL;
+    if (values == NULL || keys == NULL || all_properties == NULL || sequence_ids == NULL || times == NULL)
+        goto failed;
+    const unsigned char *at = (const unsigned char *)bytes, *end = at + size;
+    for (Py_ssize_t number = 0; number < count; number++) {
+        Single one;
+        if (end - at < SIZE_BYTES)
+            goto unsound;
+        const uint32_t head = read_u32(at);
+        at += SIZE_BYTES;
+        if (head > INT32_MAX || (Py_ssize_t)head > end - at)
+            goto unsound;
+        const int sound = take_single((Rest){at, at + head}, &one, &properties);
+        if (sound < 0)
+            goto failed;
+        at += head;
+        if (!sound || one.payload_size > (uint64_t)(end - at))
+            goto unsound;
+        if (!is_text(&one.key)) {
+            if (PyErr_Occurred())
+                goto failed;
+            goto unsound;
+        }
+        const Py_ssize_t payload_bytes = (Py_ssize_t)one.payload_size;
+        const int has_key = one.seen & 1u << 2 && !one.null_key, has_id = (one.seen & 1u << 8) != 0;
+        if (put(values, number, !one.null_value,
+                one.null_value ? NULL : PyBytes_FromStringAndSize((const char *)at, payload_bytes)) < 0 ||
+            put(keys, number, has_key,
+                has_key ? PyBytes_FromStringAndSize((const char *)one.key.at, one.key.size) : NULL) < 0 ||
+            put(all_properties, number, 1, properties == NULL ? PyList_New(0) : PyDict_Items(properties)) < 0 ||
+            put(sequence_ids, number, 1,
+                has_id ? PyLong_FromUnsignedLongLong(one.sequence_id) : PyLong_FromLongLong(sequence_id + number)) < 0 ||
+            put(times, number, one.event_time != 0,
+                one.event_time != 0 ? PyLong_FromUnsignedLongLong(one.event_time) : NULL) < 0)
+            goto failed;
+        Py_CLEAR(properties);
+        at += payload_bytes;
+    }
+    if (at == end)
+        return Py_BuildValue("NNNNN", values, keys, all_properties, sequence_ids, times);
+unsound:
+    Py_XDECREF(properties);
+    Py_DECREF(values);
+    Py_DECREF(keys);
+    Py_DECREF(all_properties);
+    Py_DECREF(sequence_ids);
+    Py_DECREF(times);
+    Py_RETURN_NONE;
+failed:
+    Py_XDECREF(properties);
+    Py_XDECREF(values);
+    Py_XDECREF(keys);
+    Py_XDECREF(all_properties);
+    Py_XDECREF(sequence_ids);
+    Py_XDECREF(times);
+    return NULL;
+}
+
 static PyMethodDef functions[] = {
+    {"batch_columns", batch_columns, METH_VARARGS, batch_columns_doc},
     {"batch_entries", batch_entries, METH_VARARGS, batch_entries_doc},
     {"framed_payloads", framed_payloads, METH_VARARGS, framed_payloads_doc},
     {"stored_payloads", stored_payloads, METH_VARARGS, stored_payloads_doc},
@@ -246,7 +461,7 @@ static PyMethodDef functions[] = {
 static struct PyModuleDef module = {
     .m_base = PyModuleDef_HEAD_INIT,
     .m_name = "offloaderd_native",
-    .m_doc = "Loops of offloaderd over entries, compiled; they answer for sound data only.",
+    .m_doc = "Loops of offloaderd over entries and messages, compiled; they answer for sound data only.",
     .m_size = -1,
     .m_methods = functions,
 };

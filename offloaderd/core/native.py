@@ -1,4 +1,4 @@
-"""Compiled loops over entries, if the package offloaderd-native is installed (`native/`): less CPU, the same results.
+"""Compiled loops over entries and messages, if the package offloaderd-native is installed (`native/`): less CPU, the same results.
 
 Each answers for sound data only, and None for all other. The caller's loop in Python goes on then, and says what is
 wrong, and where. Without the package every answer is None.
@@ -6,12 +6,12 @@ wrong, and where. Without the package every answer is None.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-INTERFACE = 1
+INTERFACE = 2
 """The version of the functions that is used; a package with another one is left alone."""
 
 
@@ -19,6 +19,13 @@ def _none(*_: object) -> None:
     """Answer for nothing."""
 
 
+BatchColumns: TypeAlias = tuple[
+    list[bytes | None], list[bytes | None], list[list[tuple[str, str]]], list[int], list[int | None]
+]
+"""Values, keys, properties, sequence ids and event times: lists of one for each message, None for what it does not have."""
+
+batch_columns: Callable[[bytes, int, int], BatchColumns | None] = _none
+"""Returns the messages of a batch of Pulsar by columns: of which content, how many, the batch's sequence id."""
 batch_entries: Callable[[bytes, int], list[bytes] | None] = _none
 """Returns the stored entries that lie from an offset of a bookie's answer on (WIRE.md, section 2)."""
 framed_payloads: Callable[[bytes, int, int, int, int], list[bytes] | None] = _none
@@ -35,6 +42,7 @@ except ImportError:
     pass
 else:
     if offloaderd_native.INTERFACE == INTERFACE:
+        batch_columns = offloaderd_native.batch_columns
         batch_entries = offloaderd_native.batch_entries
         framed_payloads = offloaderd_native.framed_payloads
         stored_payloads = offloaderd_native.stored_payloads

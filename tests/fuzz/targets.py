@@ -172,6 +172,22 @@ def checked_entries(data: bytes) -> object:
     return found
 
 
+def plain_batch(content: bytes) -> object:
+    """Take a batch apart by columns, and message by message: both have the same values."""
+    metadata = messages_pb2.MessageMetadata(
+        producer_name="p", sequence_id=1, publish_time=1, num_messages_in_batch=2
+    ).SerializeToString()
+    payload = len(metadata).to_bytes(4, "big") + metadata + content
+    found = pulsar_message.decode_columns(POSITION, payload, batch_max=2)
+    if isinstance(found, pulsar_message.PlainBatch):
+        messages = pulsar_message.decode_entry(POSITION, payload)
+        columns = (found.values, found.keys, found.sequence_ids, found.event_ms)
+        for one, *row in zip(messages, *columns, strict=True):
+            assert row == [None if one.tombstone else one.data, one.key, one.sequence_id, one.event_ms]
+        assert found.properties == [list(dict(one.properties).items()) for one in messages]
+    return found
+
+
 def text_of(decode: Callable[[str], object]) -> Callable[[bytes], object]:
     """Feed text; what is no UTF-8 comes as other characters."""
     return lambda data: decode(data.decode("utf-8", "surrogateescape"))
@@ -263,6 +279,10 @@ def targets() -> dict[str, Target]:
                 if len(head) < 256
             ),
         ),
+        "batches": Target(
+            plain_batch,
+            (_two(partition_key="key", event_time=2, properties=[{"key": "a", "value": "b"}]), _two(null_value=True)),
+        ),
         "token": Target(text_of(lambda text: bearer(text, [key], rules, clock)), (token(SECRET).encode(),)),
         "public-key": Target(key_text, (KEY,)),
         "grant": Target(text_of(Grant.parse), (b"admin 'alice x' public/default/*", b"read a re:a/b/.*")),
@@ -270,6 +290,12 @@ def targets() -> dict[str, Target]:
         "topic-pattern": Target(text_of(TopicPattern.parse), (b"a/b/*", b"a/*", b"re:a/b/(c|d){1,3}")),
         **dict(records()),
     }
+
+
+def _two(**fields: Any) -> bytes:  # noqa: ANN401 - what protobuf takes
+    """Return the content of a batch of two messages."""
+    head = messages_pb2.SingleMessageMetadata(payload_size=3, **fields).SerializeToString()
+    return (len(head).to_bytes(4, "big") + head + b"abc") * 2
 
 
 def _delimited(message: bytes) -> bytes:

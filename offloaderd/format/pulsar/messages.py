@@ -13,14 +13,17 @@ entry's bytes and the reason. `Joiner` joins the chunks of a message, in the ord
 """
 
 import base64
+import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import chain
 
 import google_crc32c
 from google.protobuf.message import DecodeError
 
+from offloaderd.core import native
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.model import Position
 from offloaderd.format.parsing import parse_message
@@ -31,6 +34,7 @@ from offloaderd.format.pulsar.transactions import TransactionId, mention_in
 
 CHECKSUM = b"\x0e\x01"
 _CHECKSUM_BYTES = 6
+_LENGTH = struct.Struct(">i")
 CONTENT_BYTES_MAX = 128 * 1024 * 1024
 """Content with a larger stated size is left compressed: brokers accept 5 MiB by default."""
 
@@ -93,12 +97,12 @@ class PlainBatch:
     """A plain batch by columns with one value per message (None: tombstone); `whole` has the common fields."""
 
     whole: Message
-    values: list[bytes | None] = field(default_factory=list)
-    keys: list[bytes | None] = field(default_factory=list)
-    properties: list[list[tuple[str, str]]] = field(default_factory=list)
-    sequence_ids: list[int] = field(default_factory=list)
-    event_ms: list[int | None] = field(default_factory=list)
-    indexes: list[int | None] = field(default_factory=list)
+    values: list[bytes | None]
+    keys: list[bytes | None]
+    properties: list[list[tuple[str, str]]]
+    sequence_ids: list[int]
+    event_ms: list[int | None]
+    indexes: list[int | None]
 
 
 def decode_entry(position: Position, payload: bytes, *, content_bytes_max: int = CONTENT_BYTES_MAX) -> list[Message]:
@@ -254,14 +258,35 @@ def _plain_batch(
     count = metadata.num_messages_in_batch
     if metadata.num_chunks_from_msg > 1 or count * MESSAGE_BYTES > content_bytes_max:
         return None
-    at, found = 0, PlainBatch(whole)
-    parse, sequence_id = pb.SingleMessageMetadata.FromString, metadata.sequence_id
     try:
         content = _inflated(_compression(metadata), content, metadata.uncompressed_size, content_bytes_max)
-        size = len(content)
+    except Undecodable:
+        return None
+    columns = native.batch_columns(content, count, metadata.sequence_id)
+    if columns is None and (columns := _batch_columns(content, count, metadata.sequence_id)) is None:
+        return None
+    whole = replace(
+        whole,
+        state=MessageState.PLAIN,
+        producer=metadata.producer_name,
+        publish_ms=metadata.publish_time,
+        schema_version=metadata.schema_version,
+    )
+    last = whole.index
+    indexes = [None if last is None or last < before else last - before for before in range(count - 1, -1, -1)]
+    return PlainBatch(whole, *columns, indexes)
+
+
+def _batch_columns(content: bytes, count: int, sequence_id: int) -> native.BatchColumns | None:
+    """Return the columns of a batch's messages; None for content that is not that of a plain batch."""
+    at, size = 0, len(content)
+    columns: native.BatchColumns = ([], [], [], [], [])
+    values, keys, properties, sequence_ids, event_ms = columns
+    parse = pb.SingleMessageMetadata.FromString
+    try:
         for number in range(count):
             begin = at + 4
-            head_end = begin + int.from_bytes(content[at:begin], "big", signed=True)
+            head_end = begin + _LENGTH.unpack_from(content, at)[0]
             if not begin <= head_end <= size:
                 return None
             single = parse(content[begin:head_end])
@@ -269,28 +294,17 @@ def _plain_batch(
             if not head_end <= at <= size or single.compacted_out or not single.IsInitialized():
                 return None
             pairs = [(one.key, one.value) for one in single.properties]
-            texts = (single.partition_key, *(text for pair in pairs for text in pair))
+            texts = (single.partition_key, *chain.from_iterable(pairs)) if pairs else (single.partition_key,)
             if not all(isinstance(text, str) for text in texts):
                 return None
-            found.values.append(None if single.null_value else content[head_end:at])
-            found.keys.append(_key(single) if single.HasField("partition_key") else None)
-            found.properties.append(list(dict(pairs).items()))
-            found.sequence_ids.append(single.sequence_id if single.HasField("sequence_id") else sequence_id + number)
-            found.event_ms.append(single.event_time or None)
-    except (DecodeError, Undecodable):
+            values.append(None if single.null_value else content[head_end:at])
+            keys.append(_key(single))
+            properties.append(list(dict(pairs).items()))
+            sequence_ids.append(single.sequence_id if single.HasField("sequence_id") else sequence_id + number)
+            event_ms.append(single.event_time or None)
+    except (DecodeError, Undecodable, struct.error):
         return None
-    if at != size:
-        return None
-    last = whole.index
-    found.indexes = [None if last is None or last < before else last - before for before in range(count - 1, -1, -1)]
-    found.whole = replace(
-        whole,
-        state=MessageState.PLAIN,
-        producer=metadata.producer_name,
-        publish_ms=metadata.publish_time,
-        schema_version=metadata.schema_version,
-    )
-    return found
+    return columns if at == size else None
 
 
 def _index(one: Message, count: int, number: int) -> int | None:

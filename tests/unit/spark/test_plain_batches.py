@@ -16,11 +16,14 @@ from offloaderd.format.pulsar.messages import PlainBatch, decode_columns, decode
 from offloaderd.spark.scan.columns import BatchRows, Columns, Row, full_schema
 from offloaderd.spark.scan.share import Condition
 from offloaderd.spark.value_schema import read_schema
+from tests.loops import both_loops
 from tests.unit.format.test_pulsar_message import COMPRESSED, batch, broken, entry
 from tests.unit.read.build import TOPIC
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+pytestmark = pytest.mark.usefixtures(both_loops.__name__)
 
 AT = Position(7, 3)
 COLUMNS = Columns(full_schema(messages=True, skips=True, transactions=True))
