@@ -1,4 +1,4 @@
-"""The compiled loops over entries and messages (`native/`) beside those in Python, in turns: CPU seconds for a GiB of payloads.
+"""The compiled loops (`native/`) beside those in Python, in turns: CPU seconds for a GiB of payloads.
 
 Blocks, answers and entries are many more than a core's cache holds, and so are the payloads that are kept.
 """

@@ -1,4 +1,4 @@
-"""Compiled loops over entries and messages, if the package offloaderd-native is installed (`native/`): less CPU, the same results.
+"""Compiled loops, if the package offloaderd-native is installed (`native/`): less CPU, the same results.
 
 Each answers for sound data only, and None for all other. The caller's loop in Python goes on then, and says what is
 wrong, and where. Without the package every answer is None.
@@ -22,7 +22,7 @@ def _none(*_: object) -> None:
 BatchColumns: TypeAlias = tuple[
     list[bytes | None], list[bytes | None], list[list[tuple[str, str]]], list[int], list[int | None]
 ]
-"""Values, keys, properties, sequence ids and event times: lists of one for each message, None for what it does not have."""
+"""Values, keys, properties, sequence ids and event times of messages; None for what one does not have."""
 
 batch_columns: Callable[[bytes, int, int], BatchColumns | None] = _none
 """Returns the messages of a batch of Pulsar by columns: of which content, how many, the batch's sequence id."""
