@@ -363,6 +363,17 @@ static int take_single(Rest rest, Single *single, PyObject **properties)
            !single->base64_key && single->null_value <= 1 && single->null_key <= 1;
 }
 
+/* Return the items of a dictionary as a tuple, none of NULL: the one without items exists already. */
+static PyObject *tuple_of(PyObject *properties)
+{
+    PyObject *items = properties == NULL ? NULL : PyDict_Items(properties);
+    if (items == NULL)
+        return properties == NULL ? PyTuple_New(0) : NULL;
+    PyObject *made = PyList_AsTuple(items);
+    Py_DECREF(items);
+    return made;
+}
+
 /* Put a new reference, or None where there is no value, into a list: 0, or -1 with an error. */
 static int put(PyObject *list, Py_ssize_t number, int there, PyObject *made)
 {
@@ -421,7 +432,7 @@ static PyObject *batch_columns(PyObject *Py_UNUSED(module), PyObject *args)
                 one.null_value ? NULL : PyBytes_FromStringAndSize((const char *)at, payload_bytes)) < 0 ||
             put(keys, number, has_key,
                 has_key ? PyBytes_FromStringAndSize((const char *)one.key.at, one.key.size) : NULL) < 0 ||
-            put(all_properties, number, 1, properties == NULL ? PyList_New(0) : PyDict_Items(properties)) < 0 ||
+            put(all_properties, number, 1, tuple_of(properties)) < 0 ||
             put(sequence_ids, number, 1,
                 has_id ? PyLong_FromUnsignedLongLong(one.sequence_id) : PyLong_FromLongLong(sequence_id + number)) < 0 ||
             put(times, number, one.event_time != 0,

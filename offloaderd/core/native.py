@@ -20,7 +20,7 @@ def _none(*_: object) -> None:
 
 
 BatchColumns: TypeAlias = tuple[
-    list[bytes | None], list[bytes | None], list[list[tuple[str, str]]], list[int], list[int | None]
+    list[bytes | None], list[bytes | None], list[tuple[tuple[str, str], ...]], list[int], list[int | None]
 ]
 """Values, keys, properties, sequence ids and event times of messages; None for what one does not have."""
 

@@ -21,6 +21,7 @@ import base64
 import binascii
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
 from decimal import Decimal
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -34,7 +35,11 @@ T = TypeVar("T")
 Avro = Any
 """A schema in Avro's language, as JSON has it: a name, an object or a list."""
 DECIMAL_DIGITS_MAX = 38
+EPOCH = date(1970, 1, 1)
+_DAY_MICROS = 86_400_000_000
 MICROS = {"millis": 1000, "micros": 1}
+DAYS = "offloaderd-days"
+_NUMBERS = {unit: f"offloaderd-{unit}" for unit in MICROS}
 INTEGER_BITS = {"int": 32, "long": 64}
 SPECIAL = {"NaN", "Infinity", "-Infinity"}
 """Numbers that JSON does not have; Jackson writes them in quotes."""
@@ -42,6 +47,8 @@ SPECIAL = {"NaN", "Infinity", "-Infinity"}
 
 class Kind(NamedTuple):
     """A type: Spark's, the schema with only the logical types of the table above, and the reader of JSON.
+
+    Dates and timestamps have logical types of ours in `avro`: AVRO_READERS gives them as `of_json` does.
 
     `of_json` takes the parser's value, in which numbers with a point are Decimal. Raises ValueError. `aliases` has the
     earlier names of fields, by their places: names joined by dots, `element` in an array, `value` in a map.
@@ -121,6 +128,8 @@ class _Walk:
         for field in node["fields"]:
             kind = self.kind(field["type"], f"{where}.{field['name']}".lstrip("."), space)
             avro = {key: value for key, value in field.items() if key in {"name", "default", "aliases"}}
+            if "default" in avro and isinstance(kind.spark, spark.TimestampType | spark.TimestampNTZType):
+                avro["default"] = kind.of_json(avro["default"])
             fields.append((avro | {"type": kind.avro}, kind))
         if not fields:
             raise _unsupported(where, f"{name}, a record without a field")
@@ -163,12 +172,36 @@ def _logical(node: dict[str, Any], where: str) -> Kind | None:
     name, _, unit = str(node.get("logicalType", "")).rpartition("-")
     stored = node["type"]
     if node.get("logicalType") == "date" and stored == "int":
-        return Kind(spark.DateType(), {"type": stored, "logicalType": "date"}, _integer(32))
+        return Kind(spark.DateType(), {"type": stored, "logicalType": DAYS}, _integer(32))
     if name in {"timestamp", "local-timestamp"} and unit in MICROS and stored == "long":
         kind = spark.TimestampType() if name == "timestamp" else spark.TimestampNTZType()
-        avro = {"type": stored, "logicalType": node["logicalType"]}
-        return Kind(kind, avro, lambda value: _integer(64)(value) * MICROS[unit])
+        return Kind(
+            kind, {"type": stored, "logicalType": _NUMBERS[unit]}, lambda value: _integer(64)(value) * MICROS[unit]
+        )
     return _decimal(node, {"type": stored}, where) if stored == "bytes" else None
+
+
+def _within(first: int, last: int, times: int = 1) -> Callable[..., int]:
+    """Return a reader of numbers, which are given `times` as large; Spark has no times beyond the years 1 to 9999."""
+
+    def read(value: int, *_: Any) -> int:  # noqa: ANN401 - the schemas that fastavro gives
+        found = value * times
+        if not first <= found <= last:
+            raise OverflowError(f"{value} is not in the years 1 to 9999")
+        return found
+
+    return read
+
+
+_DAYS = ((date.min - EPOCH).days, (date.max - EPOCH).days)
+AVRO_READERS = {f"int-{DAYS}": _within(*_DAYS)} | {
+    f"long-{_NUMBERS[unit]}": _within(_DAYS[0] * _DAY_MICROS, (_DAYS[1] + 1) * _DAY_MICROS - 1, times)
+    for unit, times in MICROS.items()
+}
+"""Readers of the logical types of ours, by fastavro's names: days and microseconds since 1970, as numbers.
+
+fastavro would make objects of them, and Arrow numbers of these again.
+"""
 
 
 def _decimal(node: dict[str, Any], avro: dict[str, Any], where: str) -> Kind | None:
@@ -308,7 +341,6 @@ def _flag(data: bytes) -> bool:
 
 
 _MOMENT = _Primitive(spark.TimestampType(), _packed("q", lambda ms: ms * 1000))
-_DAY_MICROS = 86_400_000_000
 
 PRIMITIVES: dict[str, _Primitive] = {
     "STRING": _Primitive(spark.StringType(), bytes.decode),

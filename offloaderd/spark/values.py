@@ -14,7 +14,9 @@ from offloaderd.format.pulsar.key_value import split
 from offloaderd.format.pulsar.messages import Message
 from offloaderd.spark.value_protobuf import protobuf_kind
 from offloaderd.spark.value_schema import Encoding, KeyValueSchema, Schema, ValueSchema
-from offloaderd.spark.value_types import PRIMITIVES, kind_of
+from offloaderd.spark.value_types import AVRO_READERS, PRIMITIVES, kind_of
+
+fastavro.read.LOGICAL_READERS.update(AVRO_READERS)
 
 
 class MalformedValue(ValueError):

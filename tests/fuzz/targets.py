@@ -184,7 +184,7 @@ def plain_batch(content: bytes) -> object:
         columns = (found.values, found.keys, found.sequence_ids, found.event_ms)
         for one, *row in zip(messages, *columns, strict=True):
             assert row == [None if one.tombstone else one.data, one.key, one.sequence_id, one.event_ms]
-        assert found.properties == [list(dict(one.properties).items()) for one in messages]
+        assert found.properties == [tuple(dict(one.properties).items()) for one in messages]
     return found
 
 

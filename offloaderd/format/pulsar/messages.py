@@ -99,7 +99,7 @@ class PlainBatch:
     whole: Message
     values: list[bytes | None]
     keys: list[bytes | None]
-    properties: list[list[tuple[str, str]]]
+    properties: list[tuple[tuple[str, str], ...]]
     sequence_ids: list[int]
     event_ms: list[int | None]
     indexes: list[int | None]
@@ -299,7 +299,7 @@ def _batch_columns(content: bytes, count: int, sequence_id: int) -> native.Batch
                 return None
             values.append(None if single.null_value else content[head_end:at])
             keys.append(_key(single))
-            properties.append(list(dict(pairs).items()))
+            properties.append(tuple(dict(pairs).items()))
             sequence_ids.append(single.sequence_id if single.HasField("sequence_id") else sequence_id + number)
             event_ms.append(single.event_time or None)
     except (DecodeError, Undecodable, struct.error):

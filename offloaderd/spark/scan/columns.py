@@ -308,7 +308,7 @@ _OF_MESSAGES: dict[str, tuple[Callable[[Row], Any], Callable[[BatchRows], list[A
         lambda rows: list(range(rows.messages)),
     ),
     "key": (lambda row: row.message.key, lambda rows: rows.batch.keys),
-    "properties": (lambda row: list(dict(row.message.properties).items()), lambda rows: rows.batch.properties),
+    "properties": (lambda row: tuple(dict(row.message.properties).items()), lambda rows: rows.batch.properties),
     "publish_time": (lambda row: _time(row.message.publish_ms), _same(lambda rows: _time(rows.batch.whole.publish_ms))),
     "event_time": (lambda row: _time(row.message.event_ms), lambda rows: list(map(_time, rows.batch.event_ms))),
     "producer": (lambda row: _sent(row.message, row.message.producer), _same(lambda rows: rows.batch.whole.producer)),

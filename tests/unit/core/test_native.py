@@ -226,7 +226,7 @@ def test_batches_that_could_lead_out_of_the_bytes() -> None:
     assert native.batch_columns(content, 2, 5) == (
         [b"one", b"two"],
         [b"k", None],
-        [[("a", "b")], []],
+        [(("a", "b"),), ()],
         [5, 6],
         [None] * 2,
     )

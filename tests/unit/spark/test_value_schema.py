@@ -215,6 +215,47 @@ def test_each_version_reads_what_was_written_with_it() -> None:
         decoder.value(message(written(new, {"a": 5, "b": "x"}), versions[2]))
 
 
+@pytest.mark.parametrize(
+    ("stored", "logical", "first", "last"),
+    [
+        ("int", "date", date(1, 1, 1), date(9999, 12, 31)),
+        ("long", "timestamp-millis", datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)),
+        ("long", "timestamp-micros", datetime(1, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=UTC)),
+        ("long", "local-timestamp-millis", datetime(1, 1, 1), datetime(9999, 12, 31, 23, 59, 59, 999_000)),  # noqa: DTZ001 - it has no zone
+        ("long", "local-timestamp-micros", datetime.min, datetime.max),  # noqa: DTZ901 - as above
+    ],
+)
+def test_times_of_all_years_that_spark_has(stored: str, logical: str, first: date, last: date) -> None:
+    """The first and the last one; what is before or behind them does not fit, nor do numbers of any length."""
+    schema = record(("t", ["null", {"type": stored, "logicalType": logical}]))
+    values = single(json.dumps(schema))
+    plain = record(("t", ["null", stored]))
+    sound = [written(schema, {"t": one}) for one in (first, None, last)]
+    ends = [fastavro.schemaless_reader(io.BytesIO(one), plain)["t"] for one in (sound[0], sound[2])]
+    beyond = [written(record(("t", ["null", "long"])), {"t": one}) for one in (ends[0] - 1, ends[1] + 1, 2**63 - 1)]
+    found, wrong = ValueDecoder(values).array([SameVersion(sound + beyond)], to_arrow_type(values.type, timezone="UTC"))
+    assert [one and one["t"] for one in found.to_pylist()] == [first, None, last, None, None, None]
+    assert [*wrong] == [3, 4, 5]
+    assert all("is not in the years 1 to 9999" in why for why in wrong.values())
+
+
+def test_a_time_by_default_is_in_the_unit_of_its_schema() -> None:
+    """Also in a field that may be null."""
+    at = {"type": "long", "logicalType": "timestamp-millis"}
+    new = record(("a", "int"), ("t", at), ("u", [at, "null"]), ("v", ["null", at]))
+    for field, default in zip(new["fields"][1:], (1500, 1500, None), strict=True):
+        field["default"] = default
+    pulsars = [
+        {"version": number, "type": "AVRO", "data": json.dumps(one)}
+        for number, one in enumerate((record(("a", "int")), new))
+    ]
+    values = single(json.dumps(pulsars))
+    old = written(record(("a", "int")), {"a": 5})
+    found, _ = ValueDecoder(values).array([SameVersion([old], bytes(8))], to_arrow_type(values.type, timezone="UTC"))
+    moment = datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC)
+    assert found.to_pylist() == [{"a": 5, "t": moment, "u": moment, "v": None}]
+
+
 def test_a_renamed_field_is_read_by_its_alias() -> None:
     """In Avro from what was written with an older version, in JSON by whichever name a value has."""
     old, new = record(("a", "int")), record(("b", "long"))
