@@ -83,7 +83,7 @@ class Messages:
             if isinstance(messages, PlainBatch):
                 rows.append(BatchRows(messages, payload, time_of(payload).time_ms))
                 count += len(messages.values)
-                size += len(payload) + sum(len(value or b"") for value in messages.values)
+                size += len(payload) + sum(map(len, filter(None, messages.values)))
                 if count >= ROWS_MAX or size >= BYTES_MAX:
                     yield rows
                     rows, count, size = [], 0, 0
