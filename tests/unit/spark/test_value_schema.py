@@ -231,7 +231,8 @@ def test_times_of_all_years_that_spark_has(stored: str, logical: str, first: dat
     values = single(json.dumps(schema))
     plain = record(("t", ["null", stored]))
     sound = [written(schema, {"t": one}) for one in (first, None, last)]
-    ends = [fastavro.schemaless_reader(io.BytesIO(one), plain)["t"] for one in (sound[0], sound[2])]
+    read: Any = fastavro.schemaless_reader
+    ends = [read(io.BytesIO(one), plain)["t"] for one in (sound[0], sound[2])]
     beyond = [written(record(("t", ["null", "long"])), {"t": one}) for one in (ends[0] - 1, ends[1] + 1, 2**63 - 1)]
     found, wrong = ValueDecoder(values).array([SameVersion(sound + beyond)], to_arrow_type(values.type, timezone="UTC"))
     assert [one and one["t"] for one in found.to_pylist()] == [first, None, last, None, None, None]
