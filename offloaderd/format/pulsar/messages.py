@@ -13,7 +13,6 @@ entry's bytes and the reason. `Joiner` joins the chunks of a message, in the ord
 """
 
 import base64
-import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -34,7 +33,6 @@ from offloaderd.format.pulsar.transactions import TransactionId, mention_in
 
 CHECKSUM = b"\x0e\x01"
 _CHECKSUM_BYTES = 6
-_LENGTH = struct.Struct(">i")
 CONTENT_BYTES_MAX = 128 * 1024 * 1024
 """Content with a larger stated size is left compressed: brokers accept 5 MiB by default."""
 
@@ -286,7 +284,7 @@ def _batch_columns(content: bytes, count: int, sequence_id: int) -> native.Batch
     try:
         for number in range(count):
             begin = at + 4
-            head_end = begin + _LENGTH.unpack_from(content, at)[0]
+            head_end = begin + int.from_bytes(content[at:begin], "big", signed=True)
             if not begin <= head_end <= size:
                 return None
             single = parse(content[begin:head_end])
@@ -302,7 +300,7 @@ def _batch_columns(content: bytes, count: int, sequence_id: int) -> native.Batch
             properties.append(tuple(dict(pairs).items()))
             sequence_ids.append(single.sequence_id if single.HasField("sequence_id") else sequence_id + number)
             event_ms.append(single.event_time or None)
-    except (DecodeError, Undecodable, struct.error):
+    except (DecodeError, Undecodable):
         return None
     return columns if at == size else None
 
