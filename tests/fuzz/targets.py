@@ -279,10 +279,7 @@ def targets() -> dict[str, Target]:
                 if len(head) < 256
             ),
         ),
-        "batches": Target(
-            plain_batch,
-            (_two(partition_key="key", event_time=2, properties=[{"key": "a", "value": "b"}]), _two(null_value=True)),
-        ),
+        "batches": Target(plain_batch, (_two(partition_key="key", event_time=2), _two(null_value=True))),
         "token": Target(text_of(lambda text: bearer(text, [key], rules, clock)), (token(SECRET).encode(),)),
         "public-key": Target(key_text, (KEY,)),
         "grant": Target(text_of(Grant.parse), (b"admin 'alice x' public/default/*", b"read a re:a/b/.*")),
@@ -293,8 +290,9 @@ def targets() -> dict[str, Target]:
 
 
 def _two(**fields: Any) -> bytes:  # noqa: ANN401 - what protobuf takes
-    """Return the content of a batch of two messages."""
-    head = messages_pb2.SingleMessageMetadata(payload_size=3, **fields).SerializeToString()
+    """Return the content of a batch of two messages with a property."""
+    pair = messages_pb2.MessageProperty(key="a", value="b")
+    head = messages_pb2.SingleMessageMetadata(payload_size=3, properties=[pair], **fields).SerializeToString()
     return (len(head).to_bytes(4, "big") + head + b"abc") * 2
 
 
