@@ -95,6 +95,8 @@ def configure(
         processors=[
             structlog.stdlib.filter_by_level,
             *shared,
+            name_old_event,
+            lead_to_runbook,
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
         wrapper_class=structlog.stdlib.BoundLogger,
@@ -144,8 +146,11 @@ def name_old_event(_logger: WrappedLogger, _method: str, event: EventDict) -> Ev
 
 
 def lead_to_runbook(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Add to our warnings and errors where their cause and remedy are described, as `runbook_url` does for alerts."""
-    if event["level"] in {"warning", "error", "critical"} and str(event.get("logger", "")).startswith(OURS):
+    """Add to a warning or an error where its cause and remedy are described, as `runbook_url` does for alerts.
+
+    Only for events: a library, and our client within another program, logs sentences, which no page lists.
+    """
+    if event["level"] in {"warning", "error", "critical"}:
         event["runbook"] = f"{RUNBOOK}#{event['event']}"
     return event
 
@@ -173,8 +178,6 @@ def _shared() -> list[Processor]:
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
         structlog.stdlib.ExtraAdder(),
-        name_old_event,
-        lead_to_runbook,
         mask_secrets,
     ]
 
@@ -199,8 +202,8 @@ def _formatter(shared: Sequence[Processor], *, pretty: bool, colors: bool) -> st
 
 
 PACKAGE = Path(__file__).parents[1]
-OURS, RUNBOOK = "offloaderd", "docs/failures.md"
-"""Above all loggers of ours; the page whose index has each event that is a warning or an error."""
+RUNBOOK = "docs/failures.md"
+"""The page whose index has each event that is a warning or an error."""
 LIBRARIES = ("aiobotocore", "aiohttp", "asyncio", "azure", "botocore", "google", "grpc", "kazoo", "msal", "urllib3")
 SIGNERS = ("aiobotocore", "botocore")
 AUDIT = "offloaderd.audit"

@@ -90,12 +90,7 @@ class Conditions:
             if not is_not_implemented(error.__cause__):
                 raise
             self._known = False
-            log.warning(
-                "s3.no_conditions",
-                bucket=self._bucket,
-                error=str(error),
-                hint="docs/how-it-works.md says what is not promised without conditional writes",
-            )
+            log.warning("s3.no_conditions", bucket=self._bucket, error=str(error))
             return await put({})
 
 

@@ -77,7 +77,7 @@ def test_an_event_is_one_json_object_with_its_fields() -> None:
 
 
 def test_a_warning_leads_to_its_failure() -> None:
-    """Ours, and errors with a traceback; what libraries say, and what is no warning, has no page."""
+    """Also errors with a traceback; what is no warning, and sentences of libraries and of our client, have no page."""
     stream = io.StringIO()
     log.configure("info", "json", stream)
     ours = structlog.get_logger("offloaderd.segment")
@@ -87,10 +87,17 @@ def test_a_warning_leads_to_its_failure() -> None:
         fail(ValueError("no"))
     except ValueError:
         ours.exception("topic.stalled")
+    structlog.get_logger("offloaderd.audit").critical("audit.reload")
     logging.getLogger("botocore").warning("odd")
+    logging.getLogger("offloaderd.client.reading").warning("the daemon reads all of %s", "t")
     assert [one.get("runbook") for one in lines(stream)] == [
-        None, "docs/failures.md#upload.retried", "docs/failures.md#topic.stalled", None,
-    ]  # fmt: skip
+        None,
+        "docs/failures.md#upload.retried",
+        "docs/failures.md#topic.stalled",
+        "docs/failures.md#audit.reload",
+        None,
+        None,
+    ]
 
 
 def test_records_of_libraries_look_the_same() -> None:
