@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from offloaderd.access.roles import Role
 
+LOGGER = "offloaderd.audit"
+"""Logger of calls that change something or were refused; it is written at every level."""
 SCHEMA = 1
 CALL, READ, RELOAD = "audit.call", "audit.read", "audit.reload"
 CALLS = (CALL, READ)

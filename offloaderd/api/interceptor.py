@@ -19,7 +19,7 @@ import structlog
 from google.protobuf.message import DecodeError
 from grpc import aio
 
-from offloaderd.access.audit import SCHEMA
+from offloaderd.access.audit import LOGGER, SCHEMA
 from offloaderd.access.roles import Role
 from offloaderd.api.calls import Context
 from offloaderd.api.gate import CALLER, Caller, Gate, NotAllowed, Withdrawn
@@ -126,7 +126,7 @@ async def send(context: Context, answer: object, seconds_max: float) -> None:
 
 
 log = structlog.get_logger(__name__)
-audit = structlog.get_logger("offloaderd.audit")
+audit = structlog.get_logger(LOGGER)
 
 REFUSED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 STATUS_S = 5.0

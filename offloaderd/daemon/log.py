@@ -17,6 +17,7 @@ from typing import TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from offloaderd.access import audit
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import LOG_LEVELS
 from offloaderd.core.renamed import EVENTS, LOG_MODULES
@@ -135,7 +136,7 @@ def set_levels(level: str, modules: Mapping[str, str]) -> None:
         logging.getLogger(name).setLevel(one.upper())
     _own.clear()
     _own.update(modules)
-    logging.getLogger(AUDIT).setLevel(logging.INFO)
+    logging.getLogger(audit.LOGGER).setLevel(logging.INFO)
 
 
 def name_old_event(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
@@ -206,8 +207,6 @@ RUNBOOK = "docs/failures.md"
 """The page whose index has each event that is a warning or an error."""
 LIBRARIES = ("aiobotocore", "aiohttp", "asyncio", "azure", "botocore", "google", "grpc", "kazoo", "msal", "urllib3")
 SIGNERS = ("aiobotocore", "botocore")
-AUDIT = "offloaderd.audit"
-"""Logger of calls that change something or were refused; it is written at every level."""
 
 
 def parsed_levels(lines: Iterable[str]) -> dict[str, str]:
@@ -278,5 +277,5 @@ def checked_level(module: str, level: str) -> None:
         raise InvalidInput(f"{level!r} is no level", hint="one of " + ", ".join(LOG_LEVELS))
     if level == "debug" and module.split(".", maxsplit=1)[0] in SIGNERS:
         raise InvalidInput(f"{module} writes signed headers at debug", hint="info is the lowest for it")
-    if module == AUDIT:
+    if module == audit.LOGGER:
         raise InvalidInput("the audit log is written whatever the level", hint="name another module")

@@ -12,11 +12,11 @@ from typing import Any
 
 import structlog
 
-from offloaderd.access.audit import SCHEMA
+from offloaderd.access.audit import LOGGER, SCHEMA
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.daemon.log import AUDIT, unknown_modules
+from offloaderd.daemon.log import unknown_modules
 from offloaderd.daemon.settings.rules import RENAMED, broken_rules
 from offloaderd.daemon.settings.sections import Settings, all_settings, section_types, shown, value_of
 
@@ -99,7 +99,7 @@ Prepare = Callable[[Settings], Callable[[], None]]
 """Checks new settings and returns a function that applies them. Raises InvalidConfig."""
 
 log = structlog.get_logger(__name__)
-audit = structlog.get_logger(AUDIT)
+audit = structlog.get_logger(LOGGER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import structlog
 from aiohttp import web
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from offloaderd.access.audit import SCHEMA
+from offloaderd.access.audit import LOGGER, SCHEMA
 from offloaderd.access.roles import Role
 from offloaderd.api.gate import Caller, Gate
 from offloaderd.api.interceptor import code_name
@@ -58,7 +58,7 @@ CODES = {
 }
 ASSETS = {"status.css": "text/css", "status.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
-audit = structlog.get_logger("offloaderd.audit")
+audit = structlog.get_logger(LOGGER)
 
 
 class StatusSite:

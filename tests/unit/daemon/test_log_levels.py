@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
+from offloaderd.access.audit import LOGGER
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.daemon import log
-from offloaderd.daemon.log import AUDIT, known_module, parsed_levels
+from offloaderd.daemon.log import known_module, parsed_levels
 from offloaderd.daemon.log_levels import LogLevels, ModuleLevel
 from offloaderd.daemon.reload import Reloader
 from offloaderd.daemon.settings import load
@@ -124,7 +125,7 @@ def test_what_cannot_be_asked_for_is_refused(
 def test_the_audit_log_is_written_whatever_the_levels() -> None:
     """Also of the package that it lies in."""
     log.set_levels("error", {"offloaderd": "error"})
-    assert writes(AUDIT) == "info"
+    assert writes(LOGGER) == "info"
     with pytest.raises(InvalidInput, match="audit log is written"):
         parsed_levels(["audit error"])
 
