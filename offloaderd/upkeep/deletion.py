@@ -143,7 +143,7 @@ def _due(names: Sequence[str], dues_s: dict[str, float], now_s: float) -> list[s
     return [name for name in names if dues_s.get(name, now_s) <= now_s]
 
 
-_HINT = "nothing of it was deleted; docs/failures.md says what to do"
+_HINT = "nothing of it was deleted"
 
 
 def readers_wait_s(record: Trash, context: OffloadContext) -> float:

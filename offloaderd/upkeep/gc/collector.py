@@ -202,7 +202,7 @@ def _log(find: Finding, alarms: Counter[tuple[str, str]]) -> None:
     if find.verdict is Verdict.ALARM:
         alarms[find.kind.value, find.reason] += 1
         if alarms[find.kind.value, find.reason] == 1:
-            log.error("gc.alarm", **facts, hint="docs/failures.md says what to do")
+            log.error("gc.alarm", **facts)
     elif find.verdict is Verdict.FAILED:
         log.warning("gc.delete_failed", **facts)
     elif find.verdict is Verdict.DELETED:
