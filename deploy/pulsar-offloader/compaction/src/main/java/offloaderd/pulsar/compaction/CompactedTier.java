@@ -37,6 +37,7 @@ public final class CompactedTier implements AutoCloseable {
     /** Within about eight hours. */
     static final int DELETIONS_MAX = 100;
     private static final long NEVER = Long.MIN_VALUE;
+    private static final long STAYS = Long.MAX_VALUE;
     private static final Logger LOG = LoggerFactory.getLogger(CompactedTier.class);
     private static final String MANAGED_LEDGER = "ManagedLedgerName";
     private static final String COMPACTION = "%2F__compaction";
@@ -252,7 +253,7 @@ public final class CompactedTier implements AutoCloseable {
             if (isDone()) {
                 return;
             }
-            ours().thenCompose(this::ensure).whenComplete((lagMs, error) -> {
+            ours().thenCompose(this::ensure).whenComplete((leftMs, error) -> {
                 if (isDone()) {
                     return;
                 }
@@ -260,16 +261,12 @@ public final class CompactedTier implements AutoCloseable {
                     LOG.warn("[{}] Compacted ledger {} is not offloaded yet, and stays in BookKeeper: {}",
                             topic, ledger.getId(), cause(error).getMessage());
                     again();
-                } else if (isDue(lagMs)) {
+                } else if (leftMs <= 0) {
                     free();
                 } else {
-                    later(lagMs < 0 ? RETRY_MS_MAX : Math.min(coveredMs + lagMs - time.nowMs(), RETRY_MS_MAX));
+                    later(Math.min(leftMs, RETRY_MS_MAX));
                 }
             });
-        }
-
-        private boolean isDue(long lagMs) {
-            return lagMs >= 0 && coveredMs != NEVER && coveredMs + lagMs <= time.nowMs();
         }
 
         private void again() {
@@ -278,22 +275,24 @@ public final class CompactedTier implements AutoCloseable {
         }
 
         /**
-         * Returns the deletion lag in ms of a ledger that is covered; -1: it stays in BookKeeper. Its copy is verified at
-         * first, and before it is the only one.
+         * Has the ledger covered, and returns for how many ms it stays in BookKeeper then; STAYS: until policies change. Its
+         * copy is verified at first, and before it is the only one.
          */
         private CompletableFuture<Long> ensure(LedgerOffloader ours) {
             if (ours == null || !automatic(ours.getOffloadPolicies())) {
-                return CompletableFuture.completedFuture(-1L);
+                return CompletableFuture.completedFuture(STAYS);
             }
             Long set = ours.getOffloadPolicies().getManagedLedgerOffloadDeletionLagInMillis();
-            long lagMs = set == null ? -1L : set;
-            if (coveredMs != NEVER && !isDue(lagMs)) {
-                return CompletableFuture.completedFuture(lagMs);
+            long lagMs = set == null || set < 0 ? STAYS : set;
+            boolean covered = coveredMs != NEVER;
+            long leftMs = covered ? lagMs - (time.nowMs() - coveredMs) : lagMs;
+            if (covered && leftMs > 0) {
+                return CompletableFuture.completedFuture(leftMs);
             }
             return ours.offload(ledger.inBookKeeper(), uid(ledger.getId()), named(ours)).thenApply(nothing -> {
-                coveredMs = coveredMs == NEVER ? time.nowMs() : coveredMs;
+                coveredMs = covered ? coveredMs : time.nowMs();
                 pauseMs = RETRY_MS;
-                return lagMs;
+                return leftMs;
             });
         }
 
