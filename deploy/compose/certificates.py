@@ -36,7 +36,9 @@ def main() -> None:
     if (place / LAST).exists():
         print(f"{place}: all are there and stay; without {LAST} all would be made anew")  # noqa: T201 - a command
         return
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not place.exists():
+        place.mkdir(mode=0o700, parents=True)
+        give(place, given.owner)
     ca_key = ec.generate_private_key(ec.SECP256R1())
     ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "offloaderd on this machine")])
     ca = begun(ca_name, ca_name, ca_key).add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -102,9 +104,14 @@ def store(path: Path, content: bytes, owner: int | None) -> None:
     new.touch(0o600, exist_ok=False)
     new.write_bytes(content)
     new.chmod(0o400)
-    if owner is not None:
-        os.chown(new, owner, owner)
+    give(new, owner)
     new.replace(path)
+
+
+def give(path: Path, owner: int | None) -> None:
+    """Make somebody the owner of what was made; without one it stays the caller's."""
+    if owner is not None:
+        os.chown(path, owner, owner)
 
 
 if __name__ == "__main__":

@@ -150,8 +150,17 @@ def test_certificates_that_were_interrupted_are_made_anew(tmp_path: Path) -> Non
 
 
 def test_certificates_belong_to_their_owner_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other file is given away, and without root nothing is made."""
-    place = tmp_path / "new"
+    """With a directory that is made for them; no other file is given away, and without root nothing is made.
+
+    Nobody else may read a key while it is written.
+    """
+    place, written, modes = tmp_path / "new", Path.write_bytes, set()
+
+    def write(path: Path, content: bytes) -> int:
+        modes.add(path.stat().st_mode & 0o777)
+        return written(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", write)
     program = runpy.run_path(str(DEPLOY / "compose" / "certificates.py"))["main"]
     owned: dict[str, object] = {}
     monkeypatch.setattr(os, "chown", lambda path, *ids: owned.update({path.stem: (ids, path.parent == place)}))
@@ -161,10 +170,15 @@ def test_certificates_belong_to_their_owner_at_once(tmp_path: Path, monkeypatch:
         program()
     assert not place.exists()
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    place.mkdir()
+    program()
+    assert owned.pop("new") == ((10001, 10001), False)
+    assert owned == dict.fromkeys(FILES, ((10001, 10001), True))
     (place / "token.key").touch()
+    (place / "operator.crt").unlink()
+    owned.clear()
     program()
     assert owned == dict.fromkeys(FILES, ((10001, 10001), True))
+    assert modes == {0o600}
 
 
 def handshake(files: TlsFiles, host: str, client: Path | None) -> object:
