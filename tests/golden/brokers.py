@@ -19,6 +19,7 @@ class Nodes(NamedTuple):
     opened: bytes
     bookie_id: str
     bookie: bytes
+    bookie_port: int
 
 
 VERSIONS = {
@@ -40,6 +41,7 @@ VERSIONS = {
         ),
         bookie_id="bk0test",
         bookie=bytes.fromhex("32220a06626f6f6b696510da6f1a093132372e302e302e31220a626f6f6b69652d727063"),
+        bookie_port=14298,
     ),
     "5.0.0-M1": Nodes(
         listed=bytes.fromhex("0a0e0802100518f001208cf690d0a2340a04080320001a0a0a05696e646578120134"),
@@ -61,5 +63,6 @@ VERSIONS = {
         ),
         bookie_id="127.0.0.1:20049",
         bookie=bytes.fromhex("32230a06626f6f6b696510d19c011a093132372e302e302e31220a626f6f6b69652d727063"),
+        bookie_port=20049,
     ),
 }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from offloaderd.bookkeeper.metadata import HEAD, LedgerState, decode_ledger, resolve_address
+from offloaderd.bookkeeper.metadata import HEAD, BookieAddress, LedgerState, decode_ledger, resolve_address
 from offloaderd.bookkeeper.wire.entry import DigestType
 from offloaderd.format.pb.bookkeeper.data_formats_pb2 import LedgerMetadataFormat
+from offloaderd.format.pb.bookkeeper.registration_pb2 import BookieServiceInfo
 from offloaderd.format.pb.pulsar.ml_data_formats_pb2 import ManagedLedgerInfo
 from offloaderd.ledgers.pulsar.managed_ledger import decode
 from tests.golden.brokers import VERSIONS, Nodes
@@ -39,18 +40,19 @@ def test_what_a_broker_writes_is_read(nodes: Nodes) -> None:
     assert (opened.state, opened.last_entry_id) == (LedgerState.OPEN, None)
     for ledger in (closed, opened):
         assert (ledger.digest_type, ledger.password, ledger.custom) == (DigestType.CRC32C, b"", CUSTOM)
-    assert resolve_address(nodes.bookie_id, nodes.bookie).host == "127.0.0.1"
+    assert resolve_address(nodes.bookie_id, nodes.bookie) == BookieAddress("127.0.0.1", nodes.bookie_port)
 
 
 @pytest.mark.parametrize("nodes", VERSIONS.values(), ids=VERSIONS)
 def test_a_broker_writes_no_field_that_we_do_not_know(nodes: Nodes) -> None:
-    """What we leave out of a node would be lost if a list were written again."""
-    metadata = LedgerMetadataFormat()
-    for ledger in (nodes.closed, nodes.opened):
-        metadata.ParseFromString(ledger[len(HEAD) + len(b"3\n") + LENGTH_BYTES :])
-        before = metadata.ByteSize()
-        metadata.DiscardUnknownFields()
-        assert metadata.ByteSize() == before
-    listed = ManagedLedgerInfo.FromString(nodes.listed)
-    listed.DiscardUnknownFields()
-    assert listed.SerializeToString() == nodes.listed
+    """What we leave out of a list or ledger would be lost if it were written again, of a bookie it would be unread."""
+    skipped = len(HEAD) + len(b"3\n") + LENGTH_BYTES
+    for kind, node in (
+        (LedgerMetadataFormat, nodes.closed[skipped:]),
+        (LedgerMetadataFormat, nodes.opened[skipped:]),
+        (ManagedLedgerInfo, nodes.listed),
+        (BookieServiceInfo, nodes.bookie),
+    ):
+        message = kind.FromString(node)
+        message.DiscardUnknownFields()
+        assert message.ByteSize() == len(node)
