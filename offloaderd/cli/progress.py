@@ -9,8 +9,6 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 
 from offloaderd.cli import show
 
-BAR_CHARS = 30
-
 
 class Bars:
     """A progress bar for each name; a context manager, since the cursor of the terminal has to be restored."""
@@ -44,7 +42,7 @@ class Bars:
     def show(self, name: str, said: str, done: float = 0, total: float | None = None, *, step: int = 0) -> None:
         """Draw how much is done of a total (None: unknown), with a text beside it.
 
-        Without a terminal a line is written whenever `step` changes; 0 writes none.
+        Without a terminal a line is written whenever `step` changes, with the share in percent; 0 writes none.
         """
         if not self._progress.disable:
             self._progress.start()
@@ -53,7 +51,14 @@ class Bars:
             self._progress.update(self._tasks[name], total=total, completed=done, said=said)
         elif not self._hidden and self._steps.get(name, 0) != step:
             self._steps[name] = step
-            click.echo(f"{name} {as_text(done, total)} {said}", err=True)
+            share = f" {100 * min(1.0, max(0.0, done / total)):.1f} %" if total else ""
+            click.echo(f"{name}{share}: {said}", err=True)
+
+    def note(self, text: str) -> None:
+        """Write a line of its own, unless all is hidden."""
+        self.clear()
+        if not self._hidden:
+            show.note(text)
 
     def counter(self, name: str) -> Callable[[int], None]:
         """Return a function that shows a number without a total."""
@@ -62,10 +67,3 @@ class Bars:
     def clear(self) -> None:
         """Remove the bars, so that other output can be written; the next `show` draws them again."""
         self._progress.stop()
-
-
-def as_text(done: float, total: float | None) -> str:
-    """Return a bar and its percentage as text; without a total it is full."""
-    share = min(1.0, max(0.0, done / total)) if total else 1.0
-    filled = int(share * BAR_CHARS)
-    return f"[{'#' * filled}{'.' * (BAR_CHARS - filled)}] {100 * share:5.1f} %"

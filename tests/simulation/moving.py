@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from offloaderd.api.places import PlacesService
 from offloaderd.cli.offloadctl import places as commands
+from offloaderd.cli.progress import Bars
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.retry import retried
 from offloaderd.policy.rules import ANYWHERE
@@ -89,7 +90,7 @@ async def move(world: World, daemon: SimDaemon, topic: TopicName, to: str = "") 
     to = to or next(text for text in map("/".join, world.options.places) if text != first)
     client = cast("DaemonClient", asked)
     world.trace("user", f"moves {topic.local} to {to}")
-    wait = commands.Wait(topic, None, daemon.clock)
+    wait = commands.Wait(topic, None, Bars(hidden=True), daemon.clock)
     await commands.moved(client, topic, wait, to=to, dry_run=False)
     await commands.deleted(client, topic, wait, to=to, dry_run=False)
     world.faults.count("move")

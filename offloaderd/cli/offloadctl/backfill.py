@@ -14,7 +14,7 @@ from offloaderd.cli import options, show
 from offloaderd.cli.jobs import MASTER, PATIENCE, SPARK_CONF, UPLOAD_RATE, parsed, selected, settings_of, tell_ended
 from offloaderd.cli.options import Session
 from offloaderd.cli.program import FAILED, OK
-from offloaderd.cli.progress import Bars, as_text
+from offloaderd.cli.progress import Bars
 from offloaderd.cli.settings import CONFIG
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import OffloaderError
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+BAR_CHARS = 30
 SELECTED = selected("All topics of it with history planned for a job. May be repeated.")
 SEGMENT_SIZE = click.option(
     "--segment-size", metavar="SIZE", help="Instead of the topic's policy's, where history is not split yet."
@@ -283,7 +284,7 @@ def show_status(found: Sequence[tuple[TopicName, Status | None]]) -> None:
         left = f"{show.size(one.bytes_left)} left" if not one.done else "done"
         speed = f", {show.size(int(one.bytes_per_s))}/s" if one.driver and one.bytes_per_s else ""
         time = f", about {show.age(one.seconds_left)}" if one.seconds_left is not None and not one.done else ""
-        click.echo(f"{topic}  {as_text(one.payload_bytes - one.bytes_left, one.payload_bytes)}  {left}{speed}{time}")
+        click.echo(f"{topic}  {_bar(one.payload_bytes - one.bytes_left, one.payload_bytes)}  {left}{speed}{time}")
         who = f"driver {one.driver}" if one.driver else "nobody" if one.worker == "job" else "the daemon"
         ranges = f"{one.ranges_done} of {show.plural(one.ranges, 'range')} done" if one.ranges else "not split yet"
         begun = f"{one.written} begun and not committed"
@@ -314,3 +315,10 @@ def _handed_back(topic: TopicName, found: HandedBack) -> str:
     daemon = f"its daemon offloads the rest, {show.size(found.left.payload_bytes)}"
     rest = daemon if found.left.entries else "all is done"
     return f"nobody drives the {found.method} backfill of {topic} any more: {done}, {vain}; {rest}"
+
+
+def _bar(done: int, total: int) -> str:
+    """Return a bar and its percentage as text; without a total it is full."""
+    share = min(1.0, max(0.0, done / total)) if total else 1.0
+    filled = int(share * BAR_CHARS)
+    return f"[{'#' * filled}{'.' * (BAR_CHARS - filled)}] {100 * share:5.1f} %"

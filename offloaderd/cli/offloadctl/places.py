@@ -101,22 +101,24 @@ def switch(session: Session, topic: TopicName, *, to: str, dry_run: bool) -> Non
       offloadctl places switch orders --to pulsar-eu/topics/
       offloadctl places switch orders -o json | jq .waiting
     """
-    found = session.ask(lambda client: exchanged(client, topic, to=to, dry_run=dry_run), timeout_s=SWITCH_TIMEOUT_S)
+    with Bars() as bars:
+        found = session.ask(
+            lambda client: exchanged(client, topic, bars, to=to, dry_run=dry_run), timeout_s=SWITCH_TIMEOUT_S
+        )
     document = {"topic": str(topic), "dry_run": dry_run, **as_json(found)}
     session.tell(document, "\n".join(switch_lines(topic, found, dry_run=dry_run)))
 
 
 async def exchanged(
-    client: DaemonClient, topic: TopicName, *, to: str, dry_run: bool = False
+    client: DaemonClient, topic: TopicName, bars: Bars, *, to: str, dry_run: bool = False
 ) -> places_pb2.SwitchProgress:
     """Exchange the places of a topic, with a bar; return the last progress."""
-    with Bars() as bars:
 
-        def take(one: places_pb2.SwitchProgress) -> None:
-            said = f"{one.segments} of {one.segments_total} segments"
-            bars.show("switching", said, one.segments, one.segments_total)
+    def take(one: places_pb2.SwitchProgress) -> None:
+        said = f"{one.segments} of {one.segments_total} segments"
+        bars.show("switching", said, one.segments, one.segments_total)
 
-        return await last_of(client.switch_places(topic, to=to, dry_run=dry_run, timeout_s=SWITCH_TIMEOUT_S), take)
+    return await last_of(client.switch_places(topic, to=to, dry_run=dry_run, timeout_s=SWITCH_TIMEOUT_S), take)
 
 
 def switch_lines(topic: TopicName, found: places_pb2.SwitchProgress, *, dry_run: bool) -> list[str]:
@@ -169,38 +171,39 @@ def move(session: Session, topic: TopicName, *, to: str, delete_old: bool, yes: 
     async def work(client: DaemonClient) -> tuple[dict[str, object], list[str]]:
         if delete_old:
             await client.set_mirror(topic, "", dry_run=True)  # a policy that demands the mirror refuses it now
-        wait = Wait(topic, session.timeout_s)
         document, lines = await moved(client, topic, wait, to=to, dry_run=dry_run)
         if delete_old:
             more, told = await deleted(client, topic, wait, to=to, dry_run=dry_run)
             document, lines = {**document, **more}, [*lines, *told]
         return document, lines
 
-    document, lines = session.ask(work)
+    with Bars() as bars:
+        wait = Wait(topic, session.timeout_s, bars)
+        document, lines = session.ask(work)
     session.tell({"topic": str(topic), "dry_run": dry_run, **document}, "\n".join(lines))
 
 
 @dataclass
 class Wait:
     """The waits of a command for copies, which the daemon makes: for `limit_s` in all, without one until they fail for
-    FAILING_S.
+    FAILING_S. `bars` show them.
     """
 
     topic: TopicName
     limit_s: float | None
+    bars: Bars
     clock: Clock = field(default_factory=SystemClock)
     _noted: str = ""
 
     def __post_init__(self) -> None:
         self._began_s = self.clock.monotonic()
 
-    async def pause(self, bars: Bars, found: places_pb2.ListPlacesResponse, waits_for: str) -> None:
+    async def pause(self, found: places_pb2.ListPlacesResponse, waits_for: str) -> None:
         """Wait POLL_S; note a new failure. Raises Transient with what is waited for, and why, when the time is over."""
         if found.copy_failure != self._noted:
             self._noted = found.copy_failure
             if found.copy_failure:
-                bars.clear()
-                show.note(failing_text(found))
+                self.bars.note(failing_text(found))
         waited_s = self.clock.monotonic() - self._began_s
         failing_s = (found.now_ms - found.copy_failing_since_ms) / 1000 if found.copy_failing_since_ms else 0.0
         over = min(failing_s, waited_s) > FAILING_S if self.limit_s is None else waited_s > self.limit_s
@@ -246,7 +249,7 @@ async def moved(
             return {"to": to, "mirror_changed": True, "segments": count, "size_bytes": size_bytes}, lines
     if not dry_run and (mirrored.changed or roles.get("first") != to):
         await _copied(client, topic, wait, mirror)
-    last = await exchanged(client, topic, to=to, dry_run=dry_run)
+    last = await exchanged(client, topic, wait.bars, to=to, dry_run=dry_run)
     return (
         {"to": to, "mirror_changed": mirrored.changed, **as_json(last)},
         [*lines, *switch_lines(topic, last, dry_run=dry_run)],
@@ -270,12 +273,11 @@ async def deleted(
     if not dry_run:
         await _settled(client, topic, wait, to)
         await client.set_mirror(topic, "")
-    with Bars() as bars:
 
-        def take(one: places_pb2.DeleteCopiesProgress) -> None:
-            bars.show("deleting", f"{one.copies} of {one.copies_total} copies", one.copies, one.copies_total)
+    def take(one: places_pb2.DeleteCopiesProgress) -> None:
+        wait.bars.show("deleting", f"{one.copies} of {one.copies_total} copies", one.copies, one.copies_total)
 
-        last = await last_of(client.delete_copies(topic, dry_run=dry_run, timeout_s=SWITCH_TIMEOUT_S), take)
+    last = await last_of(client.delete_copies(topic, dry_run=dry_run, timeout_s=SWITCH_TIMEOUT_S), take)
     where = f" in {', '.join(last.places)}" if last.places else ""
     copies = f"{show.plural(last.copies, 'copy', 'copies')}{where}, {show.size(last.bytes_total)}"
     text = f"{topic}: no mirror; on the trash list: {copies}, deleted after retention.reader_grace_s"
@@ -288,32 +290,30 @@ async def deleted(
 
 async def _settled(client: DaemonClient, topic: TopicName, wait: Wait, to: str) -> None:
     """Wait until every segment that has a copy in `to` is read there, and none is being written elsewhere."""
-    with Bars() as bars:
-        while True:
-            found = await client.places(topic)
-            mirror = named_roles(found).get("mirror")
-            old = next((one for one in found.places if place_text(one) == mirror), None)
-            left = old.segments - old.broker_segments if old is not None else 0
-            if mirror is None or (not left and found.open_place != mirror):
-                return
-            opened = ", and the open one" if found.open_place == mirror else ""
-            waits_for = f"{show.plural(left, 'segment')}{opened} left in {mirror}"
-            bars.show("settling", waits_for, step=1)
-            await wait.pause(bars, found, waits_for)
-            await exchanged(client, topic, to=to)
+    while True:
+        found = await client.places(topic)
+        mirror = named_roles(found).get("mirror")
+        old = next((one for one in found.places if place_text(one) == mirror), None)
+        left = old.segments - old.broker_segments if old is not None else 0
+        if mirror is None or (not left and found.open_place != mirror):
+            return
+        opened = ", and the open one" if found.open_place == mirror else ""
+        waits_for = f"{show.plural(left, 'segment')}{opened} left in {mirror}"
+        wait.bars.show("settling", waits_for, step=1)
+        await wait.pause(found, waits_for)
+        await exchanged(client, topic, wait.bars, to=to)
 
 
 async def _copied(client: DaemonClient, topic: TopicName, wait: Wait, mirror: str) -> None:
     """Wait until the mirror has every segment that was offloaded before; later ones do not hold it up."""
     began_ms, most = 0, 0
-    with Bars() as bars:
-        while True:
-            found = await client.places(topic)
-            began_ms, most = began_ms or found.now_ms, max(most, found.uncopied_segments)
-            if not found.uncopied_segments or found.uncopied_since_ms >= began_ms:
-                return
-            left = f"{show.plural(found.uncopied_segments, 'segment')} ({show.size(found.uncopied_bytes)})"
-            left += f" to be copied to {mirror}"
-            done = most - found.uncopied_segments
-            bars.show("copying", left, done, most, step=1 + done * 10 // most)
-            await wait.pause(bars, found, left)
+    while True:
+        found = await client.places(topic)
+        began_ms, most = began_ms or found.now_ms, max(most, found.uncopied_segments)
+        if not found.uncopied_segments or found.uncopied_since_ms >= began_ms:
+            return
+        left = f"{show.plural(found.uncopied_segments, 'segment')} ({show.size(found.uncopied_bytes)})"
+        left += f" to be copied to {mirror}"
+        done = most - found.uncopied_segments
+        wait.bars.show("copying", left, done, most, step=1 + done * 10 // most)
+        await wait.pause(found, left)

@@ -113,7 +113,7 @@ def test_the_bar_shows_each_commit_and_nothing_else(capsys: pytest.CaptureFixtur
         for one in (progress(0, 100), progress(1, 75), progress(1, 75), progress(4, 0)):
             backfill.show_progress(bars, one)
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split("]")[1].split("%")[0].strip() for line in lines] == ["25.0", "100.0"]
+    assert [line.split("%")[0].split()[-1] for line in lines] == ["25.0", "100.0"]
 
 
 def test_how_far_a_topic_is_shows_a_bar_and_a_guess(capsys: pytest.CaptureFixture[str]) -> None:

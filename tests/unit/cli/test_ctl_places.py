@@ -278,8 +278,7 @@ def test_a_move_to_a_bucket_that_does_not_answer_reports_it_and_ends(
     answer = ctl("places", "move", "orders", "--to", "us/")
     assert answer.code == 1
     waits, failure, error, hint = answer.err.splitlines()
-    assert waits.startswith("copying [")
-    assert waits.endswith("2 segments (1.0 MiB) to be copied to us/")
+    assert waits == "copying 0.0 %: 2 segments (1.0 MiB) to be copied to us/"
     assert failure == "copies FAIL since 1970-01-01 00:01:01 UTC: bucket 'us' does not answer"
     assert f"still 2 segments (1.0 MiB) to be copied to us/ of {TOPIC}; copies FAIL since 1970-01-01 00:00:01" in error
     assert "goes on where it was" in hint
@@ -301,8 +300,8 @@ async def test_how_long_copies_are_waited_for(
 ) -> None:
     """For the time that was allowed; without one as long as they do not fail for ten minutes of the wait."""
     clock = LoopClock()
-    wait, found = Wait(TopicName.parse("orders"), limit_s, clock), failing(since_ms)
+    wait, found = Wait(TopicName.parse("orders"), limit_s, Bars(hidden=True), clock), failing(since_ms)
     found.now_ms = 10_000_000
     await clock.sleep(waited_s)
-    with Bars(hidden=True) as bars, pytest.raises(Transient, match="still x") if ends else nullcontext():
-        await wait.pause(bars, found, "x")
+    with pytest.raises(Transient, match="still x") if ends else nullcontext():
+        await wait.pause(found, "x")

@@ -21,14 +21,17 @@ class Terminal(io.StringIO):
 
 
 def test_without_a_terminal_each_step_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line where a name is a step further; what counts no steps, or is hidden, says nothing."""
+    """A line where a name is a step further, without a bar; what counts no steps, or is hidden, says nothing."""
     with Bars() as bars, Bars(hidden=True) as hidden:
         for done in (0, 1, 1, 2):
             bars.show("orders", f"{done} of 2", done, 2, step=done)
             bars.show("reading", f"{done}", done)
             hidden.show("orders", f"{done} of 2", done, 2, step=done)
+        bars.show("waiting", "for something", step=1)
+        bars.note("it fails")
+        hidden.note("it fails")
     lines = capsys.readouterr().err.splitlines()
-    assert lines == [f"orders [{'#' * 15}{'.' * 15}]  50.0 % 1 of 2", f"orders [{'#' * 30}] 100.0 % 2 of 2"]
+    assert lines == ["orders 50.0 %: 1 of 2", "orders 100.0 %: 2 of 2", "waiting: for something", "it fails"]
 
 
 def test_on_a_terminal_bars_are_drawn_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
