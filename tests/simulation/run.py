@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 REAL_SOURCE = 0.25
 """The share of seeds whose daemons have the real ledger source."""
 
-
 ENDS_S = 3600.0
 """By the loop's time; what has not ended then waits for something that never comes. Runs take a minute or two."""
 
@@ -78,7 +77,7 @@ def simulate(seed: int, metrics: Metrics, *, verbose: bool = False, make: type[W
         loop.stop()
 
     life.add_done_callback(over)
-    loop.in_world(ENDS_S, world.oracle.fail, "run", f"it has not ended after {ENDS_S:g} s")
+    loop.in_world(ENDS_S, _too_late, world)
     try:
         loop.run_forever()
         if life.done():
@@ -116,6 +115,12 @@ def simulate(seed: int, metrics: Metrics, *, verbose: bool = False, make: type[W
     life.remove_done_callback(over)  # or the end of a run that was stopped would stop its burial
     _bury(world, life)
     return report
+
+
+def _too_late(world: World) -> None:
+    """Fail a run, and say whether anything went on but the timer of this, which alone hides that from the loop."""
+    goes_on = world.loop.ready or not all(timer.cancelled() for _, _, timer in world.loop._timers)
+    world.oracle.fail("run", f"it has not ended after {ENDS_S:g} s" if goes_on else "everybody waits")
 
 
 def _bury(world: World, life: asyncio.Task[None]) -> None:

@@ -103,15 +103,21 @@ def test_a_run_that_is_stopped_ends_its_tasks() -> None:
     assert [task for daemon in worlds[0].daemons for task in daemon.tasks()] == []
 
 
-def test_a_run_that_never_ends_fails() -> None:
-    """Where somebody waits for what never comes, while daemons go on."""
+def test_a_run_that_never_ends_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where somebody waits for what never comes, and it says whether daemons go on meanwhile."""
 
     class Endless(World):
+        async def read_all(self, _topics: object) -> None:
+            await asyncio.Event().wait()
+
+    class Deserted(World):
         async def live(self) -> None:
             await super().live()
             await asyncio.Event().wait()
 
-    assert simulation.simulate(3, Metrics(), make=Endless).failure == "run: it has not ended after 3600 s"
+    assert simulation.simulate(3, Metrics(), make=Deserted).failure == "run: everybody waits"
+    monkeypatch.setattr(simulation, "ENDS_S", 100.0)
+    assert simulation.simulate(3, Metrics(), make=Endless).failure == "run: it has not ended after 100 s"
 
 
 def test_time_never_stands_still() -> None:
