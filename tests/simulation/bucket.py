@@ -43,6 +43,18 @@ def parsed(name: str) -> ObjectName | None:
     return next((found for prefix in PREFIXES if (found := keys.parse(prefix, name)) is not None), None)
 
 
+def manifest_of(name: str) -> str:
+    """Return the key of the manifest beside an object of a segment, in the same place; none for no segment's."""
+    return next(
+        (
+            keys.SegmentKeys(prefix, found.object_id, found.ledger_id).manifest
+            for prefix in PREFIXES
+            if (found := keys.parse(prefix, name)) is not None
+        ),
+        "",
+    )
+
+
 def places(*, apart: bool) -> tuple[tuple[str, str], ...]:
     """Return bucket and prefix of each place; `apart`: the second one has a bucket of its own."""
     return (BUCKET, PREFIXES[0]), (FAR if apart else BUCKET, PREFIXES[1])

@@ -29,7 +29,7 @@ from offloaderd.policy.records import TopicPolicy
 from offloaderd.upkeep.stored import Site
 from tests.simulation import losing, moving, rebuilding
 from tests.simulation.bookies import Ledgers
-from tests.simulation.bucket import PREFIXES, Buckets, parsed
+from tests.simulation.bucket import PREFIXES, Buckets, manifest_of, parsed
 from tests.simulation.chance import Chance, Faults, Rng
 from tests.simulation.daemon import ANOTHER_DEPLOYMENT, CLUSTER, SimDaemon
 from tests.simulation.loop import VirtualLoop
@@ -550,7 +550,7 @@ class World:
         if found is None or name not in self.buckets.names() or not self.faults.fired["metadata restored"]:
             return False
         parts = (one for one in self.buckets.names() if (other := parsed(one)) and other.object_id == found.object_id)
-        manifest = next((one for one in parts if one.endswith("-manifest")), "")
+        manifest = next((one for one in parts if one == manifest_of(one)), "")
         if (data := self.buckets.data(manifest)) is None:
             return False
         try:
@@ -592,7 +592,7 @@ class World:
         held |= {keys.head(prefix, CLUSTER, one.managed_ledger) for prefix in PREFIXES for one in maps} | markers
         theirs = {name for name in names if self.buckets.deployment(name) == str(ANOTHER_DEPLOYMENT)}
         doubtful = {upload.key for upload in self.buckets.uploads() if not self._ours(upload)}
-        unclaimed = {it.key for it in self.buckets.uploads() if not self._is_last_copy(f"{it.key}-manifest")} - doubtful
+        unclaimed = {it.key for it in self.buckets.uploads() if not self._is_last_copy(manifest_of(it.key))} - doubtful
         uploads = [key for key in unclaimed if (found := parsed(key)) and str(found.object_id) not in doomed]
         kept = {name for name in names - held - theirs if self._is_last_copy(name)}
         if left := [*(names - held - theirs - kept), *uploads]:
