@@ -17,7 +17,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from offloaderd.cli.program import FAILED, OK
-from offloaderd.core.units import age, moment, number, plural, rate, size, visible
+from offloaderd.core.units import abridged, age, moment, number, plural, rate, size, visible
 from offloaderd.protocol.conversion import picked, position_of, position_text
 from offloaderd.protocol.status import holder_label, holder_words
 from offloaderd.protocol.v1 import common_pb2
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Result = CheckResult | doctor_pb2.CheckResult
 
 __all__ = [
-    "Table", "age", "cell", "console", "document", "fact_lines", "facts", "json_line", "moment", "note",
+    "Table", "abridged", "age", "cell", "console", "document", "fact_lines", "facts", "json_line", "moment", "note",
     "number", "plural", "position_of", "rate", "rendered", "size", "table", "visible",
 ]  # fmt: skip
 

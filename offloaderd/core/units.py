@@ -7,7 +7,7 @@ unit is bytes or seconds by default.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from fractions import Fraction
 
@@ -80,6 +80,12 @@ def number(value: int) -> str:
 def plural(count: int, one: str, many: str = "") -> str:
     """Format a count with its noun: `1 entry`, `2,000 entries`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def abridged(texts: Sequence[str], most: int, more: str = "more") -> list[str]:
+    """Return the first texts, and in place of the others how many they are: `and 2,000 more`."""
+    left = len(texts) - most
+    return [*texts[:most], f"and {left:,} {more}"] if left > 0 else list(texts)
 
 
 def age(seconds: float) -> str:

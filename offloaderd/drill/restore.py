@@ -30,6 +30,7 @@ from offloaderd.core.model import Loss, Position, TopicName
 from offloaderd.core.names.managed_ledgers import ROOT
 from offloaderd.core.names.patterns import TopicPattern, partitioned_topic
 from offloaderd.core.read_options import ReadPriority
+from offloaderd.core.units import abridged
 from offloaderd.daemon.components import reader_options
 from offloaderd.daemon.reader_daemon import SettingsPolicies
 from offloaderd.daemon.settings import Settings
@@ -299,7 +300,8 @@ class RestoreDrill:
                 read_one = partial(self._ledger, maps[plan.topic])
                 outcomes = await each(ledgers, read_one, in_flight_max=IN_FLIGHT[self.wish.reading])
                 read = _sum([outcome.read for outcome in outcomes])
-                why += _described([outcome.failure for outcome in outcomes if outcome.failure])
+                failures = [outcome.failure for outcome in outcomes if outcome.failure]
+                why += abridged(failures, FAILURES_MAX, "more of its ledgers")
         return TopicResult(
             topic=plan.topic,
             ledgers=len(plan.ledgers),
@@ -367,12 +369,6 @@ class RestoreDrill:
 
 def _sum(counts: Iterable[Counts]) -> Counts:
     return Counts(*map(sum, zip(*counts, strict=True)))
-
-
-def _described(failures: Sequence[str]) -> list[str]:
-    """Return failures as reasons, the first ones with their words."""
-    more = len(failures) - FAILURES_MAX
-    return [*failures[:FAILURES_MAX], *([f"and {more} more of its ledgers"] if more > 0 else [])]
 
 
 def _batches(topics: Iterable[TopicName]) -> Iterator[list[TopicName]]:

@@ -20,6 +20,7 @@ import structlog
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import IdentityRefused, NotFound
 from offloaderd.core.model import START, LedgerInfo, Position, RefusalKind, TopicName
+from offloaderd.core.units import abridged
 from offloaderd.ledgers.known_source import Finding, KnownSource
 from offloaderd.ledgers.port import LedgerSource
 from offloaderd.metadata import identity as stored_identity
@@ -61,7 +62,8 @@ def differing(
         if info.closed and (held or topic_map.find(beyond) is not None):
             shorter.append(f"ledger {info.ledger_id} is closed with {info.entries} entries, and more are offloaded")
     kinds = ((RefusalKind.LEDGER_REPLACED, replaced), (RefusalKind.LEDGER_SHORTER, shorter))
-    return [Finding(kind, _some(found), _some(found)) for kind, found in kinds if found]
+    texts = {kind: SEPARATOR.join(abridged(found, NAMED_MAX)) for kind, found in kinds if found}
+    return [Finding(kind, text, text) for kind, text in texts.items()]
 
 
 def sharing_nothing(
@@ -130,11 +132,6 @@ async def _listed(
         if finding is not None:
             await stop(*finding)
     return infos
-
-
-def _some(found: Sequence[str]) -> str:
-    more = len(found) - NAMED_MAX
-    return SEPARATOR.join([*found[:NAMED_MAX], *([f"and {more} more"] if more > 0 else [])])
 
 
 class SourceCheck:

@@ -214,9 +214,8 @@ def _plan_lines(one: rollback_pb2.PlanRollbackResponse, to: int | None) -> list[
             f"{show.age(sum(ledger.seconds for ledger in going))} at {show.size(int(one.bytes_per_s))}/s ({how})"
         )
     if staying:
-        more = f" and {show.number(len(staying) - SHOWN)} more" if len(staying) > SHOWN else ""
-        first = ", ".join(map(str, staying[:SHOWN]))
-        lines.append(f"stay in segments, which a stock broker cannot read: ledger {first}{more}")
+        named = ", ".join(show.abridged(list(map(str, staying)), SHOWN))
+        lines.append(f"stay in segments, which a stock broker cannot read: ledger {named}")
     lines += [f"lost, in no ledger: entries {loss}" for loss in one.losses]
     if one.HasField("order"):
         lines.append(_order_line(one.order))

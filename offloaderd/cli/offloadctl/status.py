@@ -5,7 +5,7 @@ import os
 import sys
 import termios
 import tty
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -76,13 +76,25 @@ def _show_status(
     elif found.topics:
         click.echo()
         TABLE.show(found.topics)
-        for one in found.topics:
-            if one.stalled_reason:
-                click.echo(f"{one.topic}: {one.stalled_reason}")
-            if one.paused_ms:
-                click.echo(f"{one.topic}: paused {pause_text(one)}")
-            if one.history.live_waits:
-                click.echo(f"{one.topic}: {history_text(one.history)}")
+        for line in _state_lines(found.topics):
+            click.echo(line)
+
+
+NAMED_MAX = 10
+
+
+def _state_lines(topics: Sequence[admin_pb2.TopicStatus]) -> list[str]:
+    """Return what holds topics up, a line each: the first that are stalled, that are paused, and that wait."""
+    kinds = {
+        "stalled": [f"{one.topic}: {one.stalled_reason}" for one in topics if one.stalled_reason],
+        "paused": [f"{one.topic}: paused {pause_text(one)}" for one in topics if one.paused_ms],
+        "waiting for history": [
+            f"{one.topic}: {history_text(one.history)}" for one in topics if one.history.live_waits
+        ],
+    }
+    return [
+        line for kind, lines in kinds.items() for line in show.abridged(lines, NAMED_MAX, f"more {kind}: see -o json")
+    ]
 
 
 TABLE: show.Table[admin_pb2.TopicStatus] = show.Table(
@@ -221,7 +233,7 @@ async def _watch(session: Session, view: View, clock: Clock, interval_s: float, 
 def _print_once(view: View) -> None:
     click.echo(_headline(view))
     show.table(COLUMNS, [_row(view, one) for one in view.topics()[: view.limit]])
-    for line in _failure_lines(view):
+    for line in _failure_lines(view, NAMED_MAX):
         click.echo(line)
 
 
@@ -263,7 +275,7 @@ class Screen:
 
     def _table(self) -> Group:
         view, size = self._view, self._console.size
-        named, topics = _failure_lines(view)[:FAILURES_MAX], view.topics()
+        named, topics = _failure_lines(view, FAILURES_MAX), view.topics()
         room = max(1, size.height - FRAME_ROWS - len(named))
         here = topics[: min(room, view.limit or room)]
         rows = [_row(view, one) for one in here]
@@ -345,10 +357,11 @@ def _headline(view: View) -> str:
     )
 
 
-def _failure_lines(view: View) -> list[str]:
-    """Return a line for each stalled topic, in the order of the list."""
+def _failure_lines(view: View, most: int) -> list[str]:
+    """Return a line for each of the first stalled topics, in the order of the list, and how many more there are."""
     stalled = [one for one in view.topics() if one.stalled_reason]
-    return [f"{show.visible(one.topic)}: {show.visible(one.stalled_reason)}" for one in stalled]
+    lines = [f"{show.visible(one.topic)}: {show.visible(one.stalled_reason)}" for one in stalled]
+    return show.abridged(lines, most, "more stalled")
 
 
 def _view_json(view: View) -> dict[str, object]:

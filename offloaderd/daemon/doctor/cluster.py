@@ -31,6 +31,7 @@ from offloaderd.core.errors import CorruptData, Denied, InvalidInput, NotFound, 
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import DOMAINS_HINT, DOMAINS_NOT_COVERED, LEDGER_ID_MAX, TopicName, decode_local
 from offloaderd.core.names import managed_ledgers as pulsar_names
+from offloaderd.core.units import abridged
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, fail, ok, skipped, warn
 from offloaderd.ledgers.pulsar import managed_ledger as pulsar
 from offloaderd.ledgers.pulsar.admin import PulsarAdmin
@@ -105,9 +106,8 @@ async def other_domains(case: Case, store: MetadataStore) -> Finding:
     within = f" of the first {looked} namespaces" if looked == NAMESPACES_MAX else ""
     if not found:
         return ok(f"all topics{within} are persistent ones")
-    first = ", ".join(sorted(found)[:TOLD_MAX])
-    more = f" and {len(found) - TOLD_MAX} more" if len(found) > TOLD_MAX else ""
-    what = f"{len(found)} topics{within} are not covered, whether or not their namespace is enabled: {first}{more}"
+    named = ", ".join(abridged(sorted(found), TOLD_MAX))
+    what = f"{len(found)} topics{within} are not covered, whether or not their namespace is enabled: {named}"
     return warn(what, DOMAINS_HINT)
 
 

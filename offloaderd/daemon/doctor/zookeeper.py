@@ -14,6 +14,7 @@ from typing import cast
 from offloaderd.core.aio import Group, each
 from offloaderd.core.errors import Conflict, CorruptData, Denied, NotFound
 from offloaderd.core.model import TopicName
+from offloaderd.core.units import abridged
 from offloaderd.daemon.doctor.cluster import bookie_checks, cluster_checks
 from offloaderd.daemon.doctor.finding import Case, CheckResult, Finding, Reading, fail, ok, skipped, warn
 from offloaderd.daemon.settings import Settings
@@ -97,9 +98,8 @@ async def refusals(case: Case, store: MetadataStore) -> Finding:
     kinds = dict(zip(topics, await each(topics, refused), strict=True))
     told = [f"{topic}: {', '.join(what)}" for topic, what in kinds.items() if what]
     if told:
-        more = f", and {len(told) - FIRST_NAMED} more" if len(told) > FIRST_NAMED else ""
-        first = next(what[0] for what in kinds.values() if what)
-        return fail(f"nothing of these is deleted or granted: {'; '.join(told[:FIRST_NAMED])}{more}", hint(first))
+        kind = next(what[0] for what in kinds.values() if what)
+        return fail(f"nothing of these is deleted or granted: {'; '.join(abridged(told, FIRST_NAMED))}", hint(kind))
     return ok(f"deployment {case.deployment_id or 'without an id'}; nothing is refused of {len(topics)} topics")
 
 

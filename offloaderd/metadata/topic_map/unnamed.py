@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from offloaderd.core.model import TopicName
-from offloaderd.core.units import plural
+from offloaderd.core.units import abridged, plural
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.metadata.topic_map.mirroring import Place
 from offloaderd.protocol.status import unnamed_text
@@ -130,6 +130,5 @@ def described(found: Mapping[TopicName, Sequence[UnnamedPlace]]) -> list[str]:
 
 
 def _sentence(name: str, one: UnnamedPlace, topics: Sequence[TopicName]) -> str:
-    more = f" and {len(topics) - TOPICS_NAMED:,} more" if len(topics) > TOPICS_NAMED else ""
-    of = f"{plural(len(topics), 'topic')} ({', '.join(map(str, topics[:TOPICS_NAMED]))}{more})"
+    of = f"{plural(len(topics), 'topic')} ({', '.join(abridged(list(map(str, topics)), TOPICS_NAMED))})"
     return f"the settings do not name the place {name}, where parts of {of} lie: {unnamed_text(one)}"

@@ -321,6 +321,21 @@ def test_status_shows_daemon_dependencies_and_topics(ctl: Ctl, fake: FakeDaemon)
     assert f"{TOPIC}: paused since 2023-11-14 22:13:20 UTC by the quota stored_bytes = 5" in ctl("status").out
 
 
+def test_status_names_the_first_topics_that_are_held_up(ctl: Ctl, fake: FakeDaemon) -> None:
+    """Of each kind, and how many more there are: a tenant of ten thousand paused topics hides no stalled one."""
+    fake.status = full_status()
+    [stalled] = fake.status.topics
+    for number in range(2000):
+        paused = fake.status.topics.add(topic=f"persistent://t/n/{number:04}", paused_ms=1, paused_by="the quota")
+        paused.history.live_waits = number < 11
+    lines = ctl("status").out.splitlines()
+    told = lines[next(at for at, line in enumerate(lines) if line.startswith(f"{stalled.topic}: ")) :]
+    assert [line.startswith("persistent://t/n/") for line in told[1:11]] == [True] * 10
+    assert told[11] == "and 1,990 more paused: see -o json"
+    assert told[-1] == "and 1 more waiting for history: see -o json"
+    assert len(told) == 1 + 2 * 11
+
+
 def test_status_of_a_topic_has_its_positions(ctl: Ctl, fake: FakeDaemon) -> None:
     """A single topic is shown in full, with what LastPositions says."""
     fake.status = full_status()

@@ -22,5 +22,5 @@ async def test_topics_of_other_domains_are_warned_of_by_name() -> None:
         found = await other_domains(CASE, store)
     assert found.verdict is Verdict.WARN
     assert found.found.startswith("7 topics are not covered")
-    assert found.found.endswith("segment://acme/eu/b/4 and 2 more")
+    assert found.found.endswith("segment://acme/eu/b/4, and 2 more")
     assert "BookKeeper" in found.what_to_do

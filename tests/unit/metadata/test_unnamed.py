@@ -83,4 +83,4 @@ def test_the_sentence_names_place_topics_and_what_cannot_be_read() -> None:
         "2 mirror copies (10 B)"
     )
     assert second.startswith("the settings do not name the place old/p/, where parts of 5 topics (persistent://public/")
-    assert "t2 and 2 more) lie: 5 segments (10.0 KiB); 5 segments have no copy elsewhere" in second
+    assert "t2, and 2 more) lie: 5 segments (10.0 KiB); 5 segments have no copy elsewhere" in second
