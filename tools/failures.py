@@ -16,7 +16,7 @@ BEGIN, END = "<!-- the index: written by `make docs` -->\n", "<!-- end of the in
 _SYMPTOM = re.compile(r"(?m)^### (?P<title>.+)\n\n(?P<seen>- \*\*Seen:\*\* .+(?:\n(?:  |- ).+)*)")
 _EVENT = re.compile(r"`([a-z0-9_]+\.[a-z_]+)`")
 _ALERT = re.compile(r"`(Offloaderd[A-Z]\w+)`")
-_FOREIGN = {"jute.maxbuffer"}  # ZooKeeper's
+_FOREIGN = {"jute.maxbuffer", "broker.conf"}  # ZooKeeper's, and a file of Pulsar's
 OTHERS = "Other log events"
 _HEAD = ("| log event or alert | symptom |", "|---|---|")
 
