@@ -19,9 +19,9 @@ from offloaderd.format.v1_and_v2 import INDEX_BYTES_MAX
 from tests.unit.format import builders
 from tests.unit.format.builders import KEY, sealed
 
-BOMB_BYTES = 8 << 20
+BOMB_BYTES = 20 << 20
 ROOM_BYTES = 400 << 20
-"""For the process, with its libraries; the parser takes some 700 MiB for the first of these."""
+"""For the process, with its libraries; the parser takes 1.7 GiB for the first of these."""
 
 BLOCKS, LEDGERS, LOSSES = "62", "5a", "72"
 TOO_LARGE = f"a manifest that takes at most {manifest_bytes.PARSED_BYTES_MAX} bytes of memory"
