@@ -31,7 +31,7 @@ from tests.simulation import losing, moving, rebuilding
 from tests.simulation.bookies import Ledgers
 from tests.simulation.bucket import PREFIXES, Buckets, manifest_of, parsed
 from tests.simulation.chance import Chance, Faults, Rng
-from tests.simulation.daemon import ANOTHER_DEPLOYMENT, CLUSTER, SimDaemon
+from tests.simulation.daemon import ANOTHER_DEPLOYMENT, CLUSTER, SimClock, SimDaemon
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.operator import Operator
@@ -44,7 +44,6 @@ from tests.simulation.zookeeper import Tree
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from offloaderd.core.clock import Timer
     from offloaderd.core.metrics.metrics import Metrics
     from offloaderd.metadata.topic_map.map import TopicMap
     from offloaderd.objects.port import UploadInfo
@@ -61,32 +60,11 @@ SILENT = 0.08
 """How likely it is, where topics may sleep, that nothing follows an entry for some seconds."""
 
 
-class ServerClock:
+class ServerClock(SimClock):
     """The clock of the services, which is right."""
 
     def __init__(self, world: World) -> None:
-        self._world = world
-        self._rng = world.chance.stream("server")
-
-    def wall_ms(self) -> int:
-        """Milliseconds since the epoch."""
-        return self._world.wall_ms()
-
-    def monotonic(self) -> float:
-        """Seconds of the loop."""
-        return self._world.loop.time()
-
-    async def sleep(self, seconds: float) -> None:
-        """Sleep on the loop."""
-        await asyncio.sleep(seconds)  # noqa: TID251 - the loop's time is the simulation's
-
-    def call_later(self, seconds: float, call: Callable[[], object]) -> Timer:
-        """Call something by the loop."""
-        return asyncio.get_running_loop().call_later(seconds, call)
-
-    def uuid(self) -> UUID:
-        """Return the next id of the seed."""
-        return UUID(int=self._rng.getrandbits(128), version=4)
+        self._world, self._rng, self.offset_ms = world, world.chance.stream("server"), 0
 
     def jitter(self, seconds: float) -> float:
         """Return the same duration."""
