@@ -4,7 +4,7 @@ Blocks are fetched and checked as the daemon would do it (`read/segments.py`), w
 bucket, and its own memory. The client passes on to the daemon what it cannot read here (`client/reading.py`).
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from offloaderd.protocol.v1 import read_pb2
 from offloaderd.read.cache import ReadAhead
 from offloaderd.read.planned import committed
 from offloaderd.read.reader import BATCH_BYTES
-from offloaderd.read.segments import SegmentOptions, SegmentReader
+from offloaderd.read.segments import SegmentOptions, SegmentReader, Window
 
 MIB = 1024 * 1024
 OPTIONS = SegmentOptions(cache_bytes=48 * MIB, tables_bytes=16 * MIB, read_ahead_bytes=24 * MIB)
@@ -79,12 +79,12 @@ class Sequence:
             hint = "keep bucket_reads open until the last read has ended"
             raise InvalidInput("the bucket of a direct read was closed", hint=hint) from None
 
-    async def _fetch_begin(self, topic: TopicName, following: Following, room: Callable[[], int]) -> None:
+    async def _fetch_begin(self, topic: TopicName, following: Following, before: Window) -> None:
         with suppress(OffloaderError):
             segment = committed(following.stored, where=PLAN)
             first, last = from_position(following.run.first), from_position(following.run.last)
             if first <= last and segment.holds(first) and segment.holds(last):
-                await self.segments.fetch_begin(topic, segment, first, last, room)
+                await self.segments.fetch_begin(topic, segment, first, last, before)
 
 
 @asynccontextmanager

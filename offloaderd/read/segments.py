@@ -32,7 +32,7 @@ from typing import Self, TypeAlias, cast
 
 import structlog
 
-from offloaderd.core.aio import Tasks
+from offloaderd.core.aio import Signal, Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.entries import FramedEntries
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, OffloaderError, reported
@@ -54,9 +54,6 @@ from offloaderd.read.disk.files import owner_of
 from offloaderd.read.loading import Extents, Loading
 from offloaderd.read.places import PASSED_ON, Places, graver, located
 from offloaderd.read.tables import SegmentTable, table_of
-
-Then: TypeAlias = Callable[[Callable[[], int]], Coroutine[None, None, None]]
-"""Fetches what a read goes on with; gets a function that returns how many bytes it may have at a time."""
 
 SLOT_BYTES = 256
 """Memory of a chunk in the cache beside its bytes."""
@@ -149,6 +146,125 @@ class SegmentOptions:
     gets_max: int = 32
     """Requests at a time to each bucket; more wait, by namespaces in turn."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+
+
+class Window:
+    """The claimed blocks of one read that are not yet yielded, oldest first."""
+
+    def __init__(
+        self,
+        reader: "SegmentReader",
+        blocks: Cache[FramedEntries],
+        table: SegmentTable,
+        first_block: int,
+        last_block: int,
+        pace: ReadAhead,
+        *,
+        before: "Window | None" = None,
+    ) -> None:
+        """`before`: the window of what is read first. Nobody waits for this one yet: it claims only what that leaves."""
+        self._reader = reader
+        self._blocks = blocks
+        self._table = table
+        self._next = first_block
+        self._last = last_block
+        self._bytes = 0
+        self.pace = pace
+        self._before = before
+        self._slots: deque[tuple[Slot[FramedEntries], int]] = deque()
+        self.moved = Signal()
+        """Notified when a block was taken, and at the end."""
+        self.closed = False
+
+    def next(self) -> Slot[FramedEntries] | None:
+        """Return the next block, which the caller releases; None after the last. Fetches ahead."""
+        self.top_up()
+        if not self._slots:
+            return None
+        slot, length = self._slots.popleft()
+        self._bytes -= length
+        self.pace.grow(self._reader.read_ahead_bytes)
+        self.moved.notify()
+        return slot
+
+    @property
+    def _left_bytes(self) -> int:
+        """Bytes of the blocks that are not claimed yet."""
+        blocks, last = self._table.manifest.blocks, self._table.manifest.blocks[self._last]
+        return last.offset + last.length - blocks[self._next].offset if self._next <= self._last else 0
+
+    @property
+    def near_end(self) -> bool:
+        """Whether no more than another window is left to claim."""
+        return self._left_bytes <= self.pace.window_bytes
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes that the read may claim besides what is claimed, and left, here."""
+        return self.pace.window_bytes - self._bytes - self._left_bytes
+
+    async def loaded(self) -> None:
+        """Wait until all that is claimed is there. Raises what loading raised."""
+        for slot, _ in self._slots:
+            await slot.get()
+
+    def top_up(self) -> None:
+        """Claim more while there is room for a request in the window; always the next block that is waited for."""
+        self.pace.fit(self._reader.read_ahead_bytes)
+        limit, request = self.pace.window_bytes, self.pace.window_bytes // WINDOW_REQUESTS
+        if self._before is not None:
+            limit = self._before.room_bytes
+        while self._next <= self._last and (self._is_awaited or self._bytes <= limit - request):
+            length = self._length(self._next)
+            if not self._is_awaited and self._bytes + length > limit:
+                return
+            if not self._claim_run(max(cache.WINDOW_BYTES_MIN // 2 if self._is_awaited else request, length)):
+                return
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether a read waits for the next block."""
+        return self._before is None and not self._slots
+
+    def _claim_run(self, run_bytes: int) -> bool:
+        """Claim neighbouring blocks of about `run_bytes`, fetching the new ones together; False when none fits."""
+        ahead = not self._is_awaited
+        fresh: list[Slot[FramedEntries]] = []
+        first = self._next
+        claimed = 0
+        while self._next <= self._last and claimed < run_bytes:
+            length = self._length(self._next)
+            if not self._is_awaited and (claimed + length > run_bytes or self._blocks.room_bytes < length):
+                break
+            slot, new = self._reader.claim(self._table, self._next)
+            self._slots.append((slot, length))
+            self._bytes += length
+            claimed += length
+            if new:
+                if not fresh:
+                    first = self._next
+                fresh.append(slot)
+            elif fresh:
+                self._next += 1
+                break
+            self._next += 1
+        if fresh:
+            self._reader.fetch(self._table, first, fresh, ahead=ahead)
+        return claimed > 0
+
+    def _length(self, number: int) -> int:
+        return self._table.manifest.blocks[number].length
+
+    def close(self) -> None:
+        """Unpin the blocks that were not yielded."""
+        self.closed = True
+        self.moved.notify()
+        while self._slots:
+            self._blocks.release(self._slots.popleft()[0])
+
+
+Then: TypeAlias = Callable[[Window], Coroutine[None, None, None]]
+"""Fetches what a read goes on with; gets the window of what it reads before."""
 
 
 class SegmentReader:
@@ -270,7 +386,7 @@ class SegmentReader:
     ) -> AsyncGenerator[FramedEntries, None]:
         """Yield as `read`, but entries as stored, in pieces of `bytes_max` or one entry; decoders check each frame.
 
-        `then` is run once all blocks are on their way, to fetch what is read next, and cancelled if this is closed
+        `then` is run once most blocks are on their way, to fetch what is read next, and cancelled if this is closed
         before its end.
         """
         flow = FLOW.get()
@@ -312,12 +428,12 @@ class SegmentReader:
                 async with self._chunks.entries(table, begin, piece) as (found, _):
                     yield found
                 return
-            window = _Window(self, self._blocks, table, begin, end, pace)
+            window = Window(self, self._blocks, table, begin, end, pace)
             following: asyncio.Task[None] | None = None
             try:
                 while (slot := window.next()) is not None:
-                    if then is not None and following is None and window.complete:
-                        following = self.loader.start(then(window.room), name=f"what follows {segment.segment_id}")
+                    if then is not None and following is None and window.near_end:
+                        following = self.loader.start(then(window), name=f"what follows {segment.segment_id}")
                     try:
                         block = await slot.get()
                         low = first.entry_id if block.ledger_id == first.ledger_id else 0
@@ -340,20 +456,23 @@ class SegmentReader:
         segment: CommittedSegment,
         first: Position,
         last: Position,
-        room: Callable[[], int],
+        before: Window,
     ) -> None:
         """Fetch a segment's tables, then the first blocks of a range into the cache, if they have room there.
 
-        `room` returns the bytes of blocks that are wanted; more are fetched as it grows. Raises as `read` does.
+        They get what the window of what is read `before` leaves, until that one is closed. Raises as `read` does.
         """
         if segment.foreign:
             return
         async with self.table(topic, segment) as table:
             begin, end = table.block_at(first), table.block_at(last)
-            window = _Window(self, self._blocks, table, begin, end, ReadAhead(), spare=True)
+            window = Window(self, self._blocks, table, begin, end, before.pace, before=before)
             try:
-                while window.claim(room()):
-                    await window.loaded()
+                window.top_up()
+                while not before.closed:
+                    await before.moved.wait()
+                    window.top_up()
+                await window.loaded()
             finally:
                 window.close()
 
@@ -425,105 +544,3 @@ class SegmentReader:
         log.error(
             "data.corrupt", key=error.key, offset=error.offset, expected=str(error.expected), found=str(error.found)
         )
-
-
-class _Window:
-    """The claimed blocks of one read that are not yet yielded, oldest first."""
-
-    def __init__(
-        self,
-        reader: SegmentReader,
-        blocks: Cache[FramedEntries],
-        table: SegmentTable,
-        first_block: int,
-        last_block: int,
-        pace: ReadAhead,
-        *,
-        spare: bool = False,
-    ) -> None:
-        """With `spare` it claims only what the cache has room for: nobody waits for it yet."""
-        self._reader = reader
-        self._blocks = blocks
-        self._table = table
-        self._next = first_block
-        self._last = last_block
-        self._bytes = 0
-        self._pace = pace
-        self._spare = spare
-        self._slots: deque[tuple[Slot[FramedEntries], int]] = deque()
-
-    def next(self) -> Slot[FramedEntries] | None:
-        """Return the next block, which the caller releases; None after the last. Fetches ahead."""
-        self._top_up()
-        if not self._slots:
-            return None
-        slot, length = self._slots.popleft()
-        self._bytes -= length
-        self._pace.grow(self._reader.read_ahead_bytes)
-        return slot
-
-    @property
-    def complete(self) -> bool:
-        """Whether its last block is claimed."""
-        return self._next > self._last
-
-    def room(self) -> int:
-        """Return the bytes that the read may claim besides what it has."""
-        return max(0, self._pace.window_bytes - self._bytes)
-
-    def claim(self, window_bytes: int) -> bool:
-        """Claim blocks up to this size of the window; return whether there are more than before."""
-        before, self._pace.window_bytes = len(self._slots), window_bytes
-        self._top_up()
-        return len(self._slots) > before
-
-    async def loaded(self) -> None:
-        """Wait until all that is claimed is there. Raises what loading raised."""
-        for slot, _ in self._slots:
-            await slot.get()
-
-    def _top_up(self) -> None:
-        """Claim more while there is room for a request in the window; always the next block."""
-        self._pace.fit(self._reader.read_ahead_bytes)
-        limit, request = self._pace.window_bytes, self._pace.window_bytes // WINDOW_REQUESTS
-        while self._next <= self._last and (not self._slots or self._bytes <= limit - request):
-            length = self._length(self._next)
-            if self._slots and self._bytes + length > limit:
-                return
-            if not self._claim_run(max(request if self._slots else cache.WINDOW_BYTES_MIN // 2, length)):
-                return
-
-    def _claim_run(self, run_bytes: int) -> bool:
-        """Claim neighbouring blocks of about `run_bytes`, fetching the new ones together; False when none fits."""
-        ahead = self._spare or bool(self._slots)
-        fresh: list[Slot[FramedEntries]] = []
-        first = self._next
-        claimed = 0
-        while self._next <= self._last and claimed < run_bytes:
-            length = self._length(self._next)
-            needed = not self._slots and not self._spare
-            if not needed and (claimed + length > run_bytes or self._blocks.room_bytes < length):
-                break
-            slot, new = self._reader.claim(self._table, self._next)
-            self._slots.append((slot, length))
-            self._bytes += length
-            claimed += length
-            if new:
-                if not fresh:
-                    first = self._next
-                fresh.append(slot)
-            elif fresh:
-                self._next += 1
-                break
-            self._next += 1
-        if fresh:
-            self._reader.fetch(self._table, first, fresh, ahead=ahead)
-        return claimed > 0
-
-    def _length(self, number: int) -> int:
-        return self._table.manifest.blocks[number].length
-
-    def close(self) -> None:
-        """Unpin the blocks that were not yielded."""
-        while self._slots:
-            self._blocks.release(self._slots.popleft()[0])

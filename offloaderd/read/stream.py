@@ -37,7 +37,7 @@ from offloaderd.ledgers.port import LedgerSource
 from offloaderd.read import plan
 from offloaderd.read.cache import ReadAhead
 from offloaderd.read.plan import Hop, ReadEnd, Run, Step, Stop, TopicView, Why
-from offloaderd.read.segments import SegmentReader
+from offloaderd.read.segments import SegmentReader, Window
 
 TICK_S = 1.0
 """Interval of signals for changes without a notification (another daemon's commit)."""
@@ -489,7 +489,7 @@ class Stream:
             self.topic, run.ledger_id, run.first_entry_id, run.last_entry_id, batch_bytes=self.batch_bytes
         )
 
-    async def _fetch_following(self, end: Position, room: Callable[[], int]) -> None:
+    async def _fetch_following(self, end: Position, before: Window) -> None:
         """Fetch the begin of what the bucket gives behind a run, as far as that is known; the read reports errors."""
         at, last = end.next(), None if self._onward else self._last
         with suppress(OffloaderError):
@@ -504,7 +504,7 @@ class Stream:
                         Position(step.ledger_id, step.first_entry_id),
                         Position(step.ledger_id, step.last_entry_id),
                     )
-                    await self.context.segments.fetch_begin(self.topic, step.segment, first, to, room)
+                    await self.context.segments.fetch_begin(self.topic, step.segment, first, to, before)
                     return
                 else:
                     return

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import uuid
 from contextlib import aclosing
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from offloaderd.core.aio import Signal
 from offloaderd.core.errors import EntriesMissing
 from offloaderd.core.model import Position
 from offloaderd.objects.checks import cut
 from offloaderd.read import cache
+from offloaderd.read.cache import ReadAhead
 from tests.unit.read.build import TOPIC, Piece, make_read_rig, put_segment, turns
 
 if TYPE_CHECKING:
@@ -151,14 +154,25 @@ async def test_only_what_there_is_room_for_is_fetched_ahead(monkeypatch: pytest.
     """In the cache, and in the read's own window; the tables have a cache of their own."""
     rig, store = await shelf(monkeypatch, [pieces_of(1)])
     (segment,) = rig.map.segments
+    before: Any = SimpleNamespace(pace=ReadAhead(15 * BLOCK_BYTES), moved=Signal(), room_bytes=0, closed=False)
     async with rig.reader:
         segments = rig.reader.segments
         segments._blocks.limit_bytes = BLOCK_BYTES - 1
-        await segments.fetch_begin(TOPIC, segment, segment.begin, segment.end, lambda: 16 * BLOCK_BYTES)
-        assert len(store.asked_of(segment)) == 2
-        segments._blocks.limit_bytes = 1 << 20
-        await segments.fetch_begin(TOPIC, segment, segment.begin, segment.end, lambda: 6 * BLOCK_BYTES)
-        assert sum(length or 0 for first, length in store.asked_of(segment)[2:]) in {5 * BLOCK_BYTES, 6 * BLOCK_BYTES}
+        fetching = asyncio.ensure_future(  # noqa: TID251 - ends here
+            segments.fetch_begin(TOPIC, segment, segment.begin, segment.end, before)
+        )
+        asked: list[tuple[int, int | None]] = []
+        for room, limit, blocks in ((0, 1 << 20, 0), (10, BLOCK_BYTES - 1, 0), (4, 1 << 20, 0), (10, 1 << 20, 10)):
+            before.room_bytes, segments._blocks.limit_bytes = room * BLOCK_BYTES, limit
+            before.moved.notify()
+            await asyncio.sleep(1)  # noqa: TID251 - virtual time
+            asked = store.asked_of(segment)
+            assert sum(length or 0 for _, length in asked[2:]) == blocks * BLOCK_BYTES
+        assert len(asked) == 4  # its tables, and two requests of a third of the window
+        assert segments._blocks.pinned_bytes > 10 * BLOCK_BYTES
+        before.closed = True
+        before.moved.notify()
+        await fetching
         assert segments.pinned_bytes == 0
 
 
