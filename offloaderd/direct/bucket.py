@@ -24,7 +24,7 @@ from offloaderd.protocol.v1 import read_pb2
 from offloaderd.read.cache import ReadAhead
 from offloaderd.read.planned import committed
 from offloaderd.read.reader import BATCH_BYTES
-from offloaderd.read.segments import SegmentOptions, SegmentReader, Window
+from offloaderd.read.segments import Ahead, SegmentOptions, SegmentReader, Window
 
 MIB = 1024 * 1024
 OPTIONS = SegmentOptions(cache_bytes=48 * MIB, tables_bytes=16 * MIB, read_ahead_bytes=24 * MIB)
@@ -69,15 +69,20 @@ class Sequence:
         if first > last or not segment.holds(first) or not segment.holds(last):
             raise CorruptData(key=PLAN, offset=0, expected=f"entries of {segment.range}", found=f"{first} to {last}")
         limit = min(request.batch_bytes or BATCH_BYTES, BATCH_BYTES)
-        then = partial(self._fetch_begin, topic, following) if following is not None else None
+        ahead, given = Ahead(self.segments.loader), False
+        then = partial(ahead.begin, partial(self._fetch_begin, topic, following)) if following is not None else None
         read = self.segments.read_framed(topic, segment, first, last, self.pace, bytes_max=limit, then=then)
         try:
             async with aclosing(read) as batches:
                 async for batch in batches:
                     yield broker_entry.without_heads(batch) if request.client_bytes else batch.decoded()
+            given = True
         except Closed:
             hint = "keep bucket_reads open until the last read has ended"
             raise InvalidInput("the bucket of a direct read was closed", hint=hint) from None
+        finally:
+            if not given:
+                await ahead.end()
 
     async def _fetch_begin(self, topic: TopicName, following: Following, before: Window) -> None:
         with suppress(OffloaderError):

@@ -32,7 +32,7 @@ from typing import Self, TypeAlias, cast
 
 import structlog
 
-from offloaderd.core.aio import Signal, Tasks
+from offloaderd.core.aio import Signal, Tasks, finished
 from offloaderd.core.clock import Clock
 from offloaderd.core.entries import FramedEntries
 from offloaderd.core.errors import BucketMissing, CorruptData, NotFound, OffloaderError, reported
@@ -162,7 +162,7 @@ class Window:
         *,
         before: "Window | None" = None,
     ) -> None:
-        """`before`: the window of what is read first. Nobody waits for this one yet: it claims only what that leaves."""
+        """`before`: the window of what is read first. Nobody waits for this one yet: it claims what that leaves."""
         self._reader = reader
         self._blocks = blocks
         self._table = table
@@ -263,8 +263,26 @@ class Window:
             self._blocks.release(self._slots.popleft()[0])
 
 
-Then: TypeAlias = Callable[[Window], Coroutine[None, None, None]]
-"""Fetches what a read goes on with; gets the window of what it reads before."""
+Then: TypeAlias = Callable[[Window], None]
+"""Begins to fetch what a read goes on with; gets the window of what it reads before."""
+
+
+class Ahead:
+    """What a read goes on with, while it is fetched."""
+
+    def __init__(self, loader: Tasks) -> None:
+        self._loader = loader
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, fetch: Callable[[Window], Coroutine[None, None, None]], before: Window) -> None:
+        """Start the task that fetches it; what was begun earlier is there, or is read now."""
+        self._task = self._loader.start(fetch(before), name="what a read goes on with")
+
+    async def end(self) -> None:
+        """Stop fetching: the read does not go on."""
+        if self._task is not None:
+            self._task.cancel()
+            await finished(self._task)
 
 
 class SegmentReader:
@@ -386,8 +404,7 @@ class SegmentReader:
     ) -> AsyncGenerator[FramedEntries, None]:
         """Yield as `read`, but entries as stored, in pieces of `bytes_max` or one entry; decoders check each frame.
 
-        `then` is run once most blocks are on their way, to fetch what is read next, and cancelled if this is closed
-        before its end.
+        `then` is called once when most blocks are on their way.
         """
         flow = FLOW.get()
         self._reads[flow] += 1
@@ -429,11 +446,11 @@ class SegmentReader:
                     yield found
                 return
             window = Window(self, self._blocks, table, begin, end, pace)
-            following: asyncio.Task[None] | None = None
             try:
                 while (slot := window.next()) is not None:
-                    if then is not None and following is None and window.near_end:
-                        following = self.loader.start(then(window), name=f"what follows {segment.segment_id}")
+                    if then is not None and window.near_end:
+                        then(window)
+                        then = None
                     try:
                         block = await slot.get()
                         low = first.entry_id if block.ledger_id == first.ledger_id else 0
@@ -441,10 +458,6 @@ class SegmentReader:
                         with reported(self._report):
                             part = block.between(low, high)
                         yield part
-                    except BaseException:
-                        if following is not None:
-                            following.cancel()
-                        raise
                     finally:
                         self._blocks.release(slot)
             finally:

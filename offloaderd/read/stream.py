@@ -37,7 +37,7 @@ from offloaderd.ledgers.port import LedgerSource
 from offloaderd.read import plan
 from offloaderd.read.cache import ReadAhead
 from offloaderd.read.plan import Hop, ReadEnd, Run, Step, Stop, TopicView, Why
-from offloaderd.read.segments import SegmentReader, Window
+from offloaderd.read.segments import Ahead, SegmentReader, Window
 
 TICK_S = 1.0
 """Interval of signals for changes without a notification (another daemon's commit)."""
@@ -229,6 +229,7 @@ class Stream:
     _last: Position | None = None
     _bounded: bool = False  # the request sets the end
     _onward: bool = False  # another read goes on behind the end
+    _ahead: Ahead = field(init=False)
     _failed: dict[object, Position] = field(default_factory=dict)
     _reasons: dict[object, Why] = field(default_factory=dict)
     _failure_tracker: list[tuple[Tier, OffloaderError]] = field(default_factory=list)
@@ -238,6 +239,7 @@ class Stream:
 
     def __post_init__(self, entries_max: int) -> None:
         self._left = entries_max or ENTRY_ID_MAX
+        self._ahead = Ahead(self.context.segments.loader)
 
     async def begin(self, wanted: Wanted) -> None:
         """Get the view and check the range. Raises what `TopicReader.read` names for that."""
@@ -255,6 +257,16 @@ class Stream:
 
     async def batches(self) -> AsyncGenerator[tuple[Entries, Tier, Why], None]:
         """Yield the entries of the range, with their tier and the reason for it."""
+        try:
+            async with aclosing(self._batches()) as batches:
+                async for batch in batches:
+                    yield batch
+        finally:
+            done = self._last is not None and self._cursor is not None and self._cursor > self._last
+            if not (self._onward and done):
+                await self._ahead.end()
+
+    async def _batches(self) -> AsyncGenerator[tuple[Entries, Tier, Why], None]:
         while True:
             seen = self.change_signal.count if self.change_signal is not None else 0
             if self._cursor is None and not await self._find_start():
@@ -476,7 +488,7 @@ class Stream:
             first = Position(run.ledger_id, run.first_entry_id)
             last = Position(run.ledger_id, run.last_entry_id)
             segments, more = self.context.segments, run.last_entry_id - run.first_entry_id + 1 < self._left
-            then = partial(self._fetch_following, last) if more else None
+            then = partial(self._ahead.begin, partial(self._fetch_following, last)) if more else None
             if self.framed:
                 return segments.read_framed(
                     self.topic, run.segment, first, last, self._pace, bytes_max=self.batch_bytes, then=then
