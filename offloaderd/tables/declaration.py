@@ -18,7 +18,7 @@ from typing import Any
 from offloaderd.core.errors import CorruptData, InvalidInput, NewerRecord
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import Breadth, TopicPattern, partitioned_topic
-from offloaderd.tables.layout import Layout, Partition
+from offloaderd.tables.layout import BUCKETS_MAX, BUCKETS_MIN, Layout, Partition
 
 VERSION = 1
 INTERVAL_S_MIN, INTERVAL_S_MAX = 1.0, 86_400.0
@@ -74,8 +74,8 @@ class Declaration:
     `to` is CATALOGUE.NAMESPACE of pyiceberg's settings, or a folder (with a slash). `key`: with upsert, the columns
     that identify a row; without any, the message's key does. `schema`: the values' schema where there is no cluster
     to ask. `step_bytes`: bytes of segments that a table takes at a time. `upkeep_s`: time between two runs of upkeep, 0
-    for none; `keep_s`: how long older versions of a table stay readable. `partition` and `sort`: see Layout; without a
-    partition it is by day, with upsert none.
+    for none; `keep_s`: how long older versions of a table stay readable. `partition`, `buckets` and `sort`: see Layout;
+    without a partition it is by day, with upsert none.
     """
 
     name: str
@@ -91,6 +91,7 @@ class Declaration:
     keep_s: float = 7 * 86_400.0
     schema: str = ""
     partition: Partition | None = None
+    buckets: int = 0
     sort: tuple[str, ...] = ()
     created_ms: int = 0
     created_by: str = ""
@@ -99,7 +100,7 @@ class Declaration:
     def layout(self) -> Layout:
         """How the rows of its tables lie in their files."""
         by_mode = Partition.NONE if self.mode is TableMode.UPSERT else Partition.DAY
-        return Layout(partition=self.partition or by_mode, sort=self.sort)
+        return Layout(partition=self.partition or by_mode, buckets=self.buckets, sort=self.sort)
 
     @property
     def pattern(self) -> TopicPattern:
@@ -170,6 +171,10 @@ class Declaration:
         return []
 
     def _flaws_of_layout(self) -> list[str]:
+        if self.partition is Partition.BUCKET:
+            return self._flaws_of_buckets()
+        if self.buckets:
+            return [f"buckets {self.buckets}: only with the partition {Partition.BUCKET}"]
         if self.mode is TableMode.APPEND:
             return []
         if self.format is TableFormat.DELTA:
@@ -178,6 +183,22 @@ class Declaration:
             )
         if self.layout.partition is not Partition.NONE:
             return [f"partition {self.partition}: with upsert only in Delta Lake; write none, or leave it out"]
+        return []
+
+    def _flaws_of_buckets(self) -> list[str]:
+        said = f"partition {self.layout.text}"
+        if not BUCKETS_MIN <= self.buckets <= BUCKETS_MAX:
+            return [f"{said}: {BUCKETS_MIN} to {BUCKETS_MAX} buckets"]
+        if self.format is TableFormat.DELTA:
+            return [
+                f"{said}: only in Iceberg, as queries of Delta Lake know no hash of a key; write hour, day, month or "
+                "none, and with append sort the rows by _key"
+            ]
+        if self.mode is TableMode.UPSERT:
+            return [
+                f"{said}: only with append, as pyiceberg replaces no rows in buckets; write none, or leave it out, and "
+                "sort the rows by their key"
+            ]
         return []
 
     def checked(self) -> "Declaration":

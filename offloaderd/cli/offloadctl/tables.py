@@ -23,7 +23,7 @@ from offloaderd.core.units import size
 from offloaderd.daemon.stores import metadata_store
 from offloaderd.tables import store as stored
 from offloaderd.tables.declaration import Declaration, OnError, TableFormat, TableMode
-from offloaderd.tables.layout import Partition
+from offloaderd.tables.layout import Partition, parse_partition
 from offloaderd.tables.store import States, TableState
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Wish(TypedDict):
     upkeep: float
     keep: float
     schema: Path | None
-    partition: str | None
+    partition: tuple[Partition, int] | None
     sort: str | None
 
 
@@ -130,8 +130,10 @@ def _with_store(session: Session, config: Path | None, work: Callable[[MetadataS
 )
 @click.option(
     "--partition",
-    type=click.Choice([one.value for one in Partition]),
-    help="Rows are in partitions by this part of their time, in UTC. [default: day; with upsert none]",
+    type=options.Parsed("partition", parse_partition),
+    metavar="[hour|day|month|bucket:N|none]",
+    help="Rows are in partitions by this part of their time, in UTC, or by N buckets of the message's key. "
+    "[default: day; with upsert none]",
 )
 @click.option("--sort", metavar="COLUMN,...", help="The rows of each file are sorted by these columns.")
 @click.option("--dry-run", is_flag=True, help="Only check, and show the declaration.")
@@ -150,6 +152,7 @@ def create(session: Session, *, topics: str, config: Path | None, dry_run: bool,
       offloadctl tables create 'public/default/*' --to /lake --interval 5min --config offloaderd.toml
       offloadctl tables create customers --to /lake --format delta --mode upsert --key id --config offloaderd.toml
       offloadctl tables create clicks --to lake.shop --partition hour --sort user --config offloaderd.toml
+      offloadctl tables create visits --to lake.shop --partition bucket:16 --config offloaderd.toml
     """
     declared = _declared(topics, wish).checked()
     _check_schema(declared)
@@ -167,6 +170,7 @@ def create(session: Session, *, topics: str, config: Path | None, dry_run: bool,
 def _declared(topics: str, wish: Wish) -> Declaration:
     """Return the declaration that a command line asks for. Raises InvalidInput."""
     pattern, schema, to = TopicPattern.parse(topics), wish["schema"], wish["to"]
+    partition, buckets = wish["partition"] or (None, 0)
     tenant, namespace = pattern.scope
     return Declaration(
         name=wish["name"] or (pattern.topic.local if pattern.topic is not None else f"{tenant}.{namespace}"),
@@ -181,7 +185,8 @@ def _declared(topics: str, wish: Wish) -> Declaration:
         upkeep_s=wish["upkeep"],
         keep_s=wish["keep"],
         schema=schema.read_text(encoding="utf-8", errors="replace") if schema is not None else "",
-        partition=Partition(wish["partition"]) if wish["partition"] else None,
+        partition=partition,
+        buckets=buckets,
         sort=_columns(wish["sort"]),
         created_ms=SystemClock().wall_ms(),
         created_by=_user(),
@@ -262,7 +267,7 @@ def show_(session: Session, *, name: str, config: Path | None) -> int:
                 ("topics", declared.topics),
                 ("to", f"{declared.to}, {declared.format}"),
                 ("mode", declared.mode + (f" by {', '.join(declared.key)}" if declared.key else "")),
-                ("partition", declared.layout.partition),
+                ("partition", declared.layout.text),
                 ("sorted by", ", ".join(declared.sort) or "nothing"),
                 ("on error", declared.on_error),
                 ("interval", f"{declared.interval_s:g} s, {size(declared.step_bytes)} at a time"),
@@ -322,7 +327,7 @@ def _user() -> str:
 
 def _document(declared: Declaration) -> dict[str, object]:
     lists = {"key": list(declared.key), "sort": list(declared.sort)}
-    return {**asdict(declared), **lists, "partition": declared.layout.partition}
+    return {**asdict(declared), **lists, "partition": declared.layout.text}
 
 
 def _summary(states: States) -> dict[str, object]:

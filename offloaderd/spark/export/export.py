@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import DataFrame, DataFrameReader, Observation, SparkSession, functions
+from pyspark.sql import Column, DataFrame, DataFrameReader, Observation, SparkSession, functions
 
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.read_options import Transactions
 from offloaderd.daemon.log import quieted
 from offloaderd.read.transactions import KnownOutcomes
 from offloaderd.spark.errors import from_spark
+from offloaderd.spark.export.buckets import bucket_of
 from offloaderd.spark.export.commit import VALUE, Commit, ExportTarget
 from offloaderd.spark.export.folder import ExportFolder
 from offloaderd.spark.export.iceberg import IcebergTable
@@ -210,18 +211,24 @@ def write(found: DataFrame, target: ExportTarget, staging: str, layout: Layout) 
     if not layout.name:
         (rows.sortWithinPartitions(*order) if order else rows).write.parquet(staging)
         return
-    rows = rows.withColumn(layout.name, functions.expr(_partition(layout.partition, now[layout.time])))
+    rows = rows.withColumn(layout.name, _partition(layout, now[layout.column]))
+    if layout.partition is Partition.BUCKET:  # each task has rows of all buckets, and would write a file for each
+        rows = rows.repartition(layout.name)
     if order:  # by the partition first, as Spark writes one after the other
         rows = rows.sortWithinPartitions(layout.name, *order)
     rows.write.partitionBy(layout.name).parquet(staging)
 
 
-def _partition(partition: Partition, time: str) -> str:
-    """Return the expression of a row's partition in UTC, independent of the session's time zone."""
-    day = f"date_from_unix_date(int(unix_millis(`{time}`) div 86400000))"
-    hour = f"lpad(string(unix_millis(`{time}`) div 3600000 % 24), 2, '0')"
-    return {
-        Partition.HOUR: f"concat(string({day}), '-', {hour})",
-        Partition.DAY: day,
-        Partition.MONTH: f"substr(string({day}), 1, 7)",
-    }[partition]
+def _partition(layout: Layout, column: str) -> Column:
+    """Return a row's partition by a column: in UTC, independent of the session's time zone, or by its hash."""
+    if layout.partition is Partition.BUCKET:
+        return bucket_of(f"`{column}`", layout.buckets)
+    day = f"date_from_unix_date(int(unix_millis(`{column}`) div 86400000))"
+    hour = f"lpad(string(unix_millis(`{column}`) div 3600000 % 24), 2, '0')"
+    return functions.expr(
+        {
+            Partition.HOUR: f"concat(string({day}), '-', {hour})",
+            Partition.DAY: day,
+            Partition.MONTH: f"substr(string({day}), 1, 7)",
+        }[layout.partition]
+    )

@@ -1,4 +1,4 @@
-"""An export's target: a table of Apache Iceberg, partitioned by the hour, day or month of a column, or not at all.
+"""An export's target: a table of Apache Iceberg, partitioned by a time or a bucket, or not at all.
 
     LOCATION/data/<number>-<id>/day=2026-11-21/<file>.parquet    the files of a round; they stay there
 
@@ -31,6 +31,7 @@ from pyspark.sql.types import StructType
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
+from offloaderd.spark.export.buckets import add_files, bucket_in
 from offloaderd.spark.export.commit import (
     DELETED,
     DIGITS,
@@ -48,11 +49,12 @@ from offloaderd.spark.export.commit import (
 )
 from offloaderd.spark.files import SparkFiles
 from offloaderd.spark.session import check_libraries
-from offloaderd.tables.layout import Layout, Partition
+from offloaderd.tables.layout import KEY, Layout, Partition, bucket_text
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.partitioning import PartitionField
     from pyiceberg.table import FileScanTask, Table, Transaction
     from pyiceberg.table.snapshots import Snapshot
     from pyiceberg.typedef import Record
@@ -240,7 +242,37 @@ class ExportTable:
             with transaction.update_snapshot().overwrite() as replaced:
                 for one in tasks:
                     replaced.delete_data_file(one.file)
-            transaction.add_files([path], check_duplicate_files=False)
+            at = self._bucket_at(table)
+            self._add(table, transaction, [path], [None if at is None else partition[at]], {})
+
+    def _add(
+        self,
+        table: Table,
+        transaction: Transaction,
+        files: Sequence[str],
+        buckets: Sequence[int | None],
+        moved: Mapping[str, str],
+    ) -> None:
+        """Add files; where the table has buckets, each to its own."""
+        if (at := self._bucket_at(table)) is not None:
+            add_files(transaction, table.io, files, at=at, buckets=buckets, moved=moved)
+        else:
+            transaction.add_files([*files], snapshot_properties={**moved}, check_duplicate_files=False)
+
+    def _bucket_at(self, table: Table) -> int | None:
+        """Return the place of the buckets of the layout among the table's partitions; None for a layout without."""
+        if self._layout.partition is not Partition.BUCKET:
+            return None
+        return next((at for at, one in enumerate(table.spec().fields) if self._buckets(table, one)), None)
+
+    def _buckets(self, table: Table, field: PartitionField) -> int:
+        """Return how many buckets of the messages' key a partition has; 0 for another partition."""
+        from pyiceberg.transforms import BucketTransform  # noqa: PLC0415 - optional
+
+        if not isinstance(field.transform, BucketTransform) or KEY not in self._columns.names:
+            return 0
+        of = table.schema().find_column_name(field.source_id)
+        return field.transform.num_buckets if of == self._now(table, KEY) else 0
 
     def _sorted(self, table: Table, rows: pa.Table) -> pa.Table:
         """Return rows in the order of the layout."""
@@ -279,7 +311,7 @@ class ExportTable:
             if self._key and files:
                 self._replace(table, transaction, files, moved)
             else:
-                transaction.add_files(files, snapshot_properties=moved, check_duplicate_files=False)
+                self._add(table, transaction, files, [bucket_in(one) for one in files], moved)
             transaction.commit_transaction()
         except CommitFailedException:
             return
@@ -343,9 +375,8 @@ class ExportTable:
         said = table.properties.get(COMMIT)
         if said is None:
             raise InvalidConfig(f"{self.target} is no export", hint="name another table, or one that is not there yet")
-        times = [str(one.transform) for one in table.spec().fields if str(one.transform) in TIMES]
         if not self._key:  # else the library writes the files, by whatever partitions the table has
-            self._layout.check(self.target, ",".join(times) or Partition.NONE)
+            self._layout.check(self.target, ",".join(self._partitions(table)) or Partition.NONE)
         newest = decode(said, self.target)
         if (there := next(self._moves(table, table.current_snapshot()), None)) is not None:
             return newest if there.staging == newest.staging else self._earlier_commit(table, newest, there)
@@ -353,6 +384,16 @@ class ExportTable:
         if oldest and int(table.properties.get(SEQUENCE, 0)) >= (oldest[0].sequence_number or 0):
             raise self._unknown()
         return newest
+
+    def _partitions(self, table: Table) -> list[str]:
+        """Return the partitions of a table by a time or by the messages' key, as they are declared."""
+        found = []
+        for one in table.spec().fields:
+            if str(one.transform) in TIMES:
+                found.append(str(one.transform))
+            elif buckets := self._buckets(table, one):
+                found.append(bucket_text(buckets))
+        return found
 
     def _earlier_commit(self, table: Table, newest: Commit, there: Move | Commit) -> Commit:
         """Return the commit of a snapshot, by the newest and the changes between them. Raises OffloaderError."""
@@ -437,7 +478,7 @@ class ExportTable:
                     transaction.update_spec() as spec,
                 ):
                     if self._layout.name:
-                        spec.add_field(self._layout.time, str(self._layout.partition), self._layout.name)
+                        spec.add_field(self._layout.column, self._layout.transform, self._layout.name)
             except TableAlreadyExistsError:
                 return  # another export was first; its commits will show that
 

@@ -41,7 +41,7 @@ from offloaderd.spark.export.commit import DELETED
 from offloaderd.spark.scan.columns import MALFORMED
 from offloaderd.spark.value_schema import KeyValueSchema, read_schema
 from offloaderd.tables.declaration import COLUMN, Declaration, TableMode
-from offloaderd.tables.layout import TIME, Layout
+from offloaderd.tables.layout import KEY, TIME, Layout
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 ORDER = ("_ledger_id", "_entry_id", "_batch_index")
 """The order of the messages of a topic, and of their rows in the table."""
-KEY = "_key"
 VALUE = "value"
 _RANK = "_rank"
 SYSTEM: dict[str, DataType] = {

@@ -16,6 +16,9 @@ from deltalake import DeltaTable
 from prometheus_client import CollectorRegistry
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.expressions import EqualTo, IsNull
+from pyiceberg.transforms import BucketTransform
+from pyiceberg.types import BinaryType
 
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import TopicName
@@ -425,6 +428,50 @@ def test_a_table_in_sorted_partitions(
     declare(site, **given | {"sort": ("price",)}, partition=Partition.HOUR)
     sound, (state,) = run(spark, site)
     assert (sound, state.error.partition(" (")[0]) == (False, "sort price: no such column")
+
+
+def test_a_table_in_buckets_of_a_key(
+    spark: SparkSession, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket has one sorted file of a step, also after upkeep; a reader looks for a key in its bucket alone."""
+    monkeypatch.setattr(export_commit, "SMALL_FILES", 3)
+    keys = ["iceberg", "a", "b", None, "c", "iceberg", "a", None]
+    held = [order(ORDER, {"id": 9 - at, "item": str(one)}, partition_key=one) for at, one in enumerate(keys)]
+    given = {"to": str(tmp_path), "schema": json.dumps(ORDER), "sort": ("item", "id"), "partition": Partition.BUCKET}
+    declare(site, **given, buckets=8)
+    for ledger_id in range(1, 3):
+        asyncio.run(site.commit(TOPIC, [Piece(ledger_id, 0, held, 8)]))
+        sound, (state,) = run(spark, site)
+        assert (sound, state.error, state.rows) == (True, "", 8)
+    of = BucketTransform(num_buckets=8).transform(BinaryType())
+    places = {str(one): str(of(one.encode())) if one is not None else "null" for one in keys}
+    assert places["iceberg"] == str(1210000089 % 8)
+    sent = {
+        place: sorted((str(one), 9 - at) for at, one in enumerate(keys) if places[str(one)] == place)
+        for place in places.values()
+    }
+    assert files_of(TableFormat.ICEBERG, tmp_path, "orders") == sorted((*sent.items(), *sent.items()))
+    asyncio.run(site.commit(TOPIC, [Piece(3, 0, held, 8)]))
+    assert run(spark, site)[0]
+    joined = [(place, sorted(rows * 3)) for place, rows in sent.items()]
+    assert files_of(TableFormat.ICEBERG, tmp_path, "orders") == sorted(joined)
+    catalog = SqlCatalog("offloaderd", uri=f"sqlite:///{tmp_path}/catalog.db")
+    try:
+        table = catalog.load_table("public_default.orders")
+        scan = table.scan(row_filter=EqualTo(term="_key", value=b"iceberg"))
+        (task,) = scan.plan_files()
+        assert task.file.partition[0] == 1210000089 % 8
+        assert sorted(scan.to_arrow()["id"].to_pylist()) == [4, 4, 4, 9, 9, 9]
+        assert sorted(table.scan(row_filter=IsNull(term="_key")).to_arrow()["id"].to_pylist()) == [2, 2, 2, 6, 6, 6]
+    finally:
+        catalog.close()
+    drop(site)
+    declare(site, **given, buckets=16)
+    asyncio.run(site.commit(TOPIC, [Piece(4, 0, held, 8)]))
+    sound, (state,) = run(spark, site)
+    assert not sound
+    assert "has the partition bucket:8, and not bucket:16" in state.error
+    assert files_of(TableFormat.ICEBERG, tmp_path, "orders") == sorted(joined)
 
 
 def test_keys_in_partitions(spark: SparkSession, site: Site, tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ def test_the_layout_of_tables(scene: Scene) -> None:
         ("plain", ()),
         ("keyed", ("--mode", "upsert", "--sort", "_key")),
         ("hourly", ("--partition", "hour", "--sort", "region, id")),
+        ("buckets", ("--partition", "bucket:16")),
     ):
         assert scene.run("create", name, "--to", "/lake", *words).exit_code == 0
     listed = json.loads(scene.run("list", "-o", "json").stdout)["declarations"]
@@ -98,11 +99,13 @@ def test_the_layout_of_tables(scene: Scene) -> None:
         "plain": ("day", []),
         "keyed": ("none", ["_key"]),
         "hourly": ("hour", ["region", "id"]),
+        "buckets": ("bucket:16", []),
     }
     assert ["hour", "region,id"] in [line.split()[5:7] for line in scene.run("list").stdout.splitlines()]
     shown = [line.split() for line in scene.run("show", "hourly").stdout.splitlines()]
     assert ["partition", "hour"] in shown
     assert ["sorted", "by", "region,", "id"] in shown
+    assert ["partition", "bucket:16"] in [line.split() for line in scene.run("show", "buckets").stdout.splitlines()]
     document = json.loads(scene.run("show", "keyed", "-o", "json").stdout)["declaration"]
     assert (document["partition"], document["sort"]) == ("none", ["_key"])
 
@@ -141,7 +144,12 @@ def test_columns_are_looked_up_in_a_schema_that_is_given(scene: Scene, monkeypat
         (("create", "orders", "--to", "/my lake"), "tables in a bucket need a catalogue"),
         (("create", "orders-partition-0", "--to", "/lake"), "all partitions are in one table"),
         (("create", "orders", "--to", "/lake", "--mode", "upsert", "--key", "id,,id"), "each once"),
-        (("create", "orders", "--to", "/lake", "--partition", "bucket:4"), "'hour', 'day', 'month', 'none'"),
+        (("create", "orders", "--to", "/lake", "--partition", "week"), "write hour, day, month, none or bucket:N"),
+        (("create", "orders", "--to", "/lake", "--partition", "bucket:2048"), "bucket:2048: 2 to 1024 buckets"),
+        (
+            ("create", "orders", "--to", "/lake", "--format", "delta", "--partition", "bucket:4"),
+            "partition bucket:4: only in Iceberg",
+        ),
         (("create", "orders", "--to", "/lake", "--mode", "upsert", "--partition", "day"), "with upsert only in Delta"),
         (("show", "orders"), "no tables orders are declared"),
         (("drop", "orders", "--yes"), "no tables orders are declared"),

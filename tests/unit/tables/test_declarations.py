@@ -42,6 +42,18 @@ KEYED = replace(
         ({"sort": ("id", "id")}, "sort 'id,id': names of columns with commas between, each once"),
         ({"sort": ("a b",)}, "sort 'a b'"),
         ({"mode": TableMode.UPSERT, "partition": Partition.HOUR}, "partition hour: with upsert only in Delta Lake"),
+        ({"partition": Partition.BUCKET, "buckets": 1}, "partition bucket:1: 2 to 1024 buckets"),
+        ({"partition": Partition.BUCKET, "buckets": 1025}, "partition bucket:1025: 2 to 1024 buckets"),
+        ({"partition": Partition.BUCKET}, "partition bucket:0: 2 to 1024 buckets"),
+        ({"partition": Partition.DAY, "buckets": 4}, "buckets 4: only with the partition bucket"),
+        (
+            {"to": "/lake", "format": TableFormat.DELTA, "partition": Partition.BUCKET, "buckets": 4},
+            "partition bucket:4: only in Iceberg",
+        ),
+        (
+            {"mode": TableMode.UPSERT, "partition": Partition.BUCKET, "buckets": 4},
+            "partition bucket:4: only with append",
+        ),
         (
             {"to": "/lake", "format": TableFormat.DELTA, "mode": TableMode.UPSERT, "sort": ("id",)},
             "sort: not with upsert in Delta Lake",
@@ -57,9 +69,10 @@ def test_mistakes_are_told(given: dict[str, object], said: str) -> None:
 
 
 LAID_OUT = replace(ORDERS, partition=Partition.HOUR, sort=("region", "id"))
+IN_BUCKETS = replace(ORDERS, partition=Partition.BUCKET, buckets=1024)
 
 
-@pytest.mark.parametrize("declared", [ORDERS, KEYED, LAID_OUT, replace(KEYED, partition=Partition.MONTH)])
+@pytest.mark.parametrize("declared", [ORDERS, KEYED, LAID_OUT, IN_BUCKETS, replace(KEYED, partition=Partition.MONTH)])
 def test_a_declaration_is_read_as_it_was_written(declared: Declaration) -> None:
     """All fields, with their types."""
     assert declaration.decode(declaration.encode(declared.checked()), path="/x") == declared
