@@ -448,10 +448,10 @@ class SegmentReader:
             window = Window(self, self._blocks, table, begin, end, pace)
             try:
                 while (slot := window.next()) is not None:
-                    if then is not None and window.near_end:
-                        then(window)
-                        then = None
                     try:
+                        if then is not None and window.near_end:
+                            then(window)
+                            then = None
                         block = await slot.get()
                         low = first.entry_id if block.ledger_id == first.ledger_id else 0
                         high = last.entry_id if block.ledger_id == last.ledger_id else block.last_entry_id
@@ -473,12 +473,15 @@ class SegmentReader:
     ) -> None:
         """Fetch a segment's tables, then the first blocks of a range into the cache, if they have room there.
 
-        They get what the window of what is read `before` leaves, until that one is closed. Raises as `read` does.
+        They get what the window of what is read `before` leaves, until that one is closed. Of a range that `read` would
+        read by its chunks only the tables are fetched. Raises as `read` does.
         """
         if segment.foreign:
             return
         async with self.table(topic, segment) as table:
             begin, end = table.block_at(first), table.block_at(last)
+            if begin == end and self._chunks.piece(table, begin, first.entry_id, last.entry_id) is not None:
+                return
             window = Window(self, self._blocks, table, begin, end, before.pace, before=before)
             try:
                 window.top_up()

@@ -487,8 +487,8 @@ class Stream:
         if run.segment is not None:
             first = Position(run.ledger_id, run.first_entry_id)
             last = Position(run.ledger_id, run.last_entry_id)
-            segments, more = self.context.segments, run.last_entry_id - run.first_entry_id + 1 < self._left
-            then = partial(self._ahead.begin, partial(self._fetch_following, last)) if more else None
+            segments, more = self.context.segments, self._left - (run.last_entry_id - run.first_entry_id + 1)
+            then = partial(self._ahead.begin, partial(self._fetch_following, last, more)) if more else None
             if self.framed:
                 return segments.read_framed(
                     self.topic, run.segment, first, last, self._pace, bytes_max=self.batch_bytes, then=then
@@ -501,7 +501,7 @@ class Stream:
             self.topic, run.ledger_id, run.first_entry_id, run.last_entry_id, batch_bytes=self.batch_bytes
         )
 
-    async def _fetch_following(self, end: Position, before: Window) -> None:
+    async def _fetch_following(self, end: Position, entries_max: int, before: Window) -> None:
         """Fetch the begin of what the bucket gives behind a run, as far as that is known; the read reports errors."""
         at, last = end.next(), None if self._onward else self._last
         with suppress(OffloaderError):
@@ -512,10 +512,8 @@ class Stream:
                 elif isinstance(step, ReadEnd):
                     await self._ask_end(step)
                 elif isinstance(step, Run) and step.segment is not None:
-                    first, to = (
-                        Position(step.ledger_id, step.first_entry_id),
-                        Position(step.ledger_id, step.last_entry_id),
-                    )
+                    wanted = min(step.last_entry_id, step.first_entry_id + entries_max - 1)
+                    first, to = Position(step.ledger_id, step.first_entry_id), Position(step.ledger_id, wanted)
                     await self.context.segments.fetch_begin(self.topic, step.segment, first, to, before)
                     return
                 else:

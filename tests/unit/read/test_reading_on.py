@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from offloaderd.core.aio import Signal
-from offloaderd.core.errors import EntriesMissing
+from offloaderd.core.errors import Closed, EntriesMissing
 from offloaderd.core.model import Position
 from offloaderd.objects.checks import cut
 from offloaderd.read import cache
 from offloaderd.read.cache import ReadAhead
+from offloaderd.read.segments import SLOT_BLOCK_BYTES
 from tests.unit.read.build import TOPIC, Piece, make_read_rig, put_segment, turns
 
 if TYPE_CHECKING:
@@ -150,6 +151,27 @@ async def test_a_caller_that_leaves_has_nothing_more_fetched(monkeypatch: pytest
         assert rig.reader.segments.pinned_bytes == 0
 
 
+@pytest.mark.parametrize(
+    ("count", "onward", "goes_on"), [(BLOCKS, False, False), (BLOCKS - 1, True, False), (BLOCKS, True, True)]
+)
+async def test_only_a_read_to_its_end_that_is_gone_on_with_leaves_a_fetch_behind(
+    monkeypatch: pytest.MonkeyPatch, count: int, *, onward: bool, goes_on: bool
+) -> None:
+    """All blocks are there, so the tables of what comes next are on their way when the caller leaves."""
+    rig, store = await shelf(monkeypatch, [pieces_of(1, closed=True)], [pieces_of(2)])
+    async with rig.reader:
+        await waits(rig, last=Position(1, BLOCKS - 1))
+        reading = rig.reader.read(TOPIC, last=Position(1, BLOCKS - 1) if onward else None, onward=onward)
+        for _ in range(count):
+            await anext(reading)
+            await turns(20)
+        await reading.aclose()
+        assert len(store.asked_of(rig.map.segments[1])) == 2
+        await asyncio.sleep(1)  # noqa: TID251 - virtual time
+        assert (len(store.asked_of(rig.map.segments[1])) > 2) is goes_on
+        assert rig.reader.segments.pinned_bytes == 0
+
+
 async def test_only_what_there_is_room_for_is_fetched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the cache, and in the read's own window; the tables have a cache of their own."""
     rig, store = await shelf(monkeypatch, [pieces_of(1)])
@@ -176,6 +198,19 @@ async def test_only_what_there_is_room_for_is_fetched_ahead(monkeypatch: pytest.
         assert segments.pinned_bytes == 0
 
 
+async def test_a_read_holds_no_more_than_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what it goes on with, whose first block may be one more."""
+    rig, store = await shelf(monkeypatch, [pieces_of(1)], [pieces_of(1, BLOCKS)])
+    segments, held = rig.reader.segments, 0
+    async with rig.reader, aclosing(rig.reader.read(TOPIC)) as batches:
+        async for _ in batches:
+            for _ in range(50):
+                await asyncio.sleep(STORE_S / 10)  # noqa: TID251 - virtual time
+                held = max(held, segments._blocks.pinned_bytes)
+    assert store.asked_of(rig.map.segments[1])
+    assert held // (BLOCK_BYTES + SLOT_BLOCK_BYTES) in {15, 16, 17}
+
+
 async def test_what_is_missing_there_is_told_where_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not before: all entries that come first are given."""
     rig, _ = await shelf(monkeypatch, [pieces_of(1)], [pieces_of(1, BLOCKS)])
@@ -187,3 +222,42 @@ async def test_what_is_missing_there_is_told_where_it_is_read(monkeypatch: pytes
             await asyncio.sleep(BATCH_S)  # noqa: TID251 - virtual time
         with pytest.raises(EntriesMissing):
             await anext(reading)
+
+
+async def test_no_more_is_fetched_than_the_entries_that_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are behind them."""
+    rig, store = await shelf(monkeypatch, [pieces_of(1)], [pieces_of(1, BLOCKS)])
+    async with rig.reader:
+        await waits(rig, entries_max=BLOCKS + 1)
+        await asyncio.sleep(1)  # noqa: TID251 - virtual time
+    assert sum(length or 0 for first, length in store.asked_of(rig.map.segments[1])[2:]) == BLOCK_BYTES
+
+
+async def test_a_few_entries_of_the_next_segment_are_read_by_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are without being fetched before: not by their whole block."""
+    rig, store = await shelf(monkeypatch, [pieces_of(1)])
+    payloads = [b"x" * 1000] * 100
+    rig.map.segments.append(
+        await put_segment(
+            rig.store, [Piece(1, BLOCKS, payloads)], segment_id=uuid.UUID(int=2), block_entries=100, chunk_bytes=8192
+        )
+    )
+    async with rig.reader:
+        await waits(rig, last=Position(1, BLOCKS))
+    assert 0 < sum(length or 0 for first, length in store.asked_of(rig.map.segments[1])[2:]) <= 2 * 8192
+
+
+async def test_a_reader_that_is_closed_leaves_no_block_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where what follows was to be fetched next."""
+    many = 3 * BLOCKS
+    rig, store = await shelf(monkeypatch, [Piece(1, 0, [b"x" * 100] * many, None)], [pieces_of(1, many)])
+    segments = rig.reader.segments
+    async with rig.reader:
+        await waits(rig, last=Position(1, many - 1))
+        reading = rig.reader.read(TOPIC)
+        await anext(reading)
+    with pytest.raises(Closed):
+        async for _ in reading:
+            pass
+    assert not store.asked_of(rig.map.segments[1])
+    assert segments.pinned_bytes == 0
