@@ -218,10 +218,13 @@ def still_lost(losses: Sequence[Loss], chosen: Sequence[Known], ends: Mapping[in
 
 
 def _left_of(loss: Loss, found: Sequence[CommittedSegment], ends: Mapping[int, LedgerEnd]) -> list[Loss]:
-    """Return the parts of a loss between segments that were found within it, none once all its entries are there."""
+    """Return the parts of a loss between segments that were found within it, none once just its entries are there.
+
+    A loss may be of more entries than were known. Where more than that were found, others may still be lost.
+    """
     cut = sum(loss.after.entry_id + 1 for one in found if one.begin <= loss.after)  # the first one may begin before it
     entries = loss.entries - sum(one.entries for one in found) + cut
-    if not found or (loss.certain and entries <= 0):
+    if not found or (loss.certain and not entries):
         return [] if found else [loss]
     bounds = zip([loss.after, *(one.end for one in found)], [*(one.begin for one in found), loss.before], strict=True)
     parts = []

@@ -280,6 +280,8 @@ def test_brokers_ledgers_in_a_loss() -> None:
         (Position(7, 5), Position(9, 0)),
     )
     assert left(Loss(Position(3, 9), Position(9, 0), 10)) == []
+    assert left(Loss(Position(3, 9), Position(9, 0), 10), (3, LedgerEnd(10, 9))) == []
+    assert left(Loss(Position(3, 9), Position(9, 0), 9)) == [(*behind, 0), (*inside, 0), (*before, 0)]
     assert left(Loss(Position(3, 9), Position(9, 0), 13)) == [(*behind, 3), (*inside, 0), (*before, 0)]
     assert left(Loss(Position(3, 9), Position(9, 0), 0)) == [(*behind, 0), (*inside, 0), (*before, 0)]
     joined = (3, LedgerEnd(10, 5)), (5, LedgerEnd(4, 6)), (6, LedgerEnd(3, 7)), (7, LedgerEnd(6, 9))
