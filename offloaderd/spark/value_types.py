@@ -38,8 +38,9 @@ DECIMAL_DIGITS_MAX = 38
 EPOCH = date(1970, 1, 1)
 _DAY_MICROS = 86_400_000_000
 MICROS = {"millis": 1000, "micros": 1}
-DAYS = "offloaderd-days"
-_NUMBERS = {unit: f"offloaderd-{unit}" for unit in MICROS}
+_OURS = "offloaderd-"
+DAYS = f"{_OURS}days"
+_NUMBERS = {unit: f"{_OURS}{unit}" for unit in MICROS}
 INTEGER_BITS = {"int": 32, "long": 64}
 SPECIAL = {"NaN", "Infinity", "-Infinity"}
 """Numbers that JSON does not have; Jackson writes them in quotes."""
@@ -128,8 +129,8 @@ class _Walk:
         for field in node["fields"]:
             kind = self.kind(field["type"], f"{where}.{field['name']}".lstrip("."), space)
             avro = {key: value for key, value in field.items() if key in {"name", "default", "aliases"}}
-            if "default" in avro and isinstance(kind.spark, spark.TimestampType | spark.TimestampNTZType):
-                avro["default"] = kind.of_json(avro["default"])
+            if "default" in avro:
+                avro["default"] = self._default(kind.avro, avro["default"])
             fields.append((avro | {"type": kind.avro}, kind))
         if not fields:
             raise _unsupported(where, f"{name}, a record without a field")
@@ -140,6 +141,26 @@ class _Walk:
         for one, kind in fields:
             aliases |= _inside(one["name"], kind)
         return Kind(struct, avro, _struct(fields), aliases=aliases)
+
+    def _default(self, avro: Avro, value: Any) -> Any:  # noqa: ANN401 - what JSON has
+        """Return a default with its times as AVRO_READERS give them, which fastavro does not ask for a default."""
+        match avro, value:
+            case list(), _:
+                some = next((node for node in avro if node != "null"), "null")
+                return value if value is None else self._default(some, value)
+            case str(), _:
+                named = self._named.get(avro, self._named.get(f".{avro}"))
+                return value if named is None else self._default(named.avro, value)
+            case {"type": "record", "fields": fields}, dict():
+                types = {one["name"]: one["type"] for one in fields}
+                return {name: self._default(types.get(name, "null"), one) for name, one in value.items()}
+            case {"items": items}, list():
+                return [self._default(items, one) for one in value]
+            case {"values": values}, dict():
+                return {name: self._default(values, one) for name, one in value.items()}
+            case {"logicalType": str(logical)}, int():
+                return value * MICROS.get(logical.removeprefix(_OURS), 1)
+        return value
 
     def _union(self, nodes: list[Avro], where: str, space: str) -> Kind:
         some = [node for node in nodes if node != "null"]

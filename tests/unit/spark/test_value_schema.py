@@ -241,10 +241,14 @@ def test_times_of_all_years_that_spark_has(stored: str, logical: str, first: dat
 
 
 def test_a_time_by_default_is_in_the_unit_of_its_schema() -> None:
-    """Also in a field that may be null."""
+    """Also in a field that may be null, and inside of other types."""
     at = {"type": "long", "logicalType": "timestamp-millis"}
-    new = record(("a", "int"), ("t", at), ("u", [at, "null"]), ("v", ["null", at]))
-    for field, default in zip(new["fields"][1:], (1500, 1500, None), strict=True):
+    inside = {"type": "record", "name": "Inside", "fields": [{"name": "t", "type": at}, {"name": "n", "type": "long"}]}
+    nested = [("w", {"type": "array", "items": at}), ("x", {"type": "map", "values": ["null", at]})]
+    nested += [("y", inside), ("z", {"type": "array", "items": "Inside"})]
+    new = record(("a", "int"), ("t", at), ("u", [at, "null"]), ("v", ["null", at]), *nested)
+    of_nested = ([1500], {"k": 1500}, {"t": 1500, "n": 1500}, [{"t": 1500, "n": 1500}])
+    for field, default in zip(new["fields"][1:], (1500, 1500, None, *of_nested), strict=True):
         field["default"] = default
     pulsars = [
         {"version": number, "type": "AVRO", "data": json.dumps(one)}
@@ -254,7 +258,10 @@ def test_a_time_by_default_is_in_the_unit_of_its_schema() -> None:
     old = written(record(("a", "int")), {"a": 5})
     found, _ = ValueDecoder(values).array([SameVersion([old], bytes(8))], to_arrow_type(values.type, timezone="UTC"))
     moment = datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC)
-    assert found.to_pylist() == [{"a": 5, "t": moment, "u": moment, "v": None}]
+    row = {"t": moment, "n": 1500}
+    assert found.to_pylist() == [
+        {"a": 5, "t": moment, "u": moment, "v": None, "w": [moment], "x": [("k", moment)], "y": row, "z": [row]}
+    ]
 
 
 def test_a_renamed_field_is_read_by_its_alias() -> None:
