@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import pytest
 
 from offloaderd.core.aio import Event, Signal
 from offloaderd.testing.clock import FakeClock
 from tests.patience import PATIENCE_S
+from tests.virtual import LoopClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 async def turns() -> None:
@@ -86,6 +91,30 @@ async def test_a_wait_with_a_limit_that_is_cancelled_leaves_neither_waiter_nor_t
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert clock.sleep_count == 0
+    assert event._waiters is None
     event.set()
     await event.wait_at_most(clock, 5.0)
     assert clock.sleep_count == 0
+
+
+async def test_a_limit_that_is_over_in_the_moment_of_the_event_changes_nothing() -> None:
+    """Nor does one that is over before it begins; no waiter is left."""
+    event = Event()
+    calls: list[Callable[[], object]] = []
+
+    class Timers(FakeClock):
+        def call_later(self, seconds: float, call: Callable[[], object]) -> asyncio.Future[None]:
+            calls.append(call)
+            return super().call_later(seconds, call)
+
+    waiting = asyncio.ensure_future(event.wait_at_most(Timers(), 5.0))  # noqa: TID251 - ends before the test does
+    await turns()
+    event.set()
+    calls[0]()
+    await waiting
+    calls[0]()
+    event.clear()
+    for seconds in (0.0, -1.0):
+        async with asyncio.timeout(PATIENCE_S):
+            await event.wait_at_most(LoopClock(), seconds)
+    assert event._waiters is None

@@ -27,7 +27,7 @@ from offloaderd.read import cache, reader, stream
 from offloaderd.read.segments import SLOT_BLOCK_BYTES, SegmentOptions
 from offloaderd.testing.faults import Faults, FaultyStore
 from tests.unit.broker_objects import BrokerLedger
-from tests.unit.direct.here import Here
+from tests.unit.direct.here import Here, Planned
 from tests.unit.read.build import TOPIC, Piece, make_read_rig, payload, payloads, put_segment, turns
 from tests.unit.read.shelf import Shelf
 
@@ -517,6 +517,27 @@ async def test_the_next_segment_is_fetched_before_the_present_one_ends(
             assert asked if last is None else not asked
             assert sum(asked) <= 30
         assert bucket._segments.pinned_bytes == 0
+
+
+@pytest.mark.parametrize("ends", [((4, 0), (4, 200)), ((3, 199), (4, 5)), ((4, 9), (4, 8)), ((2**63 - 1, 0),) * 2])
+async def test_what_comes_next_by_a_wrong_plan_is_not_fetched(ends: tuple[tuple[int, int], ...]) -> None:
+    """Entries that its segment does not hold, or in the wrong order: the entries before are read all the same."""
+    rig = await long_segments(2)
+    here, request, store = Here(rig), read_request(TOPIC, Wanted(), framed=True), Asked(rig.store)
+
+    async def replan(plan: Planned) -> None:
+        for at, (ledger_id, entry_id) in zip((plan.runs[1].first, plan.runs[1].last), ends, strict=True):
+            at.ledger_id, at.entry_id = ledger_id, entry_id
+
+    here.replan = replan
+    async with rig.reader, segments_of(store, rig.clock) as bucket:
+        attempt = DirectRead(here, bucket.sequence(), rig.clock).attempt  # type: ignore[arg-type] # has what it needs
+        async with aclosing(attempt(request, None)) as answers:
+            while request.first.entry_id < 199:
+                batch = (await anext(answers)).batch
+                request.first.ledger_id, request.first.entry_id = batch.last.next()
+                await turns(20)
+    assert {key for key, _, _ in store.asked} == {rig.map.segments[0].keys.data}
 
 
 async def test_direct_reads_that_begin_together_have_equal_shares(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,39 @@ async def test_absence_from_another_account_is_no_loss(rig: Rig, brokers: Broker
     assert await identity.deletion_refused(rig.tree.connect(), TOPIC) == ""
 
 
+async def test_ledgers_in_another_bucket_prove_nothing(
+    rig: Rig, brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker wrote one ledger to another service than those before and after it."""
+    services = two_services(rig, monkeypatch)
+    contents = await brokers.write([5, 6, 7, 2])
+    *theirs, _ = await ids(brokers)
+    for ledger_id, content in zip(theirs, contents, strict=False):
+        copy = await brokers.offload(ledger_id, content, store=False)
+        if ledger_id == theirs[1]:
+            copy.driver, copy.bucket = "azureblob", "archive"
+        else:
+            copy.driver = "aws-s3"
+            await copy.put(services.at("b"))
+        await brokers.trim(ledger_id)
+    async with rig.engine() as engine:
+        await enabled(engine)
+        (piece,) = await refused(rig)
+        assert piece.startswith(f"ledger {theirs[1]} in bucket 'archive'")
+        assert (await committed(rig)).losses == ()
+
+
+async def test_a_ledger_that_bookkeeper_has_refuses_no_place(rig: Rig, brokers: Brokers) -> None:
+    """It is offloaded from there; whether its objects are elsewhere does not matter."""
+    contents = await brokers.write([5, 2])
+    a, b = await ids(brokers)
+    await brokers.offload(a, contents[0], store=False)
+    async with rig.engine() as engine:
+        await until_offloaded(await enabled(engine), Position(b, 1))
+    assert not any(one.foreign for one in (await committed(rig)).segments)
+    assert (await identity.load(rig.tree.connect(), TOPIC)).version is None
+
+
 async def test_what_was_called_lost_by_mistake_comes_back_by_a_rebuild(
     rig: Rig, brokers: Brokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -416,6 +416,8 @@ def test_nothing_is_lost_or_doubled_whatever_happens(steps: list[tuple[str, int]
         consume()
         assert consumed == source[: len(consumed)]
         assert 0 <= buffer.evictable_bytes <= buffer.used_bytes == pool.used_bytes <= limit
+    for position in source:
+        assert buffer.first_after(position) == next((batch.first for batch in buffer.take(position, 1)), None)
     buffer.close()
     assert pool.used_bytes == 0
 

@@ -58,6 +58,7 @@ BEGUN, STORED, ALL_STORED, SEALED = left(), left(parts=1), left(parts=1, whole=T
     ("view", "choice"),
     [
         (IDLE, Wait()),
+        (IDLE._replace(adoptable=[1]), Wait(CHECK_S)),
         (READY, Begin(FIRST, OffloadMethod.STREAMING)),
         (READY._replace(may_stop=True), Leave()),
         (READY._replace(policy=NONE), Wait(CHECK_S)),

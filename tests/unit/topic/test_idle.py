@@ -148,6 +148,15 @@ async def test_gauges_of_a_suspended_topic_stay(rig: Rig) -> None:
         assert shown()[-1] == 7
 
 
+async def test_gauges_are_those_of_the_moment_at_which_a_topic_is_suspended(rig: Rig) -> None:
+    """Not those of the last pass before it, which may have come earlier."""
+    async with rig.engine() as engine:
+        await offloaded(rig, engine)
+        rig.metrics.lag_entries.labels(topic=str(TOPIC)).set(7)
+        await suspended(engine)
+        assert rig.metrics.registry.get_sample_value("offloaderd_lag_entries", {"topic": str(TOPIC)}) == 0
+
+
 async def test_an_entry_wakes_a_topic_and_is_offloaded_under_the_same_claim(rig: Rig) -> None:
     """Time and again; what went into segments since the claim is counted on."""
     async with rig.engine() as engine:
