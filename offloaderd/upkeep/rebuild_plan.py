@@ -19,7 +19,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from offloaderd.core.errors import CorruptData, InvalidInput
-from offloaderd.core.model import START, LedgerEnd, Loss, OffloadMethod, Position, SegmentRange, TopicName, lost_up_to
+from offloaderd.core.model import LedgerEnd, Loss, OffloadMethod, Position, SegmentRange, TopicName, lost_up_to
 from offloaderd.metadata import paths, pieces
 from offloaderd.metadata.committed import CommittedSegment, LedgerSlice
 from offloaderd.metadata.pieces import StoredContext
@@ -184,15 +184,18 @@ def filled(
 ) -> list[Known]:
     """Return the segments with brokers' ledgers where entries are, or may be, missing between or before them.
 
-    A recorded loss counts as missing entries: its owner may have looked in the wrong place. A ledger with several
-    copies fills nothing: its broker refers to only one of them, and nothing shows which.
+    A recorded loss counts as missing entries: its owner may have looked in the wrong place. Before the first segment
+    only the loss itself is filled, as retention may have deleted the rest. A ledger with several copies fills nothing:
+    its broker refers to only one of them, and nothing shows which.
     """
     offered = sorted(brokers, key=place_of)
     copies = Counter(one.segment.begin.ledger_id for one in offered)
     sole = [one for one in offered if copies[one.segment.begin.ledger_id] == 1]
     filled: list[Known] = []
-    if chosen and (_lost_in(losses, START, chosen[0].segment.begin) or any(True for _ in _front(chosen[0]))):
-        filled += [one for one in sole if one.segment.begin.ledger_id < chosen[0].segment.begin.ledger_id]
+    if chosen:
+        earlier = [one for one in sole if one.segment.begin.ledger_id < chosen[0].segment.begin.ledger_id]
+        begun = any(True for _ in _front(chosen[0]))
+        filled += earlier if begun else [one for one in earlier if any(_is_in(one.segment, loss) for loss in losses)]
     filled += chosen[:1]
     for before, after in pairwise(chosen):
         gone, begin = before.segment.end, after.segment.begin
@@ -207,14 +210,15 @@ def _lost_in(losses: Iterable[Loss], after: Position, before: Position) -> bool:
     return any(after <= loss.after and loss.before <= before for loss in losses)
 
 
+def _is_in(segment: CommittedSegment, loss: Loss) -> bool:
+    """Whether a segment has entries within a loss, and ends there."""
+    return loss.after < segment.end < loss.before
+
+
 def still_lost(losses: Sequence[Loss], chosen: Sequence[Known], ends: Mapping[int, LedgerEnd]) -> tuple[Loss, ...]:
     """Return what is left of recorded losses after brokers' ledgers were found within them."""
     found = [one.segment for one in chosen if one.segment.foreign]
-    return tuple(
-        left
-        for loss in losses
-        for left in _left_of(loss, [one for one in found if loss.after < one.end and one.end < loss.before], ends)
-    )
+    return tuple(left for loss in losses for left in _left_of(loss, [one for one in found if _is_in(one, loss)], ends))
 
 
 def _left_of(loss: Loss, found: Sequence[CommittedSegment], ends: Mapping[int, LedgerEnd]) -> list[Loss]:

@@ -296,3 +296,11 @@ def test_a_brokers_ledger_that_begins_before_a_loss() -> None:
     assert not plan_topic(TOPIC, row, brokers=[brokers(4, 4, 8)]).map.losses
     (left,) = plan_topic(TOPIC, row, brokers=[brokers(4, 4, 7)]).map.losses
     assert (left.after, left.before, left.entries) == (Position(4, 6), Position(9, 0), 1)
+
+
+def test_only_a_loss_is_filled_before_the_first_segment() -> None:
+    """What a broker's ledger before it holds was deleted by retention, whose leftovers may be in the bucket."""
+    first = known(1, (9, 0, 3), losses=(Loss(Position(5, 3), Position(9, 0), 6),))
+    plan = plan_topic(TOPIC, [first], brokers=[brokers(2, 2, 5), brokers(7, 7, 6)])
+    assert [one.begin.ledger_id for one in plan.map.segments] == [7, 9]
+    assert not plan.map.losses
