@@ -317,6 +317,8 @@ class Supervisor:
             undecided = True
         offloader = TopicOffloader(self._home.context, attempts, topic_map, policy, left, identity)
         offloader.record.history_undecided = undecided
+        sourced, streams = self._home.context.source is not None, policy.method is OffloadMethod.STREAMING
+        offloader.record.history_unplanned = sourced and not streams
         identity.failure_tracker = offloader.failure_tracker
         cause = self.idle_topic.cause if self.idle_topic is not None else Cause.DUE
         if self.idle_topic is not None:

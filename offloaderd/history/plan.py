@@ -104,6 +104,12 @@ def waits(topic_map: TopicMap, policy: RollPolicy) -> bool:
     return not topic_map.segments or topic_map.segments[-1].begin < plan.live_begin
 
 
+def begins_to_stream(topic: OwnedTopic) -> bool:
+    """Return whether a topic of which no history was planned streams now, and is to be loaded again before it does."""
+    nothing = not topic.map.segments and topic.map.history is None and topic.attempt is None
+    return topic.record.history_unplanned and nothing and topic.policy.method is OffloadMethod.STREAMING
+
+
 def left_of(topic_map: TopicMap) -> Left:
     """Return the part of history that is neither offloaded nor lost; as exact as the source's sizes."""
     plan = topic_map.unfinished
@@ -275,12 +281,13 @@ class History:
         def streams() -> bool:
             return offloader.policy.method is OffloadMethod.STREAMING
 
-        if self._context.source is None or streams():
+        if self._context.source is None or (streams() and not offloader.record.history_unplanned):
             return
         while not streams():
             await race(offloader.policy_changed.wait(), self._planned_by_job(offloader))
-        if not offloader.map.segments and offloader.map.history is None and offloader.attempt is None:
+        if begins_to_stream(offloader):
             raise Replanned(f"{offloader.topic} begins to stream: what it holds by now is history")
+        offloader.record.history_unplanned = False
 
     async def _until_listed(self, offloader: OwnedTopic) -> None:
         """Return once the source answers. Raises Replanned if it has ledgers before the first one of the map."""

@@ -437,7 +437,7 @@ class TopicOffloader:
             settled=self.attempts.settled,
             left_is_lost=left is not None and self.feed.out_of_reach(left.begin),
             rereadable=self.feed.rereadable,
-            history_waits=history.waits(self.map, self.policy),
+            history_waits=history.waits(self.map, self.policy) or history.begins_to_stream(self),
             offloaded=self.offloaded,
             whole_before=last[0].keys.ledger_id if last else None,
             end_is_unrecorded=self.record.end_is_unrecorded(),

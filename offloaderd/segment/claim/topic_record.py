@@ -58,6 +58,8 @@ class TopicRecord:
         """The present failure of offloading history."""
         self.history_undecided = False
         """Whether the source was away when its history was to be planned."""
+        self.history_unplanned = False
+        """Whether no history was planned because the topic did not stream."""
         self.history_ranges = HistoryRanges(topic_map.topic)
         """The ranges of history, as far as they were read."""
         self.trash_due = False
