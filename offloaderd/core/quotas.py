@@ -311,6 +311,7 @@ class Accounts:
             usage = self.usage.setdefault(scope, Usage()) if scope.namespace is not None else Usage()
             found = self._known[scope] = Account(scope, above, self._clock, self._metrics, usage=usage)
             found.follow(self.effective(scope))
+            found.over_since_ms = self._clock.wall_ms() if found.over_stored else 0  # `count` finds what has changed
         return found
 
     def drop_unused(self) -> None:

@@ -134,6 +134,18 @@ def test_stored_bytes_and_topics_are_those_of_the_cluster() -> None:
     assert not made.of(EU).over_since_ms
 
 
+def test_a_quota_of_nothing_is_used_up_from_the_first_moment() -> None:
+    """Before anything was counted: so it is noticed that it is lifted, and topics that it paused go on."""
+    made = Accounts(LoopClock(), Metrics())
+    made.follow({EU_SCOPE: Quotas(stored_bytes=0), BROKER: Quotas(stored_bytes=1)})
+    assert made.of(EU).over_stored
+    assert made.of(EU).over_since_ms
+    assert not made.of(US).over_since_ms
+    made.follow({})
+    assert made.count(Counter(), Counter())
+    assert not made.of(EU).over_since_ms
+
+
 def test_names_without_topics_share_an_account() -> None:
     """Callers that make names up make no accounts, and no series. Those of a tenant count for the tenant."""
     made = accounts({BROKER: Quotas(calls=2)})
