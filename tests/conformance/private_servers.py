@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import TYPE_CHECKING, Protocol
 
 from offloaderd.core.clock import SystemClock
-from offloaderd.core.errors import Transient
+from offloaderd.core.errors import InvalidConfig, Transient
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.metadata.zookeeper.store import ZooKeeperStore
 from offloaderd.standalone.ports import free_ports
@@ -90,9 +90,15 @@ class PrivateServer:
 
 @asynccontextmanager
 async def private_server(directory: Path) -> AsyncIterator[PrivateServer]:
-    """Run a server, and kill it at the end."""
+    """Run a server, and kill it at the end; by another port if a program took the first one meanwhile."""
     server = PrivateServer(directory)
-    await server.start()
+    try:
+        await server.start()
+    except InvalidConfig as error:
+        if "in use" not in error.message:
+            raise
+        server = PrivateServer(directory)
+        await server.start()
     try:
         yield server
     finally:
