@@ -51,7 +51,7 @@ class Bars:
             self._progress.update(self._tasks[name], total=total, completed=done, said=said)
         elif not self._hidden and self._steps.get(name, 0) != step:
             self._steps[name] = step
-            share = f" {100 * min(1.0, max(0.0, done / total)):.1f} %" if total else ""
+            share = f" {100 * share_of(done, total):.1f} %" if total else ""
             click.echo(f"{name}{share}: {said}", err=True)
 
     def note(self, text: str) -> None:
@@ -67,3 +67,8 @@ class Bars:
     def clear(self) -> None:
         """Remove the bars, so that other output can be written; the next `show` draws them again."""
         self._progress.stop()
+
+
+def share_of(done: float, total: float) -> float:
+    """Return how much of a total is done, from 0 to 1; all of nothing."""
+    return min(1.0, max(0.0, done / total)) if total else 1.0

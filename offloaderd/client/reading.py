@@ -93,8 +93,8 @@ class Ahead:
         return answer
 
 
-class Following(NamedTuple):
-    """What a direct read goes on with: a run of its plan, and the segment that the run is in."""
+class InBucket(NamedTuple):
+    """A run of a direct read's plan, and the segment that it is in."""
 
     run: read_pb2.PlannedRun
     stored: read_pb2.StoredSegment
@@ -104,7 +104,7 @@ class SegmentsInTurn(Protocol):
     """Reads the segments of one read out of their buckets, one after the other."""
 
     def read(
-        self, request: read_pb2.ReadRequest, stored: read_pb2.StoredSegment, following: Following | None
+        self, request: read_pb2.ReadRequest, stored: read_pb2.StoredSegment, following: InBucket | None
     ) -> AsyncGenerator[EntryBatch, None]:
         """Yield the entries from `first` to `last` of a request, as Read would. Raises as the bucket does.
 
@@ -395,7 +395,7 @@ class DirectRead:
         request: read_pb2.ReadRequest,
         plan: read_pb2.PlanReadResponse,
         run: read_pb2.PlannedRun,
-        following: Following | None,
+        following: InBucket | None,
         until_s: float | None,
     ) -> AsyncGenerator[ReadAnswer, None]:
         part = read_pb2.ReadRequest()
@@ -404,10 +404,9 @@ class DirectRead:
         part.follow = False
         part.first.CopyFrom(run.first)
         part.last.CopyFrom(run.last)
-        if run.HasField("segment"):
-            stored = plan.segments[run.segment]
+        if (here := _in_bucket(plan, run)) is not None:
             try:
-                async with aclosing(self._bucket.read(part, stored, following)) as batches:
+                async with aclosing(self._bucket.read(part, here.stored, following)) as batches:
                     while (batch := await self._next(batches, until_s)) is not None:
                         yield ReadAnswer(batch, common_pb2.TIER_OBJECTS)
                         part.first.entry_id = batch.last_entry_id + 1
@@ -415,7 +414,7 @@ class DirectRead:
             except (NotFound, CorruptData, Transient, Archived) as error:
                 if isinstance(error, BucketMissing | TimedOut):
                     raise
-                log.warning("the daemon reads segment %s of %s: %s", stored.segment_id, request.topic, error)
+                log.warning("the daemon reads segment %s of %s: %s", here.stored.segment_id, request.topic, error)
                 self._away, self._stale = isinstance(error, Transient), isinstance(error, NotFound)
             else:
                 return
@@ -443,11 +442,11 @@ def _check_run(request: read_pb2.ReadRequest, plan: read_pb2.PlanReadResponse, r
         raise _unsound(f"{first} of {request.topic} in a segment that it does not describe")
 
 
-def _in_bucket(plan: read_pb2.PlanReadResponse, run: read_pb2.PlannedRun | None) -> Following | None:
+def _in_bucket(plan: read_pb2.PlanReadResponse, run: read_pb2.PlannedRun | None) -> InBucket | None:
     """Return a run with its segment; None for one that is not in the bucket, or that `_check_run` refuses."""
     if run is None or not run.HasField("segment") or run.segment >= len(plan.segments):
         return None
-    return Following(run, plan.segments[run.segment])
+    return InBucket(run, plan.segments[run.segment])
 
 
 def _is_behind(request: read_pb2.ReadRequest, run: read_pb2.PlannedRun) -> bool:

@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from offloaderd.client.reading import Following
+from offloaderd.client.reading import InBucket
 from offloaderd.core.clock import Clock, SystemClock
 from offloaderd.core.errors import Closed, CorruptData, InvalidInput, OffloaderError
 from offloaderd.core.metrics.metrics import Metrics
@@ -24,7 +24,7 @@ from offloaderd.protocol.v1 import read_pb2
 from offloaderd.read.cache import ReadAhead
 from offloaderd.read.planned import committed
 from offloaderd.read.reader import BATCH_BYTES
-from offloaderd.read.segments import Ahead, SegmentOptions, SegmentReader, Window
+from offloaderd.read.segments import BlockWindow, FetchAhead, SegmentOptions, SegmentReader
 
 MIB = 1024 * 1024
 OPTIONS = SegmentOptions(cache_bytes=48 * MIB, tables_bytes=16 * MIB, read_ahead_bytes=24 * MIB)
@@ -55,7 +55,7 @@ class Sequence:
     pace: ReadAhead
 
     async def read(
-        self, request: read_pb2.ReadRequest, stored: read_pb2.StoredSegment, following: Following | None = None
+        self, request: read_pb2.ReadRequest, stored: read_pb2.StoredSegment, following: InBucket | None = None
     ) -> AsyncGenerator[EntryBatch, None]:
         """Yield the entries of a request with both ends, which a segment holds, in batches as Read gives them framed.
 
@@ -69,7 +69,7 @@ class Sequence:
         if first > last or not segment.holds(first) or not segment.holds(last):
             raise CorruptData(key=PLAN, offset=0, expected=f"entries of {segment.range}", found=f"{first} to {last}")
         limit = min(request.batch_bytes or BATCH_BYTES, BATCH_BYTES)
-        ahead, given = Ahead(self.segments.loader), False
+        ahead, given = FetchAhead(self.segments.loader), False
         then = partial(ahead.begin, partial(self._fetch_begin, topic, following)) if following is not None else None
         read = self.segments.read_framed(topic, segment, first, last, self.pace, bytes_max=limit, then=then)
         try:
@@ -84,7 +84,7 @@ class Sequence:
             if not given:
                 await ahead.end()
 
-    async def _fetch_begin(self, topic: TopicName, following: Following, before: Window) -> None:
+    async def _fetch_begin(self, topic: TopicName, following: InBucket, before: BlockWindow) -> None:
         with suppress(OffloaderError):
             segment = committed(following.stored, where=PLAN)
             first, last = from_position(following.run.first), from_position(following.run.last)

@@ -232,14 +232,12 @@ class Adoption:
         later = [one for one in self._beside(info) if one.ledger_id > info.ledger_id and one.ledger_id in self._copies]
         later = later[: ACCEPTED_AT_ONCE_MAX - 1]
         driver, _, endpoint = _written_to(info)
+        by_list = f"driver {driver!r}" + (f" and endpoint {endpoint!r}" if endpoint else "")
+        more = f". {len(later)} later ledgers that BookKeeper has deleted should lie there as well" if later else ""
         found = (
             f"ledger {info.ledger_id} is neither in BookKeeper nor in {place} ({missing.message}). Pulsar's list says "
+            f"{by_list}, and no ledger before it and after it was found there: account or endpoint may be wrong{more}"
         )
-        found += (
-            f"driver {driver!r}" + (f" and endpoint {endpoint!r}" if endpoint else "") + ", and no ledger before it "
-        )
-        found += "and after it was found there: account or endpoint may be wrong"
-        found += f". {len(later)} later ledgers that BookKeeper has deleted should lie there as well" if later else ""
         await self._identity.stop(kind, found, SEPARATOR.join(_evidence(one, place) for one in (info, *later)))
 
     def _beside(self, info: LedgerInfo) -> Sequence[LedgerInfo]:

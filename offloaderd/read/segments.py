@@ -148,7 +148,7 @@ class SegmentOptions:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
 
 
-class Window:
+class BlockWindow:
     """The claimed blocks of one read that are not yet yielded, oldest first."""
 
     def __init__(
@@ -160,7 +160,7 @@ class Window:
         last_block: int,
         pace: ReadAhead,
         *,
-        before: "Window | None" = None,
+        before: "BlockWindow | None" = None,
     ) -> None:
         """`before`: the window of what is read first. Nobody waits for this one yet: it claims what that leaves."""
         self._reader = reader
@@ -211,9 +211,8 @@ class Window:
     def top_up(self) -> None:
         """Claim more while there is room for a request in the window; always the next block that is waited for."""
         self.pace.fit(self._reader.read_ahead_bytes)
-        limit, request = self.pace.window_bytes, self.pace.window_bytes // WINDOW_REQUESTS
-        if self._before is not None:
-            limit = self._before.room_bytes
+        limit = self.pace.window_bytes if self._before is None else self._before.room_bytes
+        request = self.pace.window_bytes // WINDOW_REQUESTS
         while self._next <= self._last and (self._is_awaited or self._bytes <= limit - request):
             length = self._length(self._next)
             if not self._is_awaited and self._bytes + length > limit:
@@ -263,18 +262,18 @@ class Window:
             self._blocks.release(self._slots.popleft()[0])
 
 
-Then: TypeAlias = Callable[[Window], None]
+Then: TypeAlias = Callable[[BlockWindow], None]
 """Begins to fetch what a read goes on with; gets the window of what it reads before."""
 
 
-class Ahead:
+class FetchAhead:
     """What a read goes on with, while it is fetched."""
 
     def __init__(self, loader: Tasks) -> None:
         self._loader = loader
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self, fetch: Callable[[Window], Coroutine[None, None, None]], before: Window) -> None:
+    def begin(self, fetch: Callable[[BlockWindow], Coroutine[None, None, None]], before: BlockWindow) -> None:
         """Start the task that fetches it; what was begun earlier is there, or is read now."""
         self._task = self._loader.start(fetch(before), name="what a read goes on with")
 
@@ -445,7 +444,7 @@ class SegmentReader:
                 async with self._chunks.entries(table, begin, piece) as (found, _):
                     yield found
                 return
-            window = Window(self, self._blocks, table, begin, end, pace)
+            window = BlockWindow(self, self._blocks, table, begin, end, pace)
             try:
                 while (slot := window.next()) is not None:
                     try:
@@ -469,7 +468,7 @@ class SegmentReader:
         segment: CommittedSegment,
         first: Position,
         last: Position,
-        before: Window,
+        before: BlockWindow,
     ) -> None:
         """Fetch a segment's tables, then the first blocks of a range into the cache, if they have room there.
 
@@ -482,7 +481,7 @@ class SegmentReader:
             begin, end = table.block_at(first), table.block_at(last)
             if begin == end and self._chunks.piece(table, begin, first.entry_id, last.entry_id) is not None:
                 return
-            window = Window(self, self._blocks, table, begin, end, before.pace, before=before)
+            window = BlockWindow(self, self._blocks, table, begin, end, before.pace, before=before)
             try:
                 window.top_up()
                 while not before.closed:

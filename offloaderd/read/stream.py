@@ -37,7 +37,7 @@ from offloaderd.ledgers.port import LedgerSource
 from offloaderd.read import plan
 from offloaderd.read.cache import ReadAhead
 from offloaderd.read.plan import Hop, ReadEnd, Run, Step, Stop, TopicView, Why
-from offloaderd.read.segments import Ahead, SegmentReader, Window
+from offloaderd.read.segments import BlockWindow, FetchAhead, SegmentReader
 
 TICK_S = 1.0
 """Interval of signals for changes without a notification (another daemon's commit)."""
@@ -229,7 +229,7 @@ class Stream:
     _last: Position | None = None
     _bounded: bool = False  # the request sets the end
     _onward: bool = False  # another read goes on behind the end
-    _ahead: Ahead = field(init=False)
+    _ahead: FetchAhead = field(init=False)
     _failed: dict[object, Position] = field(default_factory=dict)
     _reasons: dict[object, Why] = field(default_factory=dict)
     _failure_tracker: list[tuple[Tier, OffloaderError]] = field(default_factory=list)
@@ -239,7 +239,7 @@ class Stream:
 
     def __post_init__(self, entries_max: int) -> None:
         self._left = entries_max or ENTRY_ID_MAX
-        self._ahead = Ahead(self.context.segments.loader)
+        self._ahead = FetchAhead(self.context.segments.loader)
 
     async def begin(self, wanted: Wanted) -> None:
         """Get the view and check the range. Raises what `TopicReader.read` names for that."""
@@ -258,40 +258,36 @@ class Stream:
     async def batches(self) -> AsyncGenerator[tuple[Entries, Tier, Why], None]:
         """Yield the entries of the range, with their tier and the reason for it."""
         try:
-            async with aclosing(self._batches()) as batches:
-                async for batch in batches:
-                    yield batch
+            while True:
+                seen = self.change_signal.count if self.change_signal is not None else 0
+                if self._cursor is None and not await self._find_start():
+                    if self.change_signal is None:
+                        return
+                    await self.change_signal.after(seen)
+                    continue
+                step = await self._next()
+                if isinstance(step, EntryBatch):
+                    self._advance(step)
+                    self.context.metrics.read_requests.labels(source=Tier.BUFFER, outcome="ok").inc()
+                    yield step, Tier.BUFFER, Why.CHOSEN
+                elif isinstance(step, Run):
+                    async with aclosing(self._run(step)) as run:
+                        async for batch in run:
+                            for piece in split(batch, self.batch_bytes):
+                                yield piece, step.tier, self._why(step)
+                elif step is Stop.DONE:
+                    return
+                elif self.change_signal is not None:
+                    await self.change_signal.after(seen)
+                else:
+                    raise Transient(
+                        f"entry {self._cursor} of {self.topic} is not readable yet",
+                        hint="try again, or follow the topic",
+                    )
         finally:
             done = self._last is not None and self._cursor is not None and self._cursor > self._last
             if not (self._onward and done):
                 await self._ahead.end()
-
-    async def _batches(self) -> AsyncGenerator[tuple[Entries, Tier, Why], None]:
-        while True:
-            seen = self.change_signal.count if self.change_signal is not None else 0
-            if self._cursor is None and not await self._find_start():
-                if self.change_signal is None:
-                    return
-                await self.change_signal.after(seen)
-                continue
-            step = await self._next()
-            if isinstance(step, EntryBatch):
-                self._advance(step)
-                self.context.metrics.read_requests.labels(source=Tier.BUFFER, outcome="ok").inc()
-                yield step, Tier.BUFFER, Why.CHOSEN
-            elif isinstance(step, Run):
-                async with aclosing(self._run(step)) as run:
-                    async for batch in run:
-                        for piece in split(batch, self.batch_bytes):
-                            yield piece, step.tier, self._why(step)
-            elif step is Stop.DONE:
-                return
-            elif self.change_signal is not None:
-                await self.change_signal.after(seen)
-            else:
-                raise Transient(
-                    f"entry {self._cursor} of {self.topic} is not readable yet", hint="try again, or follow the topic"
-                )
 
     async def planned(self, runs_max: int) -> tuple[list[Run], bool]:
         """Return the next runs, unread, at most `runs_max`, and whether the range ends with them.
@@ -501,7 +497,7 @@ class Stream:
             self.topic, run.ledger_id, run.first_entry_id, run.last_entry_id, batch_bytes=self.batch_bytes
         )
 
-    async def _fetch_following(self, end: Position, entries_max: int, before: Window) -> None:
+    async def _fetch_following(self, end: Position, entries_max: int, before: BlockWindow) -> None:
         """Fetch the begin of what the bucket gives behind a run, as far as that is known; the read reports errors."""
         at, last = end.next(), None if self._onward else self._last
         with suppress(OffloaderError):

@@ -200,8 +200,7 @@ def filled(
     for before, after in pairwise(chosen):
         gone, begin = before.segment.end, after.segment.begin
         if _lost_in(losses, gone, begin) or any(True for _ in between(before.segment, after.segment, ends, ())):
-            low, high = before.segment.end.ledger_id, after.segment.begin.ledger_id
-            filled += [one for one in sole if low < one.segment.begin.ledger_id < high]
+            filled += [one for one in sole if gone.ledger_id < one.segment.begin.ledger_id < begin.ledger_id]
         filled.append(after)
     return filled
 

@@ -14,7 +14,7 @@ from offloaderd.cli import options, show
 from offloaderd.cli.jobs import MASTER, PATIENCE, SPARK_CONF, UPLOAD_RATE, parsed, selected, settings_of, tell_ended
 from offloaderd.cli.options import Session
 from offloaderd.cli.program import FAILED, OK
-from offloaderd.cli.progress import Bars
+from offloaderd.cli.progress import Bars, share_of
 from offloaderd.cli.settings import CONFIG
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import OffloaderError
@@ -319,6 +319,6 @@ def _handed_back(topic: TopicName, found: HandedBack) -> str:
 
 def _bar(done: int, total: int) -> str:
     """Return a bar and its percentage as text; without a total it is full."""
-    share = min(1.0, max(0.0, done / total)) if total else 1.0
+    share = share_of(done, total)
     filled = int(share * BAR_CHARS)
     return f"[{'#' * filled}{'.' * (BAR_CHARS - filled)}] {100 * share:5.1f} %"

@@ -232,6 +232,12 @@ class GcsStore(Buckets):
         query: dict[str, str | int] = {"uploadType": "multipart", "fields": FIELDS}
         if generation is not None:
             query["ifGenerationMatch"] = generation
+        return await self._sent(key, query, body, {"Content-Type": content_type})
+
+    async def _sent(
+        self, key: str, query: Mapping[str, str | int], body: Body, headers: Mapping[str, str]
+    ) -> Mapping[str, Any]:
+        """Send what is to be an object; return its description."""
         return await self._there(
             lambda: self._http.described(
                 "InsertObject",
@@ -240,7 +246,7 @@ class GcsStore(Buckets):
                 key=key,
                 query=query,
                 body=body,
-                headers={"Content-Type": content_type},
+                headers=headers,
                 write=True,
             )
         )
@@ -327,18 +333,9 @@ class GcsStore(Buckets):
         next try; until then its MD5 shows in listings that it is another one. Raises Transient for either.
         """
         crc = crc32c_of(pieces)
-        described = await self._there(
-            lambda: self._http.described(
-                "InsertObject",
-                "POST",
-                f"/upload{self._bucket}/o",
-                key=name,
-                query={"uploadType": "media", "name": name, "fields": FIELDS},
-                body=Body(pieces),
-                headers={"Content-Type": CONTENT_TYPE, "X-Goog-Hash": f"crc32c={crc}"},
-                write=True,
-            )
-        )
+        query: dict[str, str | int] = {"uploadType": "media", "name": name, "fields": FIELDS}
+        headers = {"Content-Type": CONTENT_TYPE, "X-Goog-Hash": f"crc32c={crc}"}
+        described = await self._sent(name, query, Body(pieces), headers)
         if described.get("crc32c") != crc:
             raise Transient(
                 f"{name} was damaged on the way: stored with CRC32C {described.get('crc32c')}, sent with {crc}"
