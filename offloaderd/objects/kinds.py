@@ -60,4 +60,4 @@ _BROKER_DRIVERS = {name: (name,) for name in ("google-cloud-storage", "azureblob
 
 def broker_drivers(driver: str) -> tuple[str, ...]:
     """Return the names of Pulsar's own drivers for stores with this `driver`, in lower case; the usual one first."""
-    return _BROKER_DRIVERS.get(driver, ("aws-s3", "s3"))
+    return _BROKER_DRIVERS.get(driver, ("aws-s3", "s3", "aliyun-oss"))

@@ -7,6 +7,8 @@ The keys, their defaults and their traps are those of OffloadPoliciesImpl and Ti
 - driver google-cloud-storage does the same with its `gcs...` keys, has none for the endpoint, which has the universal
   name alone, and a file with its credentials;
 - driver azureblob reads the universal names but the endpoint, and account and key from the brokers' environment;
+- driver aliyun-oss reads the universal names, speaks S3 to OSS with the bucket in the host's name, which OSS demands, and
+  has its key from the brokers' environment (JCloudBlobStoreProvider);
 - without a lag in the file brokers never delete, unlike the 4 hours of the documentation.
 Secrets are never copied and never shown.
 """
@@ -31,6 +33,7 @@ class Driver(StrEnum):
 
     AWS_S3 = "aws-s3"
     S3 = "S3"
+    ALIYUN = "aliyun-oss"
     GCS = "google-cloud-storage"
     AZURE = "azureblob"
     FILESYSTEM = "filesystem"
@@ -39,6 +42,7 @@ class Driver(StrEnum):
 STORES: Mapping[Driver, str] = {
     Driver.AWS_S3: "s3",
     Driver.S3: "s3",
+    Driver.ALIYUN: "s3",
     Driver.GCS: "gcs",
     Driver.AZURE: "azure",
     Driver.FILESYSTEM: "filesystem",
@@ -48,7 +52,7 @@ OWN_KEYS: Mapping[Driver, str] = {Driver.AWS_S3: "s3ManagedLedgerOffload", Drive
 """The begin of a driver's own keys, which it reads before the universal ones, also empty ones."""
 ENDPOINT = "ServiceEndpoint"
 KEY_FILE = "gcsManagedLedgerOffloadServiceAccountKeyFile"
-UNSUPPORTED = ("aliyun-oss", "transient")
+UNSUPPORTED = ("transient",)
 OURS = re.compile(
     r"managedLedgerOffload|managedLedgerDataReadPriority|s3ManagedLedgerOffload|gcsManagedLedgerOffload|fileSystem"
     r"(ProfilePath|URI)|offloadersDirectory|triggerOffloadOnTopicLoad|managedLedgerInactiveOffloaded"
@@ -180,7 +184,7 @@ class _Reader:
             self._out.settings["objects.kind"] = STORES[named]
             return named
         if named is not None or one.value.lower() in UNSUPPORTED:
-            self._ignore(one, f"this release stores in {', '.join(self._kinds)}; OSS has an S3 endpoint of its own")
+            self._ignore(one, f"this release stores in {', '.join(self._kinds)}")
             self._out.notes.append(f"driver {one.value} is not supported: say in the settings where to store")
         else:
             known = ", ".join((*Driver, *UNSUPPORTED))
@@ -228,11 +232,13 @@ class _Reader:
         if "objects.bucket" not in self._out.settings:
             needed = f"{OWN_KEYS.get(driver, 'managedLedgerOffload')}Bucket"
             self._out.mistakes.append(f"no bucket: driver {driver} needs {needed}")
-        if driver is Driver.S3 and "objects.endpoint" not in self._out.settings:
-            self._out.mistakes.append("no endpoint: driver S3 needs managedLedgerOffloadServiceEndpoint")
+        if driver in {Driver.S3, Driver.ALIYUN} and "objects.endpoint" not in self._out.settings:
+            self._out.mistakes.append(f"no endpoint: driver {driver} needs managedLedgerOffloadServiceEndpoint")
+        if driver is Driver.ALIYUN:
+            self._out.settings["objects.path_style"] = False
 
     def _credentials(self, driver: Driver) -> None:
-        """Take the file with Google's credentials; say where those for Azure are."""
+        """Take the file with Google's credentials; say where those for Azure and Aliyun are."""
         if driver is Driver.GCS:
             one = self._filled(KEY_FILE)
             if one is not None:
@@ -240,6 +246,11 @@ class _Reader:
                 self._out.settings["objects.credentials_file"] = one.value
             else:
                 self._out.notes.append("no file with credentials: the daemon takes Google's application defaults")
+        if driver is Driver.ALIYUN:
+            self._out.notes.append(
+                "brokers have the key in their environment (ALIYUN_OSS_ACCESS_KEY_ID, ALIYUN_OSS_ACCESS_KEY_SECRET): "
+                "set objects.access_key and OFFLOADERD__OBJECTS__SECRET_KEY"
+            )
         if driver is Driver.AZURE:
             self._out.notes.append(
                 "brokers have account and key in their environment (AZURE_STORAGE_ACCOUNT, AZURE_STORAGE_ACCESS_KEY): "
@@ -354,7 +365,7 @@ def toml(settings: Mapping[str, str | int]) -> Iterator[str]:
             yield from ("", f"[{table}]") if section else (f"[{table}]",)
             section = table
         escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-        yield f"{name} = {value}" if isinstance(value, int) else f'{name} = "{escaped}"'
+        yield f"{name} = {str(value).lower()}" if isinstance(value, int) else f'{name} = "{escaped}"'
 
 
 class Property(NamedTuple):

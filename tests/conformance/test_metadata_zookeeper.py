@@ -89,7 +89,7 @@ async def test_no_thread_outlives_the_store(zookeeper: str) -> None:
     """kazoo's threads are there while the store is, and gone at the moment it is closed."""
     threads = set(threading.enumerate())
     async with zookeeper_store(zookeeper, "/offloaderd/threads") as store:
-        assert set(threading.enumerate()) > threads
+        assert set(threading.enumerate()) - threads
         await store.create("/a", b"", ephemeral=True)
     assert set(threading.enumerate()) <= threads
 

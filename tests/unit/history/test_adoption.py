@@ -217,7 +217,7 @@ def two_services(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Buckets:
     return made
 
 
-@pytest.mark.parametrize("first", ["aws-s3", "S3", "azureblob"])
+@pytest.mark.parametrize("first", ["aws-s3", "S3", "aliyun-oss", "azureblob"])
 async def test_a_broker_that_changed_its_driver(
     rig: Rig, brokers: Brokers, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
@@ -225,7 +225,7 @@ async def test_a_broker_that_changed_its_driver(
     services = two_services(rig, monkeypatch)
     contents = await brokers.write([5, 6, 2])
     a, b, c = await ids(brokers)
-    buckets = {"aws-s3": "b", "S3": "b", "azureblob": "archive"}
+    buckets = {"aws-s3": "b", "S3": "b", "aliyun-oss": "b", "azureblob": "archive"}
     drivers = [first, "aws-s3" if first == "azureblob" else "azureblob"]
     for ledger_id, content, driver in zip((a, b), contents, drivers, strict=False):
         theirs = await brokers.offload(ledger_id, content, store=False)

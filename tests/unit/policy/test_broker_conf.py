@@ -169,6 +169,30 @@ def test_the_driver_of_google_cloud_storage_is_taken_over() -> None:
     assert any("application defaults" in note for note in bare.notes)
 
 
+def test_the_driver_of_aliyun_is_one_of_s3_with_the_bucket_in_the_hosts_name() -> None:
+    """The universal keys alone; an endpoint has to be there; the note says where the key is."""
+    found = read(
+        "managedLedgerOffloadDriver=aliyun-oss\nmanagedLedgerOffloadBucket=topics\ns3ManagedLedgerOffloadBucket=other\n"
+        "managedLedgerOffloadServiceEndpoint=https://oss-cn-hangzhou.aliyuncs.com\n"
+    )
+    assert not found.mistakes
+    assert found.settings == {
+        "objects.kind": "s3",
+        "objects.bucket": "topics",
+        "objects.endpoint": "https://oss-cn-hangzhou.aliyuncs.com",
+        "objects.path_style": False,
+    }
+    assert verdicts(found)["s3ManagedLedgerOffloadBucket"] == (
+        "(driver aliyun-oss reads managedLedgerOffloadBucket alone)"
+    )
+    assert any("ALIYUN_OSS_ACCESS_KEY_ID" in note for note in found.notes)
+    written = Settings(**tomllib.loads("\n".join(toml(found.settings)))).objects
+    assert (written.kind, written.path_style) == ("s3", False)
+    assert read("managedLedgerOffloadDriver=aliyun-oss\nmanagedLedgerOffloadBucket=topics\n").mistakes == [
+        "no endpoint: driver aliyun-oss needs managedLedgerOffloadServiceEndpoint"
+    ]
+
+
 def test_the_driver_of_azure_is_taken_over_where_the_release_has_such_a_store() -> None:
     """The universal keys alone, but not the endpoint; the notes say where account and key are."""
     text = (
@@ -200,7 +224,7 @@ def test_the_driver_of_azure_is_taken_over_where_the_release_has_such_a_store() 
     assert "this release stores in s3, filesystem" in verdicts(lacking)["managedLedgerOffloadDriver"]
 
 
-@pytest.mark.parametrize("driver", ["aliyun-oss"])
+@pytest.mark.parametrize("driver", ["transient"])
 def test_a_driver_that_the_daemon_has_not_is_ignored_with_its_keys(driver: str) -> None:
     """It is no mistake of the file; the policies are taken all the same."""
     found = read(
