@@ -7,8 +7,8 @@ The keys, their defaults and their traps are those of OffloadPoliciesImpl and Ti
 - driver google-cloud-storage does the same with its `gcs...` keys, has none for the endpoint, which has the universal
   name alone, and a file with its credentials;
 - driver azureblob reads the universal names but the endpoint, and account and key from the brokers' environment;
-- driver aliyun-oss reads the universal names, speaks S3 to OSS with the bucket in the host's name, which OSS demands, and
-  has its key from the brokers' environment (JCloudBlobStoreProvider);
+- driver aliyun-oss reads the universal names, speaks S3 to OSS with the bucket in the name of the host, as OSS wants
+  it, and has its key from the brokers' environment (JCloudBlobStoreProvider);
 - without a lag in the file brokers never delete, unlike the 4 hours of the documentation.
 Secrets are never copied and never shown.
 """
