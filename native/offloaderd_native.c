@@ -3,8 +3,8 @@
  * (docs/speed.md).
  *
  * Each function answers for sound data only. For all other it returns None, and the caller's loop in Python says what
- * is wrong, and where. So the rules are those of the callers: `offloaderd/core/entries.py`, `offloaderd/bookkeeper/wire`
- * and `offloaderd/format/pulsar/messages.py`; tests compare both on sound and on damaged data.
+ * is wrong, and where. So the rules are those of the callers: `offloaderd/core/entries.py`, `offloaderd/bookkeeper/wire`,
+ * `offloaderd/format/pulsar/messages.py` and `offloaderd/spark/values.py`; tests compare both on sound and on damaged data.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -12,13 +12,15 @@
 #include <Python.h>
 
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define FRAME_HEAD_BYTES 12  /* payload length, entry id (FORMAT.md, section 1) */
 #define STORED_HEAD_BYTES 32 /* ledger, entry, LAC, length (WIRE.md, section 5) */
 #define DIGEST_BYTES 4       /* of CRC32C */
 #define SIZE_BYTES 4         /* before each entry of an answer to a batch read (WIRE.md, section 2), and each head of a batch */
-#define INTERFACE 2          /* goes up when a function changes; offloaderd/core/native.py wants this one */
+#define DEPTH_MAX 64         /* of records and arrays inside of each other */
+#define INTERFACE 3          /* goes up when a function changes; offloaderd/core/native.py wants this one */
 
 static uint32_t read_u32(const unsigned char *at)
 {
@@ -461,7 +463,284 @@ failed:
     return NULL;
 }
 
+/* Values in Avro by columns, as Arrow lays them out. */
+
+/* A column of a schema: `inside` columns follow it, the fields of a record or the items of an array. */
+typedef struct {
+    int32_t kind, null_branch, argument, inside;
+} Shape;
+
+enum { BOOLEAN = '?', INT = 'i', LONG = 'q', FLOAT = 'f', DOUBLE = 'd', BYTES = 's', FIXED = 'x', DECIMAL = 'n', ENUM = 'e', RECORD = 'r', ARRAY = 'a' };
+
+#define DECIMAL_BYTES 16 /* of Arrow's, the least first; Avro has as few as it needs, or as a fixed has, the least last */
+
+typedef struct {
+    char *at;
+    size_t size, room;
+} Buffer;
+
+/* `there`: a byte for each value, 0 for null. `ends`: of texts in `values`, of arrays in the column of items. */
+typedef struct {
+    Shape shape;
+    Buffer there, values, ends;
+    int has_nulls;
+} Column;
+
+enum { NO_MEMORY = -1, UNSOUND = 0, SOUND = 1 };
+
+static int add(Buffer *buffer, const void *data, size_t size)
+{
+    if (size == 0)
+        return SOUND;
+    if (size > buffer->room - buffer->size) {
+        const size_t room = 2 * buffer->room + size + 64;
+        char *moved = realloc(buffer->at, room);
+        if (moved == NULL)
+            return NO_MEMORY;
+        buffer->at = moved;
+        buffer->room = room;
+    }
+    memcpy(buffer->at + buffer->size, data, size);
+    buffer->size += size;
+    return SOUND;
+}
+
+static int add_end(Column *column, size_t end)
+{
+    const int32_t number = (int32_t)end;
+    return end > INT32_MAX ? UNSOUND : add(&column->ends, &number, sizeof number);
+}
+
+static size_t width_of(int32_t kind)
+{
+    switch (kind) {
+    case BOOLEAN: return 1;
+    case INT: case FLOAT: case ENUM: return 4;
+    case LONG: case DOUBLE: return 8;
+    case DECIMAL: return DECIMAL_BYTES;
+    }
+    return 0;
+}
+
+/* Add a null to a column and, of a record, to those of its fields. */
+static int add_null(Column *column)
+{
+    static const char nothing[DECIMAL_BYTES];
+    const Shape *shape = &column->shape;
+    int added = add(&column->there, nothing, 1);
+    column->has_nulls = 1;
+    if (added == SOUND && (shape->kind == BYTES || shape->kind == FIXED))
+        added = add_end(column, column->values.size);
+    else if (added == SOUND && shape->kind == ARRAY)
+        added = add_end(column, column[1].there.size);
+    else if (added == SOUND)
+        added = add(&column->values, nothing, width_of(shape->kind));
+    if (shape->kind == RECORD)
+        for (Column *field = column + 1; added == SOUND && field <= column + shape->inside; field += 1 + field->shape.inside)
+            added = add_null(field);
+    return added;
+}
+
+static int take_long(Rest *rest, int64_t *number)
+{
+    uint64_t coded;
+    if (!take_number(rest, &coded))
+        return UNSOUND;
+    *number = (int64_t)(coded >> 1) ^ -(int64_t)(coded & 1);
+    return SOUND;
+}
+
+static int take_value(Rest *rest, Column *column);
+
+static int take_items(Rest *rest, Column *items)
+{
+    for (;;) {
+        int64_t count, size;
+        if (!take_long(rest, &count))
+            return UNSOUND;
+        if (count == 0)
+            return SOUND;
+        if (count < 0) { /* its size in bytes follows */
+            if (count == INT64_MIN || !take_long(rest, &size))
+                return UNSOUND;
+            count = -count;
+        }
+        if (count > rest->end - rest->at) /* each item has a byte */
+            return UNSOUND;
+        for (; count > 0; count--) {
+            const int taken = take_value(rest, items);
+            if (taken != SOUND)
+                return taken;
+        }
+    }
+}
+
+static int take_decimal(Rest *rest, Column *column)
+{
+    int64_t size = column->shape.argument;
+    unsigned char number[DECIMAL_BYTES];
+    if ((size == 0 && !take_long(rest, &size)) || size < 0 || size > DECIMAL_BYTES || size > rest->end - rest->at)
+        return UNSOUND;
+    memset(number, size > 0 && *rest->at & 0x80 ? 0xff : 0, sizeof number);
+    for (int64_t at = 0; at < size; at++)
+        number[at] = rest->at[size - 1 - at];
+    rest->at += size;
+    return add(&column->values, number, sizeof number);
+}
+
+/* Take a value of one kind, and add it to its column. */
+static int take_plain(Rest *rest, Column *column)
+{
+    const Shape *shape = &column->shape;
+    int64_t number = 0;
+    int32_t small;
+    size_t size = width_of(shape->kind);
+    switch (shape->kind) {
+    case BYTES: case INT: case LONG: case ENUM:
+        if (!take_long(rest, &number))
+            return UNSOUND;
+        break;
+    case FIXED: number = shape->argument; break;
+    case DECIMAL: return take_decimal(rest, column);
+    }
+    switch (shape->kind) {
+    case LONG: return add(&column->values, &number, sizeof number);
+    case ENUM: case INT:
+        if (shape->kind == ENUM ? number < 0 || number >= shape->argument : number != (int32_t)number)
+            return UNSOUND;
+        small = (int32_t)number;
+        return add(&column->values, &small, sizeof small);
+    case BYTES: case FIXED: size = (size_t)number; break;
+    }
+    if (number < 0 || size > (size_t)(rest->end - rest->at) || (shape->kind == BOOLEAN && *rest->at > 1))
+        return UNSOUND;
+    if (add(&column->values, rest->at, size) != SOUND)
+        return NO_MEMORY;
+    rest->at += size;
+    return shape->kind == BYTES || shape->kind == FIXED ? add_end(column, column->values.size) : SOUND;
+}
+
+/* Take a value into its column and those inside. */
+static int take_value(Rest *rest, Column *column)
+{
+    const Shape *shape = &column->shape;
+    int64_t branch;
+    if (shape->null_branch >= 0) {
+        if (!take_long(rest, &branch) || branch < 0 || branch > 1)
+            return UNSOUND;
+        if (branch == shape->null_branch)
+            return add_null(column);
+    }
+    int taken = add(&column->there, "\1", 1);
+    if (taken != SOUND)
+        return taken;
+    if (shape->kind == RECORD) {
+        for (Column *field = column + 1; taken == SOUND && field <= column + shape->inside; field += 1 + field->shape.inside)
+            taken = take_value(rest, field);
+        return taken;
+    }
+    if (shape->kind == ARRAY) {
+        taken = take_items(rest, column + 1);
+        return taken == SOUND ? add_end(column, column[1].there.size) : taken;
+    }
+    return take_plain(rest, column);
+}
+
+/* Return the place behind a column and those inside; NULL if they are no schema. */
+static const Column *behind(const Column *column, const Column *end, int depth)
+{
+    const Shape *shape = &column->shape;
+    const int nested = shape->kind == RECORD || shape->kind == ARRAY;
+    if (depth > DEPTH_MAX || shape->argument < 0 || nested != (shape->inside > 0) || shape->inside >= end - column ||
+        (!nested && shape->kind != BYTES && shape->kind != FIXED && width_of(shape->kind) == 0))
+        return NULL;
+    const Column *inner = column + 1, *upto = inner + shape->inside;
+    do
+        inner = inner < upto ? behind(inner, upto, depth + 1) : inner;
+    while (inner != NULL && inner < upto && shape->kind == RECORD);
+    return inner == upto ? upto : NULL;
+}
+
+/* Return a buffer as bytes, None if it is not wanted. */
+static PyObject *bytes_of(const Buffer *buffer, int wanted)
+{
+    if (wanted)
+        return PyBytes_FromStringAndSize(buffer->at, (Py_ssize_t)buffer->size);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(
+    avro_columns_doc,
+    "avro_columns(schema, contents)\n--\n\n"
+    "Return the columns of values in Avro, in the order of the schema: for each a byte for every value, 0 for null (None\n"
+    "if none is), the values, and the ends of texts or arrays (None for others). `schema` has four numbers of 32 bits for\n"
+    "each column: kind, branch of the union that is null or -1, size or number of symbols, number of columns inside.\n"
+    "None if a value is not sound.");
+
+static PyObject *avro_columns(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *contents, *found = NULL;
+    const char *shapes;
+    Py_ssize_t size;
+    if (!PyArg_ParseTuple(args, "y#O!", &shapes, &size, &PyList_Type, &contents))
+        return NULL;
+    const uint16_t order = 1;
+    const Py_ssize_t count = size / (Py_ssize_t)sizeof(Shape), rows = PyList_Size(contents);
+    if (count == 0 || *(const char *)&order != 1) /* Avro and Arrow have the least byte first */
+        Py_RETURN_NONE;
+    Column *columns = calloc((size_t)count, sizeof *columns);
+    if (columns == NULL)
+        return PyErr_NoMemory();
+    int taken = SOUND;
+    for (Py_ssize_t number = 0; number < count; number++) {
+        memcpy(&columns[number].shape, shapes + number * (Py_ssize_t)sizeof(Shape), sizeof(Shape));
+        const int32_t kind = columns[number].shape.kind;
+        if (taken == SOUND && (kind == BYTES || kind == FIXED || kind == ARRAY))
+            taken = add_end(&columns[number], 0);
+    }
+    if (taken == SOUND && behind(columns, columns + count, 0) != columns + count)
+        taken = UNSOUND;
+    for (Py_ssize_t row = 0; taken == SOUND && row < rows; row++) {
+        PyObject *content = PyList_GetItem(contents, row); /* borrowed */
+        char *at;
+        Py_ssize_t bytes;
+        if (content == Py_None) {
+            taken = add_null(columns);
+            continue;
+        }
+        if (PyBytes_AsStringAndSize(content, &at, &bytes) < 0)
+            goto done;
+        Rest rest = {(const unsigned char *)at, (const unsigned char *)at + bytes};
+        taken = take_value(&rest, columns);
+        if (taken == SOUND && rest.at != rest.end)
+            taken = UNSOUND;
+    }
+    if (taken == NO_MEMORY)
+        PyErr_NoMemory();
+    else if (taken == UNSOUND)
+        found = Py_NewRef(Py_None);
+    else
+        found = PyList_New(count);
+    for (Py_ssize_t number = 0; taken == SOUND && found != NULL && number < count; number++) {
+        const Column *column = &columns[number];
+        PyObject *one = Py_BuildValue(
+            "NNN", bytes_of(&column->there, column->has_nulls), bytes_of(&column->values, 1),
+            bytes_of(&column->ends, column->ends.size != 0));
+        if (one == NULL || PyList_SetItem(found, number, one) < 0)
+            Py_CLEAR(found);
+    }
+done:
+    for (Py_ssize_t number = 0; number < count; number++) {
+        free(columns[number].there.at);
+        free(columns[number].values.at);
+        free(columns[number].ends.at);
+    }
+    free(columns);
+    return found;
+}
+
 static PyMethodDef functions[] = {
+    {"avro_columns", avro_columns, METH_VARARGS, avro_columns_doc},
     {"batch_columns", batch_columns, METH_VARARGS, batch_columns_doc},
     {"batch_entries", batch_entries, METH_VARARGS, batch_entries_doc},
     {"framed_payloads", framed_payloads, METH_VARARGS, framed_payloads_doc},

@@ -1,5 +1,8 @@
 INTERFACE: int
 
+def avro_columns(
+    schema: bytes, contents: list[bytes | None], /
+) -> list[tuple[bytes | None, bytes, bytes | None]] | None: ...
 def batch_columns(
     content: bytes, count: int, sequence_id: int, /
 ) -> (

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NOT_BUILT = "offloaderd-native was not built: it needs a C compiler and Python's headers"
-LOOPS = ("batch_columns", "batch_entries", "framed_payloads", "stored_payloads")
+LOOPS = ("avro_columns", "batch_columns", "batch_entries", "framed_payloads", "stored_payloads")
 
 
 def in_python(patch: pytest.MonkeyPatch) -> None:

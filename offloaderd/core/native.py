@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-INTERFACE = 2
+INTERFACE = 3
 """The version of the functions that is used; a package with another one is left alone."""
 
 
@@ -24,6 +24,11 @@ BatchColumns: TypeAlias = tuple[
 ]
 """Values, keys, properties, sequence ids and event times of messages; None for what one does not have."""
 
+AvroColumn: TypeAlias = tuple[bytes | None, bytes, bytes | None]
+"""A byte for each value, 0 for null; the values; the ends of texts in them, or of arrays in the column of items."""
+
+avro_columns: Callable[[bytes, list[bytes | None]], list[AvroColumn] | None] = _none
+"""Returns values in Avro by columns: by which schema (spark/value_columns.py), of which contents."""
 batch_columns: Callable[[bytes, int, int], BatchColumns | None] = _none
 """Returns the messages of a batch of Pulsar by columns: of which content, how many, the batch's sequence id."""
 batch_entries: Callable[[bytes, int], list[bytes] | None] = _none
@@ -42,6 +47,7 @@ except ImportError:
     pass
 else:
     if offloaderd_native.INTERFACE == INTERFACE:
+        avro_columns = offloaderd_native.avro_columns
         batch_columns = offloaderd_native.batch_columns
         batch_entries = offloaderd_native.batch_entries
         framed_payloads = offloaderd_native.framed_payloads

@@ -202,23 +202,28 @@ def _logical(node: dict[str, Any], where: str) -> Kind | None:
     return _decimal(node, {"type": stored}, where) if stored == "bytes" else None
 
 
-def _within(first: int, last: int, times: int = 1) -> Callable[..., int]:
-    """Return a reader of numbers, which are given `times` as large; Spark has no times beyond the years 1 to 9999."""
+class Range(NamedTuple):
+    """The numbers that a logical type of ours may have, once they are `times` as large."""
 
-    def read(value: int, *_: Any) -> int:  # noqa: ANN401 - the schemas that fastavro gives
-        found = value * times
-        if not first <= found <= last:
+    first: int
+    last: int
+    times: int = 1
+
+    def read(self, value: int, *_: Any) -> int:  # noqa: ANN401 - the schemas that fastavro gives
+        """Return the number of a value. Raises OverflowError."""
+        found = value * self.times
+        if not self.first <= found <= self.last:
             raise OverflowError(f"{value} is not in the years 1 to 9999")
         return found
 
-    return read
 
-
-_DAYS = ((date.min - EPOCH).days, (date.max - EPOCH).days)
-AVRO_READERS = {f"int-{DAYS}": _within(*_DAYS)} | {
-    f"long-{_NUMBERS[unit]}": _within(_DAYS[0] * _DAY_MICROS, (_DAYS[1] + 1) * _DAY_MICROS - 1, times)
+_DAYS = Range((date.min - EPOCH).days, (date.max - EPOCH).days)
+RANGES = {f"int-{DAYS}": _DAYS} | {
+    f"long-{_NUMBERS[unit]}": Range(_DAYS.first * _DAY_MICROS, (_DAYS.last + 1) * _DAY_MICROS - 1, times)
     for unit, times in MICROS.items()
 }
+"""Of the logical types of ours, by fastavro's names; Spark has no times beyond the years 1 to 9999."""
+AVRO_READERS = {name: one.read for name, one in RANGES.items()}
 """Readers of the logical types of ours, by fastavro's names: days and microseconds since 1970, as numbers.
 
 fastavro would make objects of them, and Arrow numbers of these again.

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from offloaderd.format.pulsar.key_value import split
 from offloaderd.format.pulsar.messages import Message
+from offloaderd.spark.value_columns import AvroColumns
 from offloaderd.spark.value_protobuf import protobuf_kind
 from offloaderd.spark.value_schema import Encoding, KeyValueSchema, Schema, ValueSchema
 from offloaderd.spark.value_types import AVRO_READERS, PRIMITIVES, kind_of
@@ -40,6 +41,7 @@ class ValueDecoder:
     def __init__(self, schema: ValueSchema) -> None:
         self._known = schema.versions.keys()
         self._versions: dict[int, Any] = {}
+        self._columns: AvroColumns | None = None
         if schema.encoding is Encoding.PRIMITIVE:
             self._of_version = self._of_bytes(PRIMITIVES[schema.newest].read)
             return
@@ -51,6 +53,7 @@ class ValueDecoder:
             self._of_version = self._of_json(newest.of_json)
             return
         self._newest = fastavro.parse_schema(newest.avro)
+        self._columns = AvroColumns(newest.avro)
         self._versions = {
             number: fastavro.parse_schema(kind_of(one).avro) if one != schema.newest else self._newest
             for number, one in schema.versions.items()
@@ -61,6 +64,11 @@ class ValueDecoder:
         """Return the values as an array, and by their index in it the errors of values that are null for that."""
         values: list[Any] = []
         wrong: dict[int, str] = {}
+        parts = list(parts)
+        if self._columns is not None and all(self._is_newest(version) for _, version, _ in parts):
+            found = self._columns.array([one for contents, _, _ in parts for one in contents], kind)
+            if found is not None:
+                return found, wrong
         for contents, version, _ in parts:
             try:
                 read = self._reader(version)
@@ -88,6 +96,11 @@ class ValueDecoder:
     def value(self, message: Message) -> Any:  # noqa: ANN401 - whatever the schema says
         """Return a message's value. Raises MalformedValue."""
         return self._reader(message.schema_version)(message.data)
+
+    def _is_newest(self, version: bytes) -> bool:
+        """Return whether values of a version, in Avro, were written with the newest schema."""
+        number = int.from_bytes(version, "big", signed=True)
+        return not version or not self._versions or self._versions.get(number) is self._newest
 
     def _reader(self, version: bytes) -> Callable[[bytes], Any]:
         """Return the reader of values of a version; it raises MalformedValue, as this does for an unknown version."""
@@ -126,7 +139,7 @@ class ValueDecoder:
             try:
                 found = fastavro.schemaless_reader(stream, writer, reader)
             except Exception as error:  # noqa: BLE001 - foreign bytes make the library raise anything
-                why = f"{type(error).__name__} {error}".strip()
+                why = f"{type(error).__name__} {error}".partition(" from <")[0].strip()  # the address of the stream
                 raise MalformedValue(f"{len(data)} bytes are no such value: {why}") from None
             if left := len(data) - stream.tell():
                 raise MalformedValue(f"{left} bytes are left behind the value")

@@ -21,9 +21,12 @@ from offloaderd.spark.tables.rows import TableRows
 from offloaderd.spark.value_schema import Encoding, KeyValueSchema, ValueSchema, read_schema
 from offloaderd.spark.value_types import kind_of
 from offloaderd.spark.values import MalformedValue, SameVersion, ValueDecoder, decoder_of
+from tests.loops import both_loops
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures(both_loops.__name__)
 
 ORDER: dict[str, Any] = {
     "type": "record",
