@@ -5,13 +5,13 @@ bucket, and its own memory. The client passes on to the daemon what it cannot re
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
 from offloaderd.client.reading import InBucket
 from offloaderd.core.clock import Clock, SystemClock
-from offloaderd.core.errors import Closed, CorruptData, InvalidInput, OffloaderError
+from offloaderd.core.errors import Closed, CorruptData, InvalidInput
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import EntryBatch, TopicName
 from offloaderd.daemon.log import quieted
@@ -85,11 +85,10 @@ class Sequence:
                 await ahead.end()
 
     async def _fetch_begin(self, topic: TopicName, following: InBucket, before: BlockWindow) -> None:
-        with suppress(OffloaderError):
-            segment = committed(following.stored, where=PLAN)
-            first, last = from_position(following.run.first), from_position(following.run.last)
-            if first <= last and segment.holds(first) and segment.holds(last):
-                await self.segments.fetch_begin(topic, segment, first, last, before)
+        segment = committed(following.stored, where=PLAN)
+        first, last = from_position(following.run.first), from_position(following.run.last)
+        if first <= last and segment.holds(first) and segment.holds(last):
+            await self.segments.fetch_begin(topic, segment, first, last, before)
 
 
 @asynccontextmanager

@@ -24,7 +24,7 @@ Rules:
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
@@ -204,9 +204,12 @@ class BlockWindow:
         return self.pace.window_bytes - self._bytes - self._left_bytes
 
     async def loaded(self) -> None:
-        """Wait until all that is claimed is there. Raises what loading raised."""
-        for slot, _ in self._slots:
+        """Wait until all that is claimed is there, and keep none of it. Raises what loading raised."""
+        while self._slots:
+            slot, _ = self._slots[0]
             await slot.get()
+            self._slots.popleft()
+            self._blocks.release(slot)
 
     def top_up(self) -> None:
         """Claim more while there is room for a request in the window; always the next block that is waited for."""
@@ -271,17 +274,26 @@ class FetchAhead:
 
     def __init__(self, loader: Tasks) -> None:
         self._loader = loader
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, fetch: Callable[[BlockWindow], Coroutine[None, None, None]], before: BlockWindow) -> None:
-        """Start the task that fetches it; what was begun earlier is there, or is read now."""
-        self._task = self._loader.start(fetch(before), name="what a read goes on with")
+        """Start a task that fetches it. Its errors are those of the read, once that has come there."""
+
+        async def fetched() -> None:
+            with suppress(Exception):
+                await fetch(before)
+
+        task = self._loader.start(fetched(), name="what a read goes on with")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def end(self) -> None:
         """Stop fetching: the read does not go on."""
-        if self._task is not None:
-            self._task.cancel()
-            await finished(self._task)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            await finished(task)
 
 
 class SegmentReader:

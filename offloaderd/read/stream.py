@@ -8,7 +8,7 @@ changes: one watcher for each followed topic is shared by its followers.
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 from typing import Protocol, TypedDict
@@ -498,22 +498,21 @@ class Stream:
         )
 
     async def _fetch_following(self, end: Position, entries_max: int, before: BlockWindow) -> None:
-        """Fetch the begin of what the bucket gives behind a run, as far as that is known; the read reports errors."""
+        """Fetch the begin of what the bucket gives behind a run, as far as that is known. Raises as reading it does."""
         at, last = end.next(), None if self._onward else self._last
-        with suppress(OffloaderError):
-            for _ in range(STEPS_AHEAD):
-                step = plan.next_step(self._view, at, last, priority=self._priority, failed=self._failed)
-                if isinstance(step, Hop):
-                    at = step.to
-                elif isinstance(step, ReadEnd):
-                    await self._ask_end(step)
-                elif isinstance(step, Run) and step.segment is not None:
-                    wanted = min(step.last_entry_id, step.first_entry_id + entries_max - 1)
-                    first, to = Position(step.ledger_id, step.first_entry_id), Position(step.ledger_id, wanted)
-                    await self.context.segments.fetch_begin(self.topic, step.segment, first, to, before)
-                    return
-                else:
-                    return
+        for _ in range(STEPS_AHEAD):
+            step = plan.next_step(self._view, at, last, priority=self._priority, failed=self._failed)
+            if isinstance(step, Hop):
+                at = step.to
+            elif isinstance(step, ReadEnd):
+                await self._ask_end(step)
+            elif isinstance(step, Run) and step.segment is not None:
+                wanted = min(step.last_entry_id, step.first_entry_id + entries_max - 1)
+                first, to = Position(step.ledger_id, step.first_entry_id), Position(step.ledger_id, wanted)
+                await self.context.segments.fetch_begin(self.topic, step.segment, first, to, before)
+                return
+            else:
+                return
 
     def _expect(self, batch: Entries, run: Run) -> None:
         """Raise CorruptData for other entries than the next ones."""

@@ -40,6 +40,11 @@ class Slow:
     def __init__(self, rig: ReadRig) -> None:
         self.store = rig.store
         self.gets: list[tuple[str, int, int | None]] = []
+        self.answers = asyncio.Event()
+        """Unset: requests of objects in `silent` from an offset on are not answered."""
+        self.answers.set()
+        self.silent: dict[str, int] = {}
+        self.faulty: set[str] = set()
         rig.reader.segments.fetcher.reader._objects = self  # type: ignore[assignment]
 
     def at(self, bucket: str) -> Slow:
@@ -50,6 +55,10 @@ class Slow:
         """Answer after a while."""
         self.gets.append((key, first, length))
         await asyncio.sleep(STORE_S)  # noqa: TID251 - virtual time
+        if key in self.faulty:
+            raise RuntimeError("a fault of the library")
+        if first >= self.silent.get(key, first + 1):
+            await self.answers.wait()
         return await self.store.get(key, first, length)
 
     async def get_pieces(self, key: str, first: int, lengths: Sequence[int]) -> Sequence[bytes]:
@@ -108,8 +117,11 @@ async def test_a_read_waits_for_the_store_at_its_begin_alone(
     assert found
     assert max(found) < Position(1, 10)
     assert len(store.gets) == len(set(store.gets))
-    asked = [range(first, first + (length or 0)) for key, first, length in store.gets if key.endswith("data")]
-    assert sum(map(len, asked)) == len({(number, at) for number, one in enumerate(asked) for at in one})
+    data = {one.keys.data for one in rig.map.segments}
+    asked = [
+        (key, at) for key, first, length in store.gets if key in data for at in range(first, first + (length or 0))
+    ]
+    assert len(asked) == len(set(asked)) > 0
 
 
 async def test_what_the_caller_did_not_ask_for_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +161,38 @@ async def test_a_caller_that_leaves_has_nothing_more_fetched(monkeypatch: pytest
         await asyncio.sleep(1)  # noqa: TID251 - virtual time
         assert store.asked_of(rig.map.segments[1]) == asked
         assert rig.reader.segments.pinned_bytes == 0
+
+
+async def test_a_caller_that_leaves_has_no_segment_fetched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the next one nor that behind it, whose begin is fetched as well where the next one is short."""
+    short = Piece(1, BLOCKS, [b"x" * 100] * 14, None)
+    rig, store = await shelf(monkeypatch, [pieces_of(1)], [short], [pieces_of(1, BLOCKS + 14)])
+    store.silent = {one.keys.data: 1 for one in rig.map.segments[1:]}
+    store.answers.clear()
+    async with rig.reader:
+        reading = rig.reader.read(TOPIC)
+        for _ in range(BLOCKS + 5):
+            await anext(reading)
+            await asyncio.sleep(BATCH_S)  # noqa: TID251 - virtual time
+        assert store.asked_of(rig.map.segments[2])
+        await reading.aclose()
+        await turns(20)
+        assert rig.reader.segments.pinned_bytes == 0
+
+
+async def test_a_fault_in_what_is_fetched_before_is_that_of_who_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the reader, which all reads of a process share."""
+    rig, store = await shelf(monkeypatch, [pieces_of(1)], [pieces_of(1, BLOCKS)])
+    store.faulty = {rig.map.segments[1].keys.data}
+    async with rig.reader:
+        reading = rig.reader.read(TOPIC)
+        for _ in range(BLOCKS):
+            await anext(reading)
+            await asyncio.sleep(BATCH_S)  # noqa: TID251 - virtual time
+        assert store.asked_of(rig.map.segments[1])
+        with pytest.raises(RuntimeError, match="of the library"):
+            await anext(reading)
+        await waits(rig, last=Position(1, BLOCKS - 1))
 
 
 @pytest.mark.parametrize(
@@ -211,6 +255,22 @@ async def test_a_read_holds_no_more_than_its_window(monkeypatch: pytest.MonkeyPa
     assert held // (BLOCK_BYTES + SLOT_BLOCK_BYTES) in {15, 16, 17}
 
 
+async def test_a_read_holds_no_more_than_its_window_where_a_request_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was fetched before such a request is held by the read alone."""
+    rig, store = await shelf(monkeypatch, [pieces_of(1)], [pieces_of(1, BLOCKS)])
+    segments, held = rig.reader.segments, 0
+    store.silent = {rig.map.segments[1].keys.data: 9 * BLOCK_BYTES}
+    store.answers.clear()
+    async with rig.reader:
+        reading = rig.reader.read(TOPIC)
+        for _ in range(BLOCKS + 9):
+            await anext(reading)
+            await asyncio.sleep(BATCH_S)  # noqa: TID251 - virtual time
+            held = max(held, segments._blocks.pinned_bytes)
+        await reading.aclose()
+    assert held // (BLOCK_BYTES + SLOT_BLOCK_BYTES) in {15, 16, 17}
+
+
 async def test_what_is_missing_there_is_told_where_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not before: all entries that come first are given."""
     rig, _ = await shelf(monkeypatch, [pieces_of(1)], [pieces_of(1, BLOCKS)])
@@ -236,15 +296,15 @@ async def test_no_more_is_fetched_than_the_entries_that_are_wanted(monkeypatch: 
 async def test_a_few_entries_of_the_next_segment_are_read_by_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """As they are without being fetched before: not by their whole block."""
     rig, store = await shelf(monkeypatch, [pieces_of(1)])
-    payloads = [b"x" * 1000] * 100
+    payloads = [b"x" * 20] * 90
     rig.map.segments.append(
         await put_segment(
-            rig.store, [Piece(1, BLOCKS, payloads)], segment_id=uuid.UUID(int=2), block_entries=100, chunk_bytes=8192
+            rig.store, [Piece(1, BLOCKS, payloads)], segment_id=uuid.UUID(int=2), block_entries=90, chunk_bytes=512
         )
     )
     async with rig.reader:
         await waits(rig, last=Position(1, BLOCKS))
-    assert 0 < sum(length or 0 for first, length in store.asked_of(rig.map.segments[1])[2:]) <= 2 * 8192
+    assert 0 < sum(length or 0 for first, length in store.asked_of(rig.map.segments[1])[2:]) <= 2 * 512
 
 
 async def test_a_reader_that_is_closed_leaves_no_block_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
