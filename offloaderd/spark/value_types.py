@@ -128,19 +128,21 @@ class _Walk:
         fields = []
         for field in node["fields"]:
             kind = self.kind(field["type"], f"{where}.{field['name']}".lstrip("."), space)
-            avro = {key: value for key, value in field.items() if key in {"name", "default", "aliases"}}
-            if "default" in avro:
-                avro["default"] = self._default(kind.avro, avro["default"])
-            fields.append((avro | {"type": kind.avro}, kind))
+            fields.append(({key: value for key, value in field.items() if key in {"name", "default", "aliases"}}, kind))
         if not fields:
             raise _unsupported(where, f"{name}, a record without a field")
-        avro = {"type": "record", "name": name, "fields": [one for one, _ in fields]}
+        avro = {"type": "record", "name": name, "fields": [self._field(one, kind.avro) for one, kind in fields]}
         avro |= {"aliases": node["aliases"]} if "aliases" in node else {}
         struct = spark.StructType([spark.StructField(one["name"], kind.spark) for one, kind in fields])
         aliases = {one["name"]: one["aliases"] for one, _ in fields if one.get("aliases")}
         for one, kind in fields:
             aliases |= _inside(one["name"], kind)
         return Kind(struct, avro, _struct(fields), aliases=aliases)
+
+    def _field(self, field: dict[str, Any], avro: Avro) -> dict[str, Any]:
+        """Return a field of a type, with its default as fastavro takes it."""
+        default = {"default": self._default(avro, field["default"])} if "default" in field else {}
+        return {**field, **default, "type": avro}
 
     def _default(self, avro: Avro, value: Any) -> Any:  # noqa: ANN401 - what JSON has
         """Return a default with its times as AVRO_READERS give them, which fastavro does not ask for a default."""

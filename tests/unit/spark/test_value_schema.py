@@ -243,8 +243,9 @@ def test_times_of_all_years_that_spark_has(stored: str, logical: str, first: dat
     assert all("is not in the years 1 to 9999" in why for why in wrong.values())
 
 
-def test_a_time_by_default_is_in_the_unit_of_its_schema() -> None:
-    """Also in a field that may be null, and inside of other types."""
+@pytest.mark.parametrize("encoding", ["AVRO", "JSON"])
+def test_a_time_by_default_is_in_the_unit_of_its_schema(encoding: str) -> None:
+    """Also in a field that may be null, and inside of other types. In JSON what is not there may be null."""
     at = {"type": "long", "logicalType": "timestamp-millis"}
     inside = {"type": "record", "name": "Inside", "fields": [{"name": "t", "type": at}, {"name": "n", "type": "long"}]}
     nested = [("w", {"type": "array", "items": at}), ("x", {"type": "map", "values": ["null", at]})]
@@ -254,16 +255,16 @@ def test_a_time_by_default_is_in_the_unit_of_its_schema() -> None:
     for field, default in zip(new["fields"][1:], (1500, 1500, None, *of_nested), strict=True):
         field["default"] = default
     pulsars = [
-        {"version": number, "type": "AVRO", "data": json.dumps(one)}
+        {"version": number, "type": encoding, "data": json.dumps(one)}
         for number, one in enumerate((record(("a", "int")), new))
     ]
     values = single(json.dumps(pulsars))
-    old = written(record(("a", "int")), {"a": 5})
+    old = written(record(("a", "int")), {"a": 5}) if encoding == "AVRO" else b'{"a": 5}'
     found, _ = ValueDecoder(values).array([SameVersion([old], bytes(8))], to_arrow_type(values.type, timezone="UTC"))
     moment = datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC)
-    row = {"t": moment, "n": 1500}
+    row, u = {"t": moment, "n": 1500}, moment if encoding == "AVRO" else None
     assert found.to_pylist() == [
-        {"a": 5, "t": moment, "u": moment, "v": None, "w": [moment], "x": [("k", moment)], "y": row, "z": [row]}
+        {"a": 5, "t": moment, "u": u, "v": None, "w": [moment], "x": [("k", moment)], "y": row, "z": [row]}
     ]
 
 
