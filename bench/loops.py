@@ -1,6 +1,7 @@
 """The compiled loops (`native/`) beside those in Python, in turns: CPU seconds for a GiB of payloads.
 
-Blocks, answers and entries are many more than a core's cache holds, and so are the payloads that are kept.
+Blocks, answers and entries are many more than a core's cache holds, and so are the payloads that are kept. Values in
+Avro are orders of four fields, into arrays of Arrow.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import time
 from collections import deque
 from itertools import cycle, islice
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import google_crc32c
 import pytest
 
 from bench.load import MIB
 from bench.report import Figure
+from bench.tables import ORDER, encoded, order
 from bench.usage import GIB
 from offloaderd.bookkeeper.wire import v2
 from offloaderd.bookkeeper.wire.entry import ENTRY_HEADER, DigestType, EntryChecker
@@ -28,13 +30,17 @@ from offloaderd.format.pulsar.messages import PlainBatch, decode_columns
 from tests.loops import in_python
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from bench.scale import Scale
     from bench.site import Site
 
+T = TypeVar("T")
+
 DISTINCT = 16
 KEPT = 8
+VALUES = 10_000
+"""Of a batch in Avro."""
 LEDGER = 7
 
 
@@ -123,12 +129,40 @@ async def loops(site: Site, size: Scale) -> list[Figure]:
                     },
                 )
             )
-    return figures
+    return [*figures, _avro(size)]
 
 
-def _both(
-    call: Callable[[bytes], object], batches: list[bytes], batch_bytes: int, total_bytes: int
-) -> tuple[float, float]:
+def _avro(size: Scale) -> Figure:
+    """Measure values in Avro."""
+    from pyspark.sql.pandas.types import to_arrow_type  # noqa: PLC0415 - of one benchmark
+
+    from offloaderd.spark.value_schema import Encoding, ValueSchema  # noqa: PLC0415
+    from offloaderd.spark.value_types import kind_of  # noqa: PLC0415
+    from offloaderd.spark.values import SameVersion, ValueDecoder  # noqa: PLC0415
+
+    values = [encoded(order(number)) for number in range(DISTINCT * VALUES)]
+    batches = [values[first : first + VALUES] for first in range(0, len(values), VALUES)]
+    decoder = ValueDecoder(ValueSchema(encoding=Encoding.AVRO, newest=ORDER, versions={}))
+    kind = to_arrow_type(kind_of(ORDER).spark, timezone="UTC")
+    batch_bytes = sum(map(len, values)) // DISTINCT
+    rounds = [
+        _both(lambda one: decoder.array([SameVersion(one)], kind), batches, batch_bytes, size.segment_bytes // 8)
+        for _ in range(size.runs)
+    ]
+
+    def each(which: int) -> str:
+        return f"{median(one[which] for one in rounds) * batch_bytes / GIB / VALUES * 1e6:.2f} µs"
+
+    return Figure(
+        benchmark="compiled loops, values in Avro",
+        figure="CPU of reading them into Arrow, over that of Python",
+        values=[one[0] / one[1] for one in rounds],
+        more_is_better=False,
+        notes={"compiled": each(0), "Python": each(1)},
+    )
+
+
+def _both(call: Callable[[T], object], batches: Sequence[T], batch_bytes: int, total_bytes: int) -> tuple[float, float]:
     """Return the CPU seconds for a GiB with the compiled loops and with those in Python."""
     if not native.IN_USE:
         raise RuntimeError("offloaderd-native is not installed: it needs a C compiler (make setup)")
@@ -138,7 +172,7 @@ def _both(
         return compiled, _seconds(call, batches, batch_bytes, total_bytes)
 
 
-def _seconds(call: Callable[[bytes], object], batches: list[bytes], batch_bytes: int, total_bytes: int) -> float:
+def _seconds(call: Callable[[T], object], batches: Sequence[T], batch_bytes: int, total_bytes: int) -> float:
     kept: deque[object] = deque(maxlen=KEPT)
     turns = max(DISTINCT, total_bytes // batch_bytes)
     begun_s = time.process_time()

@@ -61,15 +61,25 @@ class Orders:
             yield first, [next(entries) for _ in range(min(PER_CALL, self.count - first))]
 
 
+def order(number: int) -> dict[str, object]:
+    """Return an order."""
+    return {"id": number, "item": f"item {number % 977:05}", "price": number / 7, "at": WRITTEN_MS + number}
+
+
+def encoded(one: dict[str, object]) -> bytes:
+    """Return an order in Avro."""
+    value = io.BytesIO()
+    fastavro.schemaless_writer(value, ORDER, one)
+    return value.getvalue()
+
+
 def _entry(first: int) -> bytes:
     """Return an entry of a batch."""
     content = bytearray()
     for number in range(first, first + PER_ENTRY):
-        value = io.BytesIO()
-        order = {"id": number, "item": f"item {number % 977:05}", "price": number / 7, "at": WRITTEN_MS + number}
-        fastavro.schemaless_writer(value, ORDER, order)
-        one = SingleMessageMetadata(payload_size=value.tell(), partition_key=f"{number}").SerializeToString()
-        content += len(one).to_bytes(4, "big") + one + value.getvalue()
+        value = encoded(order(number))
+        one = SingleMessageMetadata(payload_size=len(value), partition_key=f"{number}").SerializeToString()
+        content += len(one).to_bytes(4, "big") + one + value
     metadata = MessageMetadata(
         producer_name="bench", sequence_id=first, publish_time=WRITTEN_MS + first, num_messages_in_batch=PER_ENTRY
     ).SerializeToString()

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-TESTS = ("core/test_native.py", "format/test_entries.py", "bookkeeper/test_entry.py", "bookkeeper/test_v2.py")
+TESTS = (
+    *("core/test_native.py", "format/test_entries.py", "bookkeeper/test_entry.py", "bookkeeper/test_v2.py"),
+    "spark/test_value_columns.py",
+)
 
 
 def library(compiler: str, name: str) -> Path:

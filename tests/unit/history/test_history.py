@@ -445,6 +445,27 @@ async def test_history_is_what_there_is_when_a_topic_begins_to_stream() -> None:
     assert (await plan_of(rig)).boundary == 6
 
 
+async def test_history_is_planned_however_late_its_duty_begins() -> None:
+    """The topic streams already when that looks for the first time, and waits for it."""
+    rig = await rig_with(100)
+    async with rig.engine() as engine:
+        begins, plan = asyncio.Event(), engine._home.duties["history"]
+
+        async def late(topic: TopicOffloader) -> None:
+            await begins.wait()
+            await plan(topic)
+
+        engine._home.duties = {**engine._home.duties, "history": late}
+        await enabled(engine, TopicPolicy(enabled=True, method=OffloadMethod.NONE))
+        await engine.select(of_topic(TOPIC), TopicPolicy(enabled=True))
+        topic = await offloader_of(engine)
+        await until(lambda: topic.policy.method is OffloadMethod.STREAMING)
+        begins.set()
+        await until(lambda: (found := engine.find(TOPIC)) is not None and found.map.history is not None)
+        await until_done(await offloader_of(engine))
+    await checked(rig, 100)
+
+
 async def test_a_segment_that_was_sealed_with_all_the_ledgers_it_can_have_keeps_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
