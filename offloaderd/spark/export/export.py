@@ -42,6 +42,9 @@ ROUND_BYTES = 4 * GIB
 """Bytes of segments that are written, or repeated after a crash, at a time."""
 
 TIMES = "spark.sql.parquet.outputTimestampType"
+WRITERS = "spark.sql.maxConcurrentOutputFileWriters"
+OPEN_FILES = 2
+"""Partitions of a table that a task writes side by side, such as two days. Of more it sorts the rows first."""
 TASK_BYTES_MIN = 4 * 1024**2
 """Bytes of objects below which a step is not cut into more tasks, each of which has a file of its own."""
 BY_DAY = Layout(time="time")
@@ -148,11 +151,15 @@ def _opened(spark: SparkSession, target: str | IcebergTable, options: SourceOpti
         yield table
 
 
-def own_session(spark: SparkSession) -> SparkSession:
-    """Return a session with the settings of another and some of its own, which the other does not get."""
+def own_session(spark: SparkSession, *, ordered: bool = False) -> SparkSession:
+    """Return a session with the settings of another and some of its own, which the other does not get.
+
+    `ordered`: rows are written in their order, however many partitions there are.
+    """
     java: Any = spark._jsparkSession  # noqa: SLF001 - of the public ways none copies the settings
     own = type(spark)(spark.sparkContext, java.cloneSession())
     own.conf.set(TIMES, "TIMESTAMP_MICROS")  # Spark's default is an old type that has no bounds in a file
+    own.conf.set(WRITERS, "0" if ordered else f"{OPEN_FILES}")
     register(own)
     return own
 
