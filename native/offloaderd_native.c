@@ -581,6 +581,8 @@ static int take_decimal(Rest *rest, Column *column)
     unsigned char number[DECIMAL_BYTES];
     if ((size == 0 && !take_long(rest, &size)) || size < 0 || size > DECIMAL_BYTES || size > rest->end - rest->at)
         return UNSOUND;
+    if (size == DECIMAL_BYTES && *rest->at == 0x80) /* Arrow takes the least number of all for one of any precision */
+        return UNSOUND;
     memset(number, size > 0 && *rest->at & 0x80 ? 0xff : 0, sizeof number);
     for (int64_t at = 0; at < size; at++)
         number[at] = rest->at[size - 1 - at];
@@ -661,12 +663,13 @@ static const Column *behind(const Column *column, const Column *end, int depth)
     return inner == upto ? upto : NULL;
 }
 
-/* Return a buffer as bytes, None if it is not wanted. */
-static PyObject *bytes_of(const Buffer *buffer, int wanted)
+/* Return a buffer as bytes, None if it is not wanted, and give its memory back: columns may be large. */
+static PyObject *bytes_of(Buffer *buffer, int wanted)
 {
-    if (wanted)
-        return PyBytes_FromStringAndSize(buffer->at, (Py_ssize_t)buffer->size);
-    Py_RETURN_NONE;
+    PyObject *made = wanted ? PyBytes_FromStringAndSize(buffer->at, (Py_ssize_t)buffer->size) : Py_NewRef(Py_None);
+    free(buffer->at);
+    buffer->at = NULL;
+    return made;
 }
 
 PyDoc_STRVAR(
@@ -722,10 +725,9 @@ static PyObject *avro_columns(PyObject *Py_UNUSED(module), PyObject *args)
     else
         found = PyList_New(count);
     for (Py_ssize_t number = 0; taken == SOUND && found != NULL && number < count; number++) {
-        const Column *column = &columns[number];
-        PyObject *one = Py_BuildValue(
-            "NNN", bytes_of(&column->there, column->has_nulls), bytes_of(&column->values, 1),
-            bytes_of(&column->ends, column->ends.size != 0));
+        Column *column = &columns[number];
+        PyObject *there = bytes_of(&column->there, column->has_nulls), *values = bytes_of(&column->values, 1);
+        PyObject *one = Py_BuildValue("NNN", there, values, bytes_of(&column->ends, column->ends.size != 0));
         if (one == NULL || PyList_SetItem(found, number, one) < 0)
             Py_CLEAR(found);
     }

@@ -44,7 +44,8 @@ class BucketReads:
         It fetches as much ahead as it may from its beginning on: a direct read is for long ranges, and a window that
         grows with each block leaves the bucket idle at first.
         """
-        return Sequence(self._segments, ReadAhead(self._segments.read_ahead_bytes))
+        segments = self._segments
+        return Sequence(segments, ReadAhead(segments.read_ahead_bytes), FetchAhead(segments.loader))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class Sequence:
 
     segments: SegmentReader
     pace: ReadAhead
+    ahead: FetchAhead
+    """Of all segments of the read: when it ends in one, what was begun in an earlier one ends as well."""
 
     async def read(
         self, request: read_pb2.ReadRequest, stored: read_pb2.StoredSegment, following: InBucket | None = None
@@ -69,8 +72,9 @@ class Sequence:
         if first > last or not segment.holds(first) or not segment.holds(last):
             raise CorruptData(key=PLAN, offset=0, expected=f"entries of {segment.range}", found=f"{first} to {last}")
         limit = min(request.batch_bytes or BATCH_BYTES, BATCH_BYTES)
-        ahead, given = FetchAhead(self.segments.loader), False
-        then = partial(ahead.begin, partial(self._fetch_begin, topic, following)) if following is not None else None
+        given, then = False, None
+        if following is not None:
+            then = partial(self.ahead.begin, partial(self._fetch_begin, topic, following))
         read = self.segments.read_framed(topic, segment, first, last, self.pace, bytes_max=limit, then=then)
         try:
             async with aclosing(read) as batches:
@@ -82,7 +86,7 @@ class Sequence:
             raise InvalidInput("the bucket of a direct read was closed", hint=hint) from None
         finally:
             if not given:
-                await ahead.end()
+                await self.ahead.end()
 
     async def _fetch_begin(self, topic: TopicName, following: InBucket, before: BlockWindow) -> None:
         segment = committed(following.stored, where=PLAN)

@@ -24,7 +24,7 @@ Rules:
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
@@ -280,8 +280,12 @@ class FetchAhead:
         """Start a task that fetches it. Its errors are those of the read, once that has come there."""
 
         async def fetched() -> None:
-            with suppress(Exception):
+            try:
                 await fetch(before)
+            except OffloaderError:
+                pass
+            except Exception:
+                log.debug("read.not_fetched_ahead", exc_info=True)
 
         task = self._loader.start(fetched(), name="what a read goes on with")
         self._tasks.add(task)

@@ -17,6 +17,7 @@ from offloaderd.spark.value_types import RANGES, Avro, Range
 
 _KINDS = {"boolean": "?", "int": "i", "long": "q", "float": "f", "double": "d", "bytes": "s", "string": "s"}
 """The primitive types by the letters of the compiled loop."""
+FIXED_BYTES_MAX = 2**31 - 1
 
 
 class _NoColumns(Exception):
@@ -131,11 +132,11 @@ def _column(avro: Avro, named: dict[str, _Column]) -> _Column:
             found = _Column(kind="a", inside=(_column(items, named),))
         case {"type": "map", "values": values}:
             found = _Column(kind="a", inside=(_Column(kind="r", inside=(_Column(kind="s"), _column(values, named))),))
-        case {"type": "record", "fields": fields}:
+        case {"type": "record", "fields": fields} if len({one["name"] for one in fields}) == len(fields):
             found = _Column(kind="r", inside=tuple(_column(one["type"], named) for one in fields))
         case {"type": "enum", "symbols": symbols}:
             found = _Column(kind="e", argument=len(symbols), symbols=tuple(symbols))
-        case {"type": "fixed", "size": int(size)} if size:
+        case {"type": "fixed", "size": int(size)} if size <= FIXED_BYTES_MAX:
             found = _Column(kind="n" if "logicalType" in avro else "x", argument=size)
         case {"type": "bytes", "logicalType": "decimal"}:
             found = _Column(kind="n")

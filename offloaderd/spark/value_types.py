@@ -117,6 +117,8 @@ class _Walk:
             avro |= {"default": node["default"]} if "default" in node else {}
             found = Kind(spark.StringType(), avro, _symbol(frozenset(node["symbols"])))
         elif node["type"] == "fixed":
+            if node["size"] < 1:  # an array could have any number of them in a few bytes
+                raise _unsupported(where, f"{name}, a fixed of no bytes")
             avro = {"type": "fixed", "name": name, "size": node["size"]}
             found = _decimal(node, avro, where) or Kind(spark.BinaryType(), avro, _bytes)
         else:

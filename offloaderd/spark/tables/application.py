@@ -31,6 +31,7 @@ from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.stores import open_ledgers
 from offloaderd.ledgers.pulsar.schemas import KEY_VALUE, key_value_text
 from offloaderd.read.transactions import KnownOutcomes
+from offloaderd.spark.export.export import own_session
 from offloaderd.spark.scan.options import SourceOptions, parse
 from offloaderd.spark.scan.query import NOTHING, parsed
 from offloaderd.spark.scan.snapshot import Held, Snapshot, Stores, known_topics, opened
@@ -220,6 +221,7 @@ class Application:
     ) -> None:
         """`names`: only these declarations. `tell` is called with a declaration and the state after each step."""
         self._spark = spark
+        self._ordered: SparkSession | None = None
         self._options = dict(options)
         self._clock = clock
         self._metrics = TableMetrics(registry)
@@ -234,6 +236,13 @@ class Application:
         self._look_s = self._put_s = 0.0
         self._once = self._stopping = self._lost = False
         self._ended = threading.Event()
+
+    def _writer_of(self, declared: Declaration, topic: TopicName) -> TableWriter:
+        """Return the writer of a topic's table. Tables whose rows have an order have a session of their own."""
+        if declared.layout.sort and self._ordered is None:
+            self._ordered = own_session(self._spark, ordered=True)
+        spark = self._ordered if declared.layout.sort and self._ordered is not None else self._spark
+        return TableWriter(spark, self._planner, declared, topic, self._options, self._clock)
 
     def stop(self) -> None:
         """Begin no further step; `run` returns when those that run have ended. Again: end these as well.
@@ -364,7 +373,7 @@ class Application:
             known = group.tables.get(name)
             if known is None:
                 group.tables[name] = _Table(
-                    writer=TableWriter(self._spark, self._planner, group.declared, topic, self._options, self._clock),
+                    writer=self._writer_of(group.declared, topic),
                     declared=group.declared,
                     due_s=self._clock.monotonic(),
                     state=TableState(table=name, topic=str(topic)),

@@ -22,7 +22,7 @@ from offloaderd.read.transactions import KnownOutcomes
 from offloaderd.spark.errors import from_spark
 from offloaderd.spark.export.commit import NO_ALIASES, Commit, KeptTable
 from offloaderd.spark.export.delta import DeltaTarget
-from offloaderd.spark.export.export import own_session, read_of, write
+from offloaderd.spark.export.export import read_of, write
 from offloaderd.spark.export.iceberg import IcebergTable, opened
 from offloaderd.spark.scan.options import SourceOptions, parse
 from offloaderd.spark.scan.query import NOTHING, EntryQuery, position
@@ -102,7 +102,7 @@ class TableWriter:
         clock: Clock,
     ) -> None:
         """`options` name the stores, as for the data source."""
-        self._spark = own_session(spark, ordered=True) if declared.layout.sort else spark
+        self._spark = spark
         self._planner = planner
         self._declared = declared
         self.topic = topic

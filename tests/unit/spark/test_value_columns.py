@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from decimal import Decimal
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -143,6 +144,18 @@ def test_values_are_the_same(data: st.DataObject) -> None:
         ({"type": "map", "values": "int"}, b"\x04\x02a\x02\x02a\x04\x00", [("a", 2)]),
         ({"type": "array", "items": "int"}, b"\xfe\xff\xff\xff\x0f\x00", None),
         ({"type": "bytes", **DECIMAL}, b"\x08\x7f\xff\xff\xff", None),
+        ({"type": "bytes", **DECIMAL}, b"\x20\x80" + bytes(15), None),
+        ({"type": "bytes", **DECIMAL}, b"\x22" + bytes(16) + b"\x05", Decimal("0.05")),
+        ({"type": "bytes", **DECIMAL}, b"\x04\x05", None),
+        ({"type": "bytes", **DECIMAL}, b"\x01", None),
+        ({"type": "bytes", **DECIMAL}, b"\x01\x05", None),
+        ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, b"\x04", None),
+        ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, b"\x01", "B"),
+        (["null", "int"], b"\x04\x02", None),
+        (["null", "int"], b"\x01\x02", 1),
+        ("bytes", b"\x01", None),
+        ({"type": "int", "logicalType": "date"}, b"\x93\xe6\x57", None),
+        ({"type": "array", "items": "int"}, b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x00\x00", []),
         (["int", "long"], b"\x02\x02", 1),
     ],
 )
@@ -152,8 +165,17 @@ def test_what_has_no_columns_is_read_value_by_value(avro: Avro, content: bytes, 
     assert AvroColumns(kind.avro).array([content], to_arrow_type(kind.spark, timezone="UTC")) is None
     (compiled, errors), (python, expected) = arrays(avro, [content])
     assert errors == expected
+    assert not any(" at 0x" in one for one in errors.values())
     assert (errors == {}) == (given is not None)
     assert compiled.to_pylist() == python.to_pylist() == [given]
+
+
+def test_a_field_that_is_named_twice_has_one_value() -> None:
+    """The last one, as fastavro has it."""
+    avro = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}] * 2}
+    for found, errors in arrays(avro, [b"\x02\x04"]):
+        assert [one.to_pylist() for one in found.flatten()] == [[2], [2]]
+        assert errors == {}
 
 
 def test_values_of_earlier_versions_are_read_by_their_own_schema() -> None:
@@ -166,3 +188,20 @@ def test_values_of_earlier_versions_are_read_by_their_own_schema() -> None:
     found, errors = decoder.array(parts, kind)
     assert found.to_pylist() == [{"b": "x", "a": 5}, {"b": "y", "a": 6}]
     assert errors == {}
+    found, errors = decoder.array([parts[1], parts[1]._replace(version=bytes(7) + b"\x05")], kind)
+    assert found.to_pylist() == [{"b": "y", "a": 6}, None]
+    assert list(errors) == [1]
+
+
+def test_a_schema_may_be_deeper_than_the_compiled_loop_goes() -> None:
+    """Its values are read one by one; a type may be named in several places."""
+    avro: Avro = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "long"}]}
+    for _ in range(70):
+        avro = {"type": "array", "items": avro}
+    pair = {"type": "record", "name": "P", "fields": [{"name": "x", "type": avro}, {"name": "y", "type": "R"}]}
+    value: Any = {"a": 7}
+    for _ in range(70):
+        value = [value]
+    (compiled, errors), (python, expected) = arrays(pair, [written(pair, {"x": value, "y": {"a": 8}})])
+    assert errors == expected == {}
+    assert compiled.to_pylist() == python.to_pylist() == [{"x": value, "y": {"a": 8}}]
