@@ -7,6 +7,8 @@ any connection between two starts; one below it stays free, so that the caller m
 import asyncio
 import errno
 import socket
+import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 from offloaderd.core.clock import Clock
@@ -16,6 +18,10 @@ LOOPBACK = "127.0.0.1"
 PORT_MIN, PORT_MAX = 12_000, 21_999
 GRPC_OFFSET = 10_000
 """SeaweedFS takes this port above each of its own for gRPC; PORT_MAX leaves room for it."""
+CHOSEN_MAX = 64
+"""The last ports of a process that no other one chooses; servers listen on earlier ones, or have ended."""
+
+_chosen: deque[socket.socket] = deque()
 
 
 def is_free(port: int) -> bool:
@@ -44,16 +50,33 @@ def require_free(ports: Sequence[int], server: str) -> None:
 def free_ports(count: int, clock: Clock, *, grpc: bool = False) -> list[int]:
     """Return `count` different free ports, with `grpc` such that each one's gRPC port is free as well.
 
-    The search starts at a random port, so that two processes that choose at once rarely choose the same. Raises
-    InvalidConfig when there are not enough.
+    Each is chosen once, until its server listens: on Linux not by another process that chooses here at the same time
+    either. Elsewhere that is unlikely, as the search starts at a random port. Raises InvalidConfig when there are not
+    enough.
     """
     chosen: list[int] = []
     for port in _rotated(clock.uuid().int):
-        if is_free(port) and (not grpc or is_free(port + GRPC_OFFSET)):
+        if is_free(port) and (not grpc or is_free(port + GRPC_OFFSET)) and _choose(port):
             chosen.append(port)
             if len(chosen) == count:
                 return chosen
     raise InvalidConfig(f"fewer than {count} free ports between {PORT_MIN} and {PORT_MAX}", hint="stop some servers")
+
+
+def _choose(port: int) -> bool:
+    """Return whether no process has chosen a port, and remember that this one has: by a name that only one may have."""
+    if sys.platform != "linux":
+        return True
+    name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        name.bind(f"\0offloaderd-port-{port}")
+    except OSError:
+        name.close()
+        return False
+    _chosen.append(name)
+    if len(_chosen) > CHOSEN_MAX:
+        _chosen.popleft().close()
+    return True
 
 
 def _rotated(seed: int) -> Iterator[int]:

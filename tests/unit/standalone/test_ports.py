@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import sys
+from collections import deque
 from typing import TYPE_CHECKING
 
 import pytest
@@ -48,6 +50,24 @@ def test_taken_ports_are_passed_over(taken: int, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ports, "GRPC_OFFSET", 1)
     with pytest.raises(InvalidConfig, match="fewer than 1 free ports"):
         free_ports(1, SystemClock(), grpc=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes see each other's choices on Linux alone")
+def test_a_port_that_another_process_has_chosen_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until its server listens; a process gives back the choices that are long ago, so that ports do not run out."""
+    chosen = free_ports(2, SystemClock())
+    monkeypatch.setattr(ports, "PORT_MIN", min(chosen))
+    monkeypatch.setattr(ports, "PORT_MAX", min(chosen))
+    with pytest.raises(InvalidConfig, match="fewer than 1 free ports"):
+        free_ports(1, SystemClock())
+    monkeypatch.setattr(ports, "_chosen", deque())
+    monkeypatch.setattr(ports, "CHOSEN_MAX", 0)
+    monkeypatch.setattr(ports, "PORT_MIN", PORT_MIN)
+    monkeypatch.setattr(ports, "PORT_MAX", PORT_MAX)
+    (free,) = free_ports(1, SystemClock())
+    monkeypatch.setattr(ports, "PORT_MIN", free)
+    monkeypatch.setattr(ports, "PORT_MAX", free)
+    assert free_ports(1, SystemClock()) == free_ports(1, SystemClock()) == [free]
 
 
 def test_require_free(taken: int) -> None:
