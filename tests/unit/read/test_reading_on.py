@@ -176,8 +176,22 @@ async def test_a_caller_that_leaves_has_no_segment_fetched_on(monkeypatch: pytes
             await asyncio.sleep(BATCH_S)  # noqa: TID251 - virtual time
         assert store.asked_of(rig.map.segments[2])
         await reading.aclose()
-        await turns(20)
         assert rig.reader.segments.pinned_bytes == 0
+
+
+async def test_nothing_is_fetched_on_far_from_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only once no more than another window of the segment is left."""
+    long = Piece(1, 0, [b"x" * 100] * 60, None)
+    rig, store = await shelf(monkeypatch, [long], [pieces_of(1, 60)])
+    async with rig.reader, aclosing(rig.reader.read(TOPIC)) as reading:
+        for _ in range(60 - 2 * 16):
+            await anext(reading)
+            await asyncio.sleep(STORE_S)  # noqa: TID251 - virtual time
+        assert not store.asked_of(rig.map.segments[1])
+        for _ in range(16):
+            await anext(reading)
+            await asyncio.sleep(STORE_S)  # noqa: TID251 - virtual time
+        assert store.asked_of(rig.map.segments[1])
 
 
 async def test_a_fault_in_what_is_fetched_before_is_that_of_who_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:

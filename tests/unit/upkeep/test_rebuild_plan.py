@@ -301,6 +301,8 @@ def test_a_brokers_ledger_that_begins_before_a_loss() -> None:
 def test_only_a_loss_is_filled_before_the_first_segment() -> None:
     """What a broker's ledger before it holds was deleted by retention, whose leftovers may be in the bucket."""
     first = known(1, (9, 0, 3), losses=(Loss(Position(5, 3), Position(9, 0), 6),))
-    plan = plan_topic(TOPIC, [first], brokers=[brokers(2, 2, 5), brokers(7, 7, 6)])
+    plan = plan_topic(TOPIC, [first], brokers=[brokers(2, 2, 5), brokers(5, 5, 4), brokers(7, 7, 6)])
     assert [one.begin.ledger_id for one in plan.map.segments] == [7, 9]
     assert not plan.map.losses
+    (only,) = plan_topic(TOPIC, [known(1, (9, 2, 5))], brokers=[brokers(9, 9, 6)]).map.segments
+    assert only.begin == Position(9, 2)
