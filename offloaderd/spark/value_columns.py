@@ -6,7 +6,7 @@ as in Arrow. For unions of more than a type and null, and for values of which on
 """
 
 import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -107,14 +107,14 @@ class AvroColumns:
         else:
             self._schema = array.array("i", self._column.numbers()).tobytes()
 
-    def array(self, contents: Sequence[bytes | None], kind: pa.DataType) -> pa.Array | None:
+    def array(self, contents: list[bytes | None], kind: pa.DataType) -> pa.Array | None:
         """Return the values of contents; None if they have to be read one by one."""
-        columns = native.avro_columns(self._schema, list(contents)) if self._schema else None
+        columns = native.avro_columns(self._schema, contents) if self._schema else None
         if columns is None:
             return None
         try:
             made = self._column.array(iter(columns), len(contents), kind)
-            made.validate(full=True)  # that texts are UTF-8
+            made.validate(full=True)  # that texts are UTF-8, and decimals fit
         except (_NoColumns, pa.ArrowInvalid):
             return None
         return made

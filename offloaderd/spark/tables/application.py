@@ -239,9 +239,9 @@ class Application:
 
     def _writer_of(self, declared: Declaration, topic: TopicName) -> TableWriter:
         """Return the writer of a topic's table. Tables whose rows have an order have a session of their own."""
-        if declared.layout.sort and self._ordered is None:
-            self._ordered = own_session(self._spark, ordered=True)
-        spark = self._ordered if declared.layout.sort and self._ordered is not None else self._spark
+        spark = self._spark
+        if declared.layout.sort:
+            spark = self._ordered = self._ordered or own_session(spark, ordered=True)
         return TableWriter(spark, self._planner, declared, topic, self._options, self._clock)
 
     def stop(self) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from decimal import Decimal
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import fastavro
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -21,6 +19,7 @@ from offloaderd.spark.value_types import kind_of
 from offloaderd.spark.values import SameVersion, ValueDecoder
 from tests.loops import NOT_BUILT, in_python
 from tests.unit.core.test_native import Damage
+from tests.unit.spark.test_value_schema import written
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -93,13 +92,6 @@ def nested(draw: st.DrawFn, depth: int) -> Typed:
         return inner
     avro = ["null", inner.avro] if shape == "null" else [inner.avro, "null"]
     return Typed(avro, st.none() | inner.values)
-
-
-def written(avro: Avro, value: object) -> bytes:
-    """Return a value in Avro."""
-    out = io.BytesIO()
-    fastavro.schemaless_writer(out, kind_of(avro).avro, value)
-    return out.getvalue()
 
 
 def arrays(avro: Avro, contents: Sequence[bytes | None]) -> list[tuple[pa.Array, dict[int, str]]]:
