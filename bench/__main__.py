@@ -128,6 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--s3", choices=stores.COMMANDS, help="another S3 server (make stores); default: SeaweedFS")
     parser.add_argument("--sustained", type=float, help="seconds at full load of `memory`, each of two ways")
     parser.add_argument("--idle", type=int, help="idle topics of `many` (default: 500; quick: 20)")
+    parser.add_argument("--slow", type=int, help="topics of an entry a second of `slow` (default: 1000; quick: 50)")
     parser.add_argument(
         "--report",
         type=Path,
@@ -140,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in [name for name in os.environ if name.startswith("OFFLOADERD__")]:
         del os.environ[name]  # nobody's own settings should be measured
     log.configure("warning", "json")
-    size = scale(quick=chosen.quick, runs=chosen.runs, sustained_s=chosen.sustained, idle=chosen.idle)
+    size = scale(quick=chosen.quick, runs=chosen.runs, sustained_s=chosen.sustained, idle=chosen.idle, slow=chosen.slow)
     started, load = CLOCK.monotonic(), machine.load()
     figures: list[Figure] = []
 

@@ -57,7 +57,9 @@ def bytes_of(total: int, entry_bytes: int) -> int:
     return total // 4 if entry_bytes < 1024 else total
 
 
-def scale(*, quick: bool, runs: int | None, sustained_s: float | None, idle: int | None = None) -> Scale:
+def scale(
+    *, quick: bool, runs: int | None, sustained_s: float | None, idle: int | None = None, slow: int | None = None
+) -> Scale:
     """Return the size of a run; None leaves its own."""
     if quick:
         return Scale(
@@ -71,7 +73,7 @@ def scale(*, quick: bool, runs: int | None, sustained_s: float | None, idle: int
             durable_s=3,
             sustained_s=sustained_s or 2,
             idle_topics=idle or 20,
-            slow_topics=50,
+            slow_topics=slow or 50,
             slow_age_s=2,
             burst_messages=200,
             quick=True,
@@ -87,7 +89,7 @@ def scale(*, quick: bool, runs: int | None, sustained_s: float | None, idle: int
         durable_s=15,
         sustained_s=sustained_s or 30,
         idle_topics=idle or 500,
-        slow_topics=1000,
+        slow_topics=slow or 1000,
         slow_age_s=40,
         burst_messages=2000,
         quick=False,

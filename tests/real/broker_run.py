@@ -106,6 +106,8 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=inf, help="messages a second while it is measured")
     parser.add_argument("--turns", type=int, default=1, help="of writing through each driver")
     parser.add_argument("--rounds", type=int, default=5, help="of reading what the last turn has written, both ways")
+    parser.add_argument("--topics", type=int, default=1, help="that share the messages, and are read at once")
+    parser.add_argument("--readers", type=int, default=1, help="of each topic, which take a message in turns")
     parser.add_argument("--ledger-mib", type=int, default=32, help="size of a ledger")
     parser.add_argument("--latency-ms", type=float, default=0, help="of the store while it is read, added by a proxy")
     parser.add_argument(
@@ -121,6 +123,8 @@ def main() -> None:
         turns=arguments.turns,
         rounds=arguments.rounds,
         latency_s=arguments.latency_ms / 1000,
+        topics=arguments.topics,
+        readers=arguments.readers,
     )
     found = asyncio.run(run(scale, directory, parts=arguments.parts))
     if found:

@@ -1,13 +1,14 @@
 """What our driver costs and gains beside Pulsar's own in stock brokers: the same messages, in turns (`broker_run`).
 
-Each driver has a topic. Ours streams from the first message on (docs/stock-broker.md says to enable topics first).
+Each driver has a topic, or several that are read at the same time. Ours streams from the first message on
+(docs/stock-broker.md says to enable topics first).
 Every ledger is offloaded at its close and deleted from BookKeeper at once. Smaller topics go first and do not count,
 until the JVMs have compiled what they run.
 
-Then both topics are read from the beginning, round by round, who goes first changes: by consumers through the broker,
-and by the drivers' read handles alone (tests/real/tiered_handles.py). Each read comes from the S3 server: nothing is
-in BookKeeper, the broker has closed the topic, the daemons' caches are smaller than what was read before. Only the
-files of the S3 server are in the machine's memory, for both.
+Then the topics of both are read from the beginning, round by round, who goes first changes: by consumers through the
+broker, and by the drivers' read handles alone (tests/real/tiered_handles.py). Each read comes from the S3 server:
+nothing is in BookKeeper, the broker has closed the topic, the daemons' caches are smaller than what was read before.
+Only the files of the S3 server are in the machine's memory, for both.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import re
 import statistics
 import sys
 import time
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from math import inf
 from threading import Event
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pulsar
 
@@ -36,7 +39,7 @@ from tests.real.pulsar_topics import pulsar_client
 from tests.real.tiered_handles import OffloadedLedger, tiered_handles
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from tests.real.broker import PulsarBroker
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from tests.real.driven import Driven
     from tests.real.tiered_handles import TieredHandles
 
+T = TypeVar("T")
 KEYS = 500
 MESSAGE_BYTES = 1000
 QUEUES = {"consumer": 5_000, "consumer with a long queue": 50_000}
@@ -57,7 +61,7 @@ OFFLOADED = re.compile(r"^(\S+) INFO +ManagedLedgerImpl: \[(\S+)\] End Offload\.
 
 
 class Scale(NamedTuple):
-    """How much goes through each driver: messages, at most so many a second, in ledgers of so many MiB.
+    """How much goes through each driver: messages, at most so many a second, in ledgers of so many MiB of each topic.
 
     `turns` of writing and offloading; `rounds` of reading what the last turn wrote, from a store that is so far away.
     """
@@ -68,18 +72,22 @@ class Scale(NamedTuple):
     turns: int = 1
     rounds: int = 5
     latency_s: float = 0.0
+    topics: int = 1
+    readers: int = 1
+    """Readers of each topic, which take a message in turns."""
 
 
 @dataclass
 class Written:
-    """One topic that was written through a driver, and what that took."""
+    """The topics that were written through a driver, and what that took; each has an equal part of the messages."""
 
     driver: str
-    driven: Driven
+    driven: Sequence[Driven]
     messages: int
     closes_s: list[float]
     cpu_s: Mapping[str, float]
-    ledgers: list[OffloadedLedger] = field(default_factory=list)
+    ledgers: Sequence[Sequence[OffloadedLedger]] = ()
+    """Those of each topic."""
 
     @property
     def mib(self) -> float:
@@ -88,7 +96,7 @@ class Written:
 
 
 class Reading(NamedTuple):
-    """One read of a topic from the beginning: MiB of messages a second, and CPU seconds by process."""
+    """One read of all topics from the beginning: MiB of messages a second, and CPU seconds by process."""
 
     driver: str
     way: str
@@ -122,14 +130,33 @@ def send(service_url: str, topic: str, numbers: range, rate: float = inf) -> Non
         producer.flush()
 
 
-def catch_up(service_url: str, topic: str, count: int, queue: int) -> tuple[float, float]:
-    """Receive every message without a look at it; returns the seconds that took, and the consumer's CPU seconds."""
+def catch_up(service_url: str, topics: Sequence[str], count: int, queue: int, readers: int) -> tuple[float, float]:
+    """Receive every message of each topic, all topics at once and each by so many readers, without a look at them.
+
+    Returns the seconds that took, and the consumers' CPU seconds.
+    """
     with pulsar_client(service_url) as client:
-        reader = client.create_reader(topic, pulsar.MessageId.earliest, receiver_queue_size=queue)
+        for topic in topics:
+            client.create_reader(topic, pulsar.MessageId.latest)  # the broker loads it
         began, cpu_before_s = CLOCK.monotonic(), time.process_time()
-        for _ in range(count):
-            reader.read_next(RECEIVE_MS)
+        opened = [
+            [client.create_reader(topic, pulsar.MessageId.earliest, receiver_queue_size=queue) for _ in range(readers)]
+            for topic in topics
+        ]
+
+        def receive(of_topic: Sequence[pulsar.Reader]) -> None:
+            for _ in range(count):
+                for reader in of_topic:
+                    reader.read_next(RECEIVE_MS)
+
+        at_once(receive, opened)
         return CLOCK.monotonic() - began, time.process_time() - cpu_before_s
+
+
+def at_once(do: Callable[[T], None], things: Sequence[T]) -> None:
+    """Do something with all things at once, in a thread for each."""
+    with ThreadPoolExecutor(len(things)) as pool:
+        list(pool.map(do, things))
 
 
 def seconds(text: str) -> float:
@@ -156,16 +183,20 @@ async def direct_bytes(broker: PulsarBroker) -> int:
     return int(float(found[1])) if found else 0
 
 
-async def written(servers: Servers, driver: str, messages: int, rate: float) -> Written:
-    """Write a topic through a driver, until all of it is in the tier and nothing in BookKeeper."""
-    driven = await servers.driven(driver)
-    before = servers.spent()
-    await asyncio.to_thread(send, servers.url, str(driven.topic), range(messages), rate)
-    await driven.freed(0)
-    used = servers.spent().since(before)
-    lasted = closes([broker.log for broker in servers.brokers], driven.topic.managed_ledger)
-    await driven.cleared()
-    return Written(driver, driven, messages, lasted, used, ledgers_of(servers, driven))
+async def written(servers: Servers, driver: str, messages: int, scale: Scale) -> Written:
+    """Write the topics of a driver one by one, until all of it is in the tier and nothing in BookKeeper."""
+    driven = [await servers.driven(driver) for _ in range(scale.topics)]
+    before, each = servers.spent(), messages // scale.topics
+    for one in driven:
+        await asyncio.to_thread(send, servers.url, str(one.topic), range(each), scale.rate)
+    for one in driven:
+        await one.freed(0)
+    used, logs = servers.spent().since(before), [broker.log for broker in servers.brokers]
+    lasted = [wait for one in driven for wait in closes(logs, one.topic.managed_ledger)]
+    for one in driven:
+        await one.cleared()
+    ledgers = [ledgers_of(servers, one) for one in driven]
+    return Written(driver, driven, each * scale.topics, lasted, used, ledgers)
 
 
 def ledgers_of(servers: Servers, driven: Driven) -> list[OffloadedLedger]:
@@ -185,50 +216,53 @@ def ledgers_of(servers: Servers, driven: Driven) -> list[OffloadedLedger]:
     ]
 
 
-async def consumed(servers: Servers, topic: Written, way: str) -> Reading:
-    """Have a consumer catch up through the broker, which has nothing of the topic in its memory."""
-    await topic.driven.unload()
+async def consumed(servers: Servers, topics: Written, way: str, readers: int) -> Reading:
+    """Have consumers of each topic catch up through the broker, which has nothing of them in its memory."""
+    for one in topics.driven:
+        await one.unload()
     before = servers.spent()
-    name, queue = str(topic.driven.topic), QUEUES[way]
-    lasted_s, consumer_s = await asyncio.to_thread(catch_up, servers.url, name, topic.messages, queue)
+    names, each = [str(one.topic) for one in topics.driven], topics.messages // len(topics.driven)
+    lasted_s, consumer_s = await asyncio.to_thread(catch_up, servers.url, names, each, QUEUES[way], readers)
     used = {**servers.spent().since(before), "consumer": round(consumer_s, 2)}
-    return Reading(topic.driver, way, topic.mib / lasted_s, used)
+    return Reading(topics.driver, way, readers * topics.mib / lasted_s, used)
 
 
-async def skimmed(servers: Servers, handles: TieredHandles, topic: Written) -> Reading:
-    """Read through the driver's handles alone."""
-    policies = {"managedLedgerOffloadDriver": DRIVER, **servers.policies(topic.driver)}
+async def skimmed(servers: Servers, handles: TieredHandles, topics: Written) -> Reading:
+    """Read through the driver's handles alone, all topics at once."""
+    policies = {"managedLedgerOffloadDriver": DRIVER, **servers.policies(topics.driver)}
     policies.pop("managedLedgerExtraConfigurations", None)
     extra = {"Address": servers.daemons[0].address}
-    offloader = await asyncio.to_thread(handles.offloader, policies, extra if topic.driver == OURS else {})
+    offloader = await asyncio.to_thread(handles.offloader, policies, extra if topics.driver == OURS else {})
     before, jvm_before, began = servers.spent(), cpu_s(handles.server.child.pid), CLOCK.monotonic()
-    await asyncio.to_thread(handles.skim, offloader, topic.ledgers)
+    await asyncio.to_thread(at_once, partial(handles.skim, offloader), topics.ledgers)
     lasted_s = CLOCK.monotonic() - began
     used = {**servers.spent().since(before), "handles": round(cpu_s(handles.server.child.pid) - jvm_before, 2)}
-    return Reading(topic.driver, HANDLES, topic.mib / lasted_s, used)
+    return Reading(topics.driver, HANDLES, topics.mib / lasted_s, used)
 
 
-async def read(servers: Servers, handles: TieredHandles, topic: Written) -> list[Reading]:
-    """Read a topic in each way."""
-    return [*[await consumed(servers, topic, way) for way in QUEUES], await skimmed(servers, handles, topic)]
+async def read(servers: Servers, handles: TieredHandles, topics: Written, readers: int) -> list[Reading]:
+    """Read the topics of a driver in each way."""
+    consumers = [await consumed(servers, topics, way, readers) for way in QUEUES]
+    return [*consumers, await skimmed(servers, handles, topics)]
 
 
 async def measured(servers: Servers, scale: Scale, directory: Path) -> str:
     """Write, offload and read as much as is said, and tell what came of it."""
     found: list[Written] = []
     async with tiered_handles(directory / "handles", CLOCK, flags=[COMPILED], environment=servers.secrets) as handles:
-        warm = [await written(servers, driver, min(WARM_UP_MESSAGES, scale.messages), inf) for driver in (THEIRS, OURS)]
-        for topic in warm * WARM_UP_ROUNDS:
-            await read(servers, handles, topic)
+        few, small = min(WARM_UP_MESSAGES, scale.messages), scale._replace(rate=inf, topics=1)
+        warm = [await written(servers, driver, few, small) for driver in (THEIRS, OURS)]
+        for topics in warm * WARM_UP_ROUNDS:
+            await read(servers, handles, topics, scale.readers)
         for turn in range(scale.turns):
             for driver in in_turn(turn, THEIRS, OURS):
-                found.append(await written(servers, driver, scale.messages, scale.rate))
+                found.append(await written(servers, driver, scale.messages, scale))
                 say(json.dumps(shown(found[-1])))
         readings: list[Reading] = []
         servers.far.latency_s = scale.latency_s
         for number in range(scale.rounds):
-            for topic in in_turn(number, *sorted(found[-2:], key=lambda one: one.driver == OURS)):
-                for reading in await read(servers, handles, topic):
+            for topics in in_turn(number, *sorted(found[-2:], key=lambda one: one.driver == OURS)):
+                for reading in await read(servers, handles, topics, scale.readers):
                     readings.append(reading)
                     say(json.dumps({**reading._asdict(), "mib_per_s": round(reading.mib_per_s, 1)}))
         servers.far.latency_s = 0.0
@@ -242,19 +276,20 @@ def in_turn(number: int, first: Any, second: Any) -> tuple[Any, Any]:  # noqa: A
     return (second, first) if number % 2 else (first, second)
 
 
-def shown(topic: Written) -> dict[str, Any]:
+def shown(topics: Written) -> dict[str, Any]:
     """Return what writing took, for people and machines."""
     return {
-        "driver": topic.driver,
-        "ledgers": len(topic.ledgers),
-        "messages_mib": round(topic.mib, 1),
+        "driver": topics.driver,
+        "topics": len(topics.driven),
+        "ledgers": sum(map(len, topics.ledgers)),
+        "messages_mib": round(topics.mib, 1),
         "close_to_offloaded_s": {
-            "median": round(statistics.median(topic.closes_s), 3),
-            "max": round(max(topic.closes_s), 3),
+            "median": round(statistics.median(topics.closes_s), 3),
+            "max": round(max(topics.closes_s), 3),
         }
-        if topic.closes_s
+        if topics.closes_s
         else None,
-        "produce_and_offload_cpu_s": topic.cpu_s,
+        "produce_and_offload_cpu_s": topics.cpu_s,
     }
 
 
