@@ -6,6 +6,7 @@ any connection between two starts; one below it stays free, so that the caller m
 
 import asyncio
 import errno
+import os
 import socket
 import sys
 from collections import deque
@@ -21,7 +22,8 @@ GRPC_OFFSET = 10_000
 CHOSEN_MAX = 64
 """The last ports of a process that no other one chooses; servers listen on earlier ones, or have ended."""
 
-_chosen: deque[socket.socket] = deque()
+_chosen: deque[int] = deque()
+"""Descriptors of sockets, not sockets: those that are open when the process ends are meant to be."""
 
 
 def is_free(port: int) -> bool:
@@ -67,15 +69,14 @@ def _choose(port: int) -> bool:
     """Return whether no process has chosen a port, and remember that this one has: by a name that only one may have."""
     if sys.platform != "linux":
         return True
-    name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    try:
-        name.bind(f"\0offloaderd-port-{port}")
-    except OSError:
-        name.close()
-        return False
-    _chosen.append(name)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as name:
+        try:
+            name.bind(f"\0offloaderd-port-{port}")
+        except OSError:
+            return False
+        _chosen.append(name.detach())
     if len(_chosen) > CHOSEN_MAX:
-        _chosen.popleft().close()
+        os.close(_chosen.popleft())
     return True
 
 
