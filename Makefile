@@ -86,7 +86,7 @@ fmt: $(DEPENDENCIES)dev ## Format the code and repair what lint can
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 
-bench: $(DEPENDENCIES)dev ## Measure everything beside its limits, some 22 minutes (quick: python -m bench --quick)
+bench: $(DEPENDENCIES)dev ## Measure the main ways beside their limits, less than 20 minutes (quick: python -m bench --quick, more: --all)
 	$(BIN)/python -m bench
 
 simulate: $(DEPENDENCIES)dev ## Simulate daemons and all that can befall them (SEEDS=n FIRST=n; docs/contributing.md)

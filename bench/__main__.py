@@ -4,14 +4,15 @@ The report is a page with tables of min, median and max, goals and ratios; besid
 as SVG. The exit code says whether everything could be measured, not whether the goals were met: the report says that.
 
 examples:
-  python -m bench                              all but Spark's jobs, three rounds: some 22 minutes of a quiet machine
-  python -m bench --quick                      what has goals, one round of little: less than 3 minutes
+  python -m bench                              the main ways, three rounds: less than 20 minutes of a quiet machine
+  python -m bench --all                        all but Spark's jobs: half an hour
+  python -m bench --quick                      what has goals there, one round of little: less than 3 minutes
   python -m bench --only push --only read      some of it
   python -m bench --only memory --sustained 600
   python -m bench --only many --idle 10000        start, memory and requests of 10,000 idle topics: an hour
   python -m bench --only spark --only spark-bookies --only spark-read --runs 2    Spark's jobs, three minutes
   python -m bench --s3 versitygw --only push --only read    on another S3 server (make stores)
-  python -m bench --report docs/speed-report.md   the page that is committed
+  python -m bench --all --report docs/speed-report.md    the page that is committed
 """
 
 from __future__ import annotations
@@ -110,8 +111,10 @@ Told = Callable[[list[Figure]], None]
 NAMES = [*ALONE, *ON_BOOKIES, *ON_BROKER]
 NAMED = ("spark", "spark-read", "spark-bookies", "tables")
 """Those of Spark's jobs take as long as all others and have a page of their own: they run when they are named."""
-NOT_QUICK = ("fifty", "follow", "loops", "publishing", "tenants")
-"""Those without goals, or whose goals little data cannot show: a quick run leaves them out, unless they are named."""
+IN_ALL = ("clouds", "disk", "loops", "mirror", "publishing", "tenants")
+"""Those beside the main ways: they run with `--all`, or when they are named."""
+NOT_QUICK = ("fifty", "follow")
+"""Those without goals: a quick run leaves them out as well, unless they are named."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -120,7 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="one round of little: less than three minutes")
-    parser.add_argument("--only", choices=NAMES, action="append", help="run this one (may be repeated)")
+    chosen_by = parser.add_mutually_exclusive_group()
+    chosen_by.add_argument("--only", choices=NAMES, action="append", help="run this one (may be repeated)")
+    chosen_by.add_argument("--all", action="store_true", help=f"also run {', '.join(IN_ALL)}")
     parser.add_argument("--runs", type=int, help="rounds of ours and its references (default: 3; quick: 1)")
     parser.add_argument(
         "--minutes", type=float, default=60.0, help="begin none behind so many minutes: they are missing (default: 60)"
@@ -150,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figures.extend(more)
         write(chosen.report, _about(arguments, chosen.s3, size, CLOCK.monotonic() - started, load), figures, [])
 
-    left_out = (*NAMED, *NOT_QUICK) if chosen.quick else NAMED
+    left_out = (*NAMED, *(() if chosen.all else IN_ALL), *(NOT_QUICK if chosen.quick else ()))
     names = chosen.only or [name for name in NAMES if name not in left_out]
     asyncio.run(run(names, size, told, started + 60 * chosen.minutes, chosen.s3 or ""))
     about = _about(arguments, chosen.s3, size, CLOCK.monotonic() - started, load)

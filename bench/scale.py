@@ -1,4 +1,4 @@
-"""How much of everything: a full run of some 22 minutes, or a quick one of less than three."""
+"""How much of everything: a full run of less than 20 minutes, or a quick one of less than three."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def scale(
         read_bytes=512 * MIB,
         reader_bytes=64 * MIB,
         backfill_bytes=256 * MIB,
-        stock_bytes=256 * MIB,
+        stock_bytes=128 * MIB,
         random_reads=100,
         durable_s=15,
         sustained_s=sustained_s or 30,

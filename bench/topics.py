@@ -14,6 +14,7 @@ from bench.report import Figure, spread
 from bench.site import CLOCK
 from bench.usage import GIB, MIB, measured, process_figures
 from offloaderd.client import EntryBatch
+from offloaderd.core.aio import each
 from offloaderd.core.errors import Transient
 from offloaderd.core.model import TopicName
 
@@ -114,9 +115,8 @@ async def slow(site: Site, size: Scale) -> list[Figure]:
 
 
 async def _enable(daemon: Daemon, topics: Sequence[TopicName], segment_bytes: int) -> None:
-    """Enable topics, which writes their policies one by one; returns once the daemon offloads all of them."""
-    for topic in topics:
-        await daemon.client.enable(topic, segment_bytes_max=segment_bytes)
+    """Enable topics; returns once the daemon offloads all of them."""
+    await each(topics, lambda topic: daemon.client.enable(topic, segment_bytes_max=segment_bytes))
     waiting = set(map(str, topics))
     until = CLOCK.monotonic() + ENABLED_S
     while waiting:
