@@ -77,7 +77,7 @@ async def many(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Figu
             base, _ = memory_bytes(daemon.pid)
             alone_s = size.durable_s if size.quick else ALONE_S
             alone = await _packets(site, cluster, alone_s) / alone_s
-            await daemon.client.enable(TopicPattern.parse("re:public/default/many-.*"))
+            await daemon.client.enable(TopicPattern.parse("re:public/default/many-.*"), timeout_s=_ready_s(count))
             await _offloaded(daemon, topics)
             await CLOCK.sleep(QUICK_SETTLE_S if size.quick else SETTLE_S)
             async with measured(daemon) as idle:
@@ -99,9 +99,14 @@ async def many(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Figu
     ]
 
 
+def _ready_s(count: int) -> float:
+    """Return how long so many topics may take."""
+    return READY_S + READY_TOPIC_S * count
+
+
 async def _offloaded(daemon: Daemon, topics: Sequence[WrittenTopic]) -> None:
     """Wait until the first entry of every topic, which the second one has confirmed, is committed."""
-    until = CLOCK.monotonic() + READY_S + READY_TOPIC_S * len(topics)
+    until = CLOCK.monotonic() + _ready_s(len(topics))
     while True:
         status = await daemon.client.status()
         done = sum(1 for one in status.topics if one.HasField("offloaded"))
@@ -114,7 +119,7 @@ async def _offloaded(daemon: Daemon, topics: Sequence[WrittenTopic]) -> None:
 
 async def _suspended(daemon: Daemon, count: int) -> None:
     """Wait until all topics sleep."""
-    until = CLOCK.monotonic() + READY_S + READY_TOPIC_S * count
+    until = CLOCK.monotonic() + _ready_s(count)
     while (suspended := sum(one.asleep for one in (await daemon.client.status()).topics)) < count:
         if CLOCK.monotonic() > until:
             raise RuntimeError(f"only {suspended} of {count} topics slept in time")

@@ -144,11 +144,12 @@ class Calls(Connection):
         *,
         dry_run: bool = False,
         policies: policy_pb2.OffloadPolicies | None = None,
+        timeout_s: float | None = None,
         **policy: Unpack[Said],
     ) -> admin_pb2.EnableTopicResponse:
         """Enable a topic or a pattern and return the outcome for each topic; None is left to the configuration."""
         request = admin_pb2.EnableTopicRequest(topic=str(topics), dry_run=dry_run, policies=policies, **policy)
-        return await self._ask(self._admin.EnableTopic, request)
+        return await self._ask(self._admin.EnableTopic, request, timeout_s)
 
     async def disable(
         self, topics: TopicName | TopicPattern | str, *, dry_run: bool = False, timeout_s: float | None = None
