@@ -67,16 +67,18 @@ class Sequence:
         Raises NotFound (BucketMissing for a bucket that the settings do not have), CorruptData, Denied, Transient, and
         InvalidInput once the bucket was closed.
         """
-        topic, segment = TopicName.parse(request.topic), committed(stored, where=PLAN)
-        first, last = from_position(request.first), from_position(request.last)
-        if first > last or not segment.holds(first) or not segment.holds(last):
-            raise CorruptData(key=PLAN, offset=0, expected=f"entries of {segment.range}", found=f"{first} to {last}")
-        limit = min(request.batch_bytes or BATCH_BYTES, BATCH_BYTES)
         given, then = False, None
-        if following is not None:
-            then = partial(self.ahead.begin, partial(self._fetch_begin, topic, following))
-        read = self.segments.read_framed(topic, segment, first, last, self.pace, bytes_max=limit, then=then)
         try:
+            topic, segment = TopicName.parse(request.topic), committed(stored, where=PLAN)
+            first, last = from_position(request.first), from_position(request.last)
+            if first > last or not segment.holds(first) or not segment.holds(last):
+                raise CorruptData(
+                    key=PLAN, offset=0, expected=f"entries of {segment.range}", found=f"{first} to {last}"
+                )
+            limit = min(request.batch_bytes or BATCH_BYTES, BATCH_BYTES)
+            if following is not None:
+                then = partial(self.ahead.begin, partial(self._fetch_begin, topic, following))
+            read = self.segments.read_framed(topic, segment, first, last, self.pace, bytes_max=limit, then=then)
             async with aclosing(read) as batches:
                 async for batch in batches:
                     yield broker_entry.without_heads(batch) if request.client_bytes else batch.decoded()

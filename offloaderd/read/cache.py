@@ -138,7 +138,7 @@ class Cache(Generic[V]):
             self._account(cost_bytes)
             return slot, True
         (self._hits if slot.loaded else self._joins).inc()
-        if slot.pins == 0:
+        if slot.pins == 0 and slot.loaded:  # one that is not there yet was left by readers, and comes for others
             del self._idle[key]
             self._idle_bytes -= slot.cost_bytes
         slot.pins += 1

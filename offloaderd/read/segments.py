@@ -285,7 +285,7 @@ class FetchAhead:
             except OffloaderError:
                 pass
             except Exception:
-                log.debug("read.not_fetched_ahead", exc_info=True)
+                log.warning("read.not_fetched_ahead", exc_info=True)
 
         task = self._loader.start(fetched(), name="what a read goes on with")
         self._tasks.add(task)

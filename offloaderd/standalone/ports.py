@@ -66,14 +66,14 @@ def free_ports(count: int, clock: Clock, *, grpc: bool = False) -> list[int]:
 
 
 def _choose(port: int) -> bool:
-    """Return whether no process has chosen a port, and remember that this one has: by a name that only one may have."""
+    """Return whether no other process is known to have chosen a port, and hold the name that only one may have."""
     if sys.platform != "linux":
         return True
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as name:
         try:
             name.bind(f"\0offloaderd-port-{port}")
-        except OSError:
-            return False
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE  # where such names are refused, ports are not held
         _chosen.append(name.detach())
     if len(_chosen) > CHOSEN_MAX:
         os.close(_chosen.popleft())

@@ -92,6 +92,25 @@ async def test_what_was_released_before_it_came_can_be_evicted() -> None:
         assert (cache.room_bytes, cache.pinned_bytes) == (30, 0)
 
 
+async def test_what_was_released_before_it_came_can_be_claimed() -> None:
+    """Of several values of one load, which goes on for another reader: whoever comes back waits for it as well."""
+    async with Tasks("the reader") as loader:
+        cache, _ = make(30, loader)
+        slots, come = [cache.claim(key, 10)[0] for key in "ab"], asyncio.Event()
+
+        async def work() -> None:
+            await come.wait()
+            for slot in slots:
+                cache.fill(slot, "value", 10)
+
+        cache.load(slots, work, name="a and b")
+        cache.release(slots[0])
+        assert cache.claim("a", 10) == (slots[0], False)
+        come.set()
+        assert await slots[0].get() == "value"
+        assert (cache.room_bytes, cache.pinned_bytes) == (10, 20)
+
+
 def test_the_window_of_a_read_is_never_smaller_than_its_first() -> None:
     """However little of the cache is its share: one round trip to S3 costs as much as that."""
     pace = ReadAhead()
@@ -214,5 +233,48 @@ def test_the_budget_adds_up(steps: list[tuple[str, int]]) -> None:
                 assert cache.pinned_bytes == pinned
                 assert cache.used_bytes <= max(25, pinned)
                 assert cache.room_bytes == 25 - pinned
+
+    virtually(run())
+
+
+@given(st.lists(st.tuples(st.sampled_from(["claim", "release", "come"]), st.integers(0, 5)), max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_loads_go_on_for_whoever_is_left(steps: list[tuple[str, int]]) -> None:
+    """Readers claim neighbours together, and leave them one by one, before or after they have come, in any order."""
+
+    async def run() -> None:
+        async with Tasks("the reader") as loader:
+            cache, _ = make(25, loader)
+            held: list[Slot[str]] = []
+            loads: list[asyncio.Event] = []
+
+            def load(fresh: list[Slot[str]], come: asyncio.Event) -> None:
+                async def work() -> None:
+                    await come.wait()
+                    for slot in fresh:
+                        cache.fill(slot, f"value {slot.key}", 5)
+
+                cache.load(fresh, work, name="neighbours")
+
+            for step, number in steps:
+                if step == "claim":
+                    claims = [cache.claim(key, 5) for key in (number, number + 1)]
+                    held += [slot for slot, _ in claims]
+                    if fresh := [slot for slot, new in claims if new]:
+                        loads.append(asyncio.Event())
+                        load(fresh, loads[-1])
+                elif step == "release" and held:
+                    cache.release(held.pop(number % len(held)))
+                elif step == "come" and loads:
+                    loads.pop(number % len(loads)).set()
+                await turns()
+            for come in loads:
+                come.set()
+            assert [await slot.get() for slot in held] == [f"value {slot.key}" for slot in held]
+            await turns()
+            for slot in held:
+                cache.release(slot)
+            assert cache.pinned_bytes == 0
+            assert cache.used_bytes <= 25
 
     virtually(run())

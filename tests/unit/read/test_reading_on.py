@@ -335,3 +335,29 @@ async def test_a_reader_that_is_closed_leaves_no_block_pinned(monkeypatch: pytes
             pass
     assert not store.asked_of(rig.map.segments[1])
     assert segments.pinned_bytes == 0
+
+
+async def test_a_reader_comes_to_what_another_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One leaves while its requests are under way, one waits for a block of them: a third gets all that it wants."""
+    rig, store = await shelf(monkeypatch, [pieces_of(1)])
+    store.silent = {rig.map.segments[0].keys.data: 6 * BLOCK_BYTES}
+    store.answers.clear()
+
+    async def read(first: int, last: int | None = None) -> list[Position]:
+        end = Position(1, last) if last is not None else None
+        async with aclosing(rig.reader.read(TOPIC, first=Position(1, first), last=end)) as batches:
+            return [batch.first async for batch, _ in batches]
+
+    async with rig.reader, asyncio.TaskGroup() as group:
+        leaves = group.create_task(read(0))
+        await asyncio.sleep(2)  # noqa: TID251 - virtual time
+        stays = group.create_task(read(8, 8))
+        await asyncio.sleep(1)  # noqa: TID251 - as above
+        leaves.cancel()
+        await turns(5)
+        comes = group.create_task(read(6))
+        await asyncio.sleep(1)  # noqa: TID251 - as above
+        store.answers.set()
+        assert await stays == [Position(1, 8)]
+        assert await comes == [Position(1, at) for at in range(6, BLOCKS)]
+        assert rig.reader.segments.pinned_bytes == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import sys
 from collections import deque
@@ -41,6 +42,7 @@ def test_free_ports() -> None:
 
 def test_taken_ports_are_passed_over(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A port in use is not chosen, nor one whose gRPC port is."""
+    monkeypatch.setattr(ports, "_choose", lambda _: True)  # this process has chosen it
     monkeypatch.setattr(ports, "PORT_MIN", taken)
     monkeypatch.setattr(ports, "PORT_MAX", taken)
     with pytest.raises(InvalidConfig, match="fewer than 1 free ports"):
@@ -68,6 +70,20 @@ def test_a_port_that_another_process_has_chosen_is_passed_over(monkeypatch: pyte
     monkeypatch.setattr(ports, "PORT_MIN", free)
     monkeypatch.setattr(ports, "PORT_MAX", free)
     assert free_ports(1, SystemClock()) == free_ports(1, SystemClock()) == [free]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="as above")
+def test_ports_are_chosen_where_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sandbox that refuses the names by which processes see each other's choices does not refuse ports."""
+
+    class Refusing(socket.socket):
+        def bind(self, address: object) -> None:
+            if self.family is socket.AF_UNIX:
+                raise PermissionError(errno.EACCES, "denied")
+            super().bind(address)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "socket", Refusing)
+    assert len(free_ports(2, SystemClock())) == 2
 
 
 def test_require_free(taken: int) -> None:
