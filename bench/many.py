@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench import goals
@@ -18,6 +19,7 @@ from bench.report import Figure
 from bench.site import CLOCK
 from bench.tailing import PLAN
 from bench.usage import BOOKIES, measured
+from offloaderd.core.errors import Transient
 from offloaderd.core.model import Position
 from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.standalone.ports import ask
@@ -25,11 +27,12 @@ from tests.real.writer import ledger_writer
 from tests.real.written_topic import written_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from bench.scale import Scale
     from bench.site import Daemon, Sections, Site
     from bench.usage import Measured
+    from offloaderd.protocol.v1 import admin_pb2
     from tests.real.bookies import BookKeeperCluster
     from tests.real.written_topic import WrittenTopic
 
@@ -78,7 +81,7 @@ async def many(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Figu
             alone_s = size.durable_s if size.quick else ALONE_S
             alone = await _packets(site, cluster, alone_s) / alone_s
             await daemon.client.enable(TopicPattern.parse("re:public/default/many-.*"), timeout_s=_ready_s(count))
-            await _offloaded(daemon, topics)
+            await _all(daemon, count, lambda one: one.HasField("offloaded"), "offloaded")
             await CLOCK.sleep(QUICK_SETTLE_S if size.quick else SETTLE_S)
             async with measured(daemon) as idle:
                 packets = await _packets(site, cluster, size.durable_s if size.quick else IDLE_S)
@@ -87,7 +90,7 @@ async def many(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Figu
             active = await _active(daemon, topics[:busy], size.durable_s)
         received, begun_s = await _received(site, cluster), CLOCK.monotonic()
         async with place.daemon(sections, name="many") as daemon:
-            await _suspended(daemon, count)
+            await _all(daemon, count, lambda one: one.asleep, "suspended")
             again, _ = memory_bytes(daemon.pid)
             seconds, used_s = CLOCK.monotonic() - begun_s, cpu_s(daemon.pid)
             start = _Start(seconds, used_s, await _received(site, cluster) - received)
@@ -104,26 +107,15 @@ def _ready_s(count: int) -> float:
     return READY_S + READY_TOPIC_S * count
 
 
-async def _offloaded(daemon: Daemon, topics: Sequence[WrittenTopic]) -> None:
-    """Wait until the first entry of every topic, which the second one has confirmed, is committed."""
-    until = CLOCK.monotonic() + _ready_s(len(topics))
-    while True:
-        status = await daemon.client.status()
-        done = sum(1 for one in status.topics if one.HasField("offloaded"))
-        if done == len(topics):
-            return
+async def _all(daemon: Daemon, count: int, done: Callable[[admin_pb2.TopicStatus], bool], what: str) -> None:
+    """Wait until something is done of all topics."""
+    until, found = CLOCK.monotonic() + _ready_s(count), 0
+    while found < count:
         if CLOCK.monotonic() > until:
-            raise RuntimeError(f"only {done} of {len(topics)} topics were offloaded in time")
-        await CLOCK.sleep(0.5)
-
-
-async def _suspended(daemon: Daemon, count: int) -> None:
-    """Wait until all topics sleep."""
-    until = CLOCK.monotonic() + _ready_s(count)
-    while (suspended := sum(one.asleep for one in (await daemon.client.status()).topics)) < count:
-        if CLOCK.monotonic() > until:
-            raise RuntimeError(f"only {suspended} of {count} topics slept in time")
-        await CLOCK.sleep(1.0)
+            raise RuntimeError(f"only {found} of {count} topics were {what} in time")
+        await CLOCK.sleep(0.5 + count / 1000)  # the status of all topics is work for the daemon
+        with suppress(Transient):
+            found = sum(map(done, (await daemon.client.status()).topics))
 
 
 async def _packets(site: Site, cluster: BookKeeperCluster, seconds: float) -> int:
