@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.core.model import TopicName
+from offloaderd.objects.gcs.errors import RIGHTS
 from offloaderd.protocol.v1 import policy_pb2
+from tests.gcs_server import gcs_server
 from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Proxy, Site
 from tests.integration.servers.test_services import archive_of
@@ -163,4 +165,27 @@ async def test_a_first_place_that_is_away_is_read_in_the_mirror_and_stops_no_oth
             while (await client.status(TOPIC)).topics[0].lag_entries < LEDGER_ENTRIES + 300:
                 await CLOCK.sleep(0.1)
             line.mend()
+            await topic.is_whole()
+
+
+@pytest.mark.parametrize("right", ["storage.objects.create", "storage.objects.delete"])
+async def test_a_mirror_that_lacks_a_right_is_read_and_holds_up_grants_alone(site: Site, right: str) -> None:
+    """Nothing can be written there, or nothing deleted: the status names the right, and with it all is copied."""
+    rights = frozenset(RIGHTS.values())
+    async with gcs_server() as server, Proxy(site.endpoint) as line:
+        server.anonymous, server.tokens = True, {"": rights}
+        site.endpoint, elsewhere = line.endpoint, {"kind": "gcs", "bucket": "mirror", "endpoint": server.endpoint}
+        async with archive_of(site, elsewhere), DaemonProcess(site) as daemon, daemon.client() as client:
+            topic = Mirrored(daemon, client, elsewhere["bucket"])
+            await topic.enable()
+            server.tokens = {"": rights - {right}}
+            await topic.append(2 * LEDGER_ENTRIES)
+            await offload(client, TOPIC)
+            await topic.mirror_when(lambda now: f"allow {right} " in now.failure and len(now.waiting_ledgers) == 2)
+            await topic.source_when(lambda now: now == [1, 2, 3])
+            line.cut()
+            assert await read_all(client, TOPIC) == topic.sent
+            await topic.metric_when("offloaderd_read_fallbacks_total", lambda now: now > 0)
+            line.mend()
+            server.tokens = {"": rights}
             await topic.is_whole()
