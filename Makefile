@@ -10,7 +10,7 @@ SEEDS ?= 2000
 MINUTES ?= 10
 MESSAGES ?= 1000000
 VERSIONS ?= 4.0.7 4.2.4 5.0.0-M1
-ON_STORES := tests/conformance/test_objects.py $(addprefix tests/integration/,servers/test_s3_faults.py kills commands/test_doctor.py servers/test_upkeep.py)
+ON_STORES := tests/conformance/test_objects.py $(addprefix tests/integration/,servers/test_store_faults.py kills commands/test_doctor.py servers/test_upkeep.py)
 SEED ?=
 PARTS ?=
 RUN ?=
@@ -169,11 +169,11 @@ build/stores/%:
 
 stores: build/stores/versitygw build/stores/minio build/stores/fake-gcs-server ## Build two more S3 servers and an emulator of Google's for tests and benchmarks (needs Go)
 
-test-stores: $(DEPENDENCIES)dev stores ## Run what depends on the S3 server on versitygw and MinIO as well, and encryption by a KMS (needs Go)
+test-stores: $(DEPENDENCIES)dev stores ## Run what depends on a store on versitygw, MinIO and Google's emulator as well, and encryption by a KMS (needs Go)
 	S3_SERVER=versitygw $(BIN)/python -m pytest -n $(WORKERS) $(ON_STORES)
 	S3_SERVER=minio $(BIN)/python -m pytest -n $(WORKERS) $(ON_STORES)
 	$(BIN)/python -m pytest -n 0 tests/real/on_minio.py
-	$(BIN)/python -m pytest -n $(WORKERS) tests/conformance/test_objects.py $(addprefix tests/integration/,kills commands/test_gcs.py) -k gcs
+	$(BIN)/python -m pytest -n $(WORKERS) tests/conformance/test_objects.py $(addprefix tests/integration/,kills servers commands/test_gcs.py bookies/test_pulsar_offloader_topic.py) -k 'gcs or google'
 
 fuzz: $(DEPENDENCIES)fuzz ## Feed foreign bytes to every decoder that reads any, guided by coverage (MINUTES=n in all)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)

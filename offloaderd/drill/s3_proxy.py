@@ -11,7 +11,7 @@ import hashlib
 import re
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from urllib.parse import unquote, urlsplit
@@ -150,18 +150,24 @@ class S3Proxy(Listener):
     """Async context manager: listens on a free loopback port until it is left.
 
     It speaks TLS to an `endpoint` with https, and checks it by `tls` (None: the system's authorities). Keys are
-    parsed behind `prefix`.
+    parsed behind `prefix`. In front of another kind of store `operation` returns the operation of a request.
     """
 
     def __init__(
-        self, endpoint: str, *, slow_s: float = 0.5, prefix: str = "", tls: ssl.SSLContext | None = None
+        self,
+        endpoint: str,
+        *,
+        slow_s: float = 0.5,
+        prefix: str = "",
+        tls: ssl.SSLContext | None = None,
+        operation: Callable[[Message], str] | None = None,
     ) -> None:
         super().__init__(self._answer_all, ahead_bytes=HEAD_BYTES_MAX)
         url = urlsplit(endpoint)
         secure = url.scheme == "https"
         self._host, self._port = url.hostname or "", url.port or (443 if secure else 80)
         self._tls = (tls or ssl.create_default_context()) if secure else None
-        self._prefix = prefix
+        self._operation_of = operation or (lambda request: operation_of(request.head[0].decode(), prefix))
         self._slow_s = slow_s
         self._planned: list[_Planned] = []
         self._shaking: Shaking | None = None
@@ -201,7 +207,7 @@ class S3Proxy(Listener):
         """Answer the requests of one connection until a fault or either side ends it, with a reset."""
         try:
             while (request := await receive_request(reader, writer)) is not None:
-                operation = operation_of(request.head[0].decode(), self._prefix)
+                operation = self._operation_of(request)
                 self.counts.requests[operation] += 1
                 fault = self._next(operation)
                 if fault is not None:

@@ -94,6 +94,8 @@ class Estimate:
     """What the scrub reads in a month of what one month writes, in GiB."""
     durable_s_max: float
     """Greatest age of an entry when its segment is sealed."""
+    copy_reads: Requests
+    """Requests to the first place that read each segment once, to copy it."""
 
     @property
     def requests(self) -> float:
@@ -134,6 +136,27 @@ def class_costs(takes: Estimate, row: ClassPrices) -> tuple[float, float, float]
     requests = (of_data.price(row.prices) + beside.price(base)) * MONTH_S / HOUR_S
     stored = takes.stored_gib_month * row.prices.stored_gib_month
     return requests, stored, takes.scrubbed_gib_month * row.retrieval_gib
+
+
+class CopyCosts(NamedTuple):
+    """What the copies in a mirror cost a month: its requests, its storage, what reads there and traffic cost, and the
+    requests that read the segments in their first place."""
+
+    requests: float
+    stored: float
+    reads: float
+    traffic: float
+    first_requests: float
+
+
+def copy_costs(there: Estimate, row: ClassPrices, first: Prices, traffic_gib: float) -> CopyCosts:
+    """Return what copies cost in a storage class, with `there` for its kind of store, and in the first place.
+
+    A copy takes the requests of a segment: a listing in place of the topic's head, and but in Azure a GET less. The
+    scrub reads it as well. `traffic_gib` is the price of a GiB that is sent there, or read from there.
+    """
+    traffic = (there.stored_gib_month + there.scrubbed_gib_month) * traffic_gib
+    return CopyCosts(*class_costs(there, row), traffic, there.copy_reads.price(first) * MONTH_S / HOUR_S)
 
 
 def _shape(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> tuple[int, float]:
@@ -185,6 +208,11 @@ def per_scrub(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> Req
     return Requests(gets=4 + ceil(blocks / max(1, SCRUB_REQUEST_BYTES // block_bytes)))
 
 
+def per_copy_read(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> Requests:
+    """Return the requests to the first place that copy one segment: index, manifest and each part."""
+    return Requests(gets=2 + parts_of(payload_bytes, entry_bytes, cutting))
+
+
 def segment_of(load: Load, cutting: Cutting) -> float:
     """Return the payload bytes of a topic's segment: it ends by size or by age, and has one entry at least."""
     by_age = max(load.entry_bytes, load.bytes_per_s * cutting.segment_age_max_s)
@@ -200,7 +228,7 @@ def estimate(
     """
     again = 1 + MONTH_S / scrub_interval_s if scrub_interval_s else 0.0
     topics = segments = bytes_per_s = stored_bytes_per_s = durable_s = metadata_writes = 0.0
-    write = scrub = Requests()
+    write = scrub = copy_reads = Requests()
     for load in loads:
         topics += load.topics
         if load.bytes_per_s <= 0:
@@ -213,6 +241,7 @@ def estimate(
         stored_bytes_per_s += load.topics * load.bytes_per_s * (1 + ENTRY_FRAME_BYTES / load.entry_bytes)
         write = write.plus(per_segment(size, load.entry_bytes, cutting).times(count))
         scrub = scrub.plus(per_scrub(size, load.entry_bytes, cutting).times(count * again))
+        copy_reads = copy_reads.plus(per_copy_read(size, load.entry_bytes, cutting).times(count))
         durable_s = max(durable_s, min(cutting.segment_age_max_s, size / load.bytes_per_s))
     stored_gib = stored_bytes_per_s * MONTH_S / GIB
     return Estimate(
@@ -228,4 +257,5 @@ def estimate(
         scrubs_per_hour=segments * again,
         scrubbed_gib_month=stored_gib * again,
         durable_s_max=durable_s,
+        copy_reads=copy_reads,
     )

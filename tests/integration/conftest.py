@@ -49,16 +49,29 @@ def gcs_endpoint(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-async def gcs_site(tmp_path: Path, zookeeper: str, gcs_endpoint: str) -> AsyncIterator[Site]:
-    """A site with a new bucket of the emulator, or of a server in the process of the test."""
-    bucket = f"test-{CLOCK.uuid().hex}"
-    async with gcs_server(bucket) as server:
-        site = Site(tmp_path, zookeeper, gcs_endpoint or server.endpoint, "", "", bucket)
-        site.settings["objects"] = {"kind": "gcs"}
-        if gcs_endpoint:
-            async with bucket_of(site) as store:
-                await store.create_bucket()  # type: ignore[attr-defined] # of Google's store
-        yield site
+async def gcs(gcs_endpoint: str) -> AsyncIterator[str]:
+    """Endpoint of that emulator, or of a server in the process of the test."""
+    async with gcs_server() as server:
+        yield gcs_endpoint or server.endpoint
+
+
+@pytest.fixture
+async def gcs_site(tmp_path: Path, zookeeper: str, gcs: str) -> Site:
+    """A site with a new bucket of Google's."""
+    site = Site(tmp_path, zookeeper, gcs, "", "", f"test-{CLOCK.uuid().hex}")
+    site.settings["objects"] = {"kind": "gcs"}
+    async with bucket_of(site) as store:
+        await store.create_bucket()  # type: ignore[attr-defined] # of Google's store
+    return site
+
+
+@pytest.fixture
+def elsewhere(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Settings of a bucket, which is still to be made, in a further service: Azurite, or Google's if the test asks."""
+    kind = getattr(request, "param", "azure")
+    account = {"azure_account": ACCOUNT, "azure_key": KEY} if kind == "azure" else {}
+    endpoint = request.getfixturevalue("azurite" if kind == "azure" else kind)
+    return {"kind": kind, "bucket": f"test-{CLOCK.uuid().hex[:16]}", "endpoint": endpoint, **account}
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,18 @@ from offloaderd.client import DaemonClient
 from offloaderd.core.errors import NotFound
 from offloaderd.core.model import TopicName
 from offloaderd.daemon.settings import Settings, load
-from offloaderd.policy.cost import GIB, HOUR_S, MONTH_S, Cutting, Estimate, Load, class_costs, estimate
+from offloaderd.policy.cost import (
+    GIB,
+    HOUR_S,
+    MONTH_S,
+    CopyCosts,
+    Cutting,
+    Estimate,
+    Load,
+    class_costs,
+    copy_costs,
+    estimate,
+)
 from offloaderd.policy.prices import SOURCES, TABLE, ClassPrices
 from offloaderd.protocol.v1 import admin_pb2, policy_pb2
 
@@ -32,6 +43,8 @@ class Plan(NamedTuple):
     age_s: float
     present: bool
     takes: Estimate
+    copies: CopyCosts | None = None
+    """In a mirror, if one is counted."""
 
 
 @click.command("plan-cost")
@@ -49,6 +62,8 @@ class Plan(NamedTuple):
     help="Settings of the daemon: prices, sizes, scrub. [env: OFFLOADERD_CONFIG; default: the settings' defaults]",
 )
 @click.option("--prices", "priced", type=click.Choice(sorted(TABLE)), help="Use list prices of a class.")
+@click.option("--mirror", type=click.Choice(sorted(TABLE)), help="Count a mirror, by list prices of a class.")
+@click.option("--traffic", type=click.FloatRange(min=0), default=0, metavar="PRICE", help="With --mirror: of a GiB.")
 @click.option("--compare", is_flag=True, help="Compare services and classes by list prices, for the present choice.")
 @options.common
 def plan_cost(
@@ -60,7 +75,7 @@ def plan_cost(
     entry: int,
     sizes: tuple[int, ...],
     ages: tuple[float, ...],
-    **money: Any,  # noqa: ANN401 - the three options above
+    **money: Any,  # noqa: ANN401 - the options above
 ) -> None:
     """Show what requests and storage cost for several segment sizes and ages.
 
@@ -68,6 +83,10 @@ def plan_cost(
     200 are measured, and represent the others). A topic that is catching up shows the rate at which it does so. With
     --rate no daemon is called. Prices are those of the settings, section `prices`, in its currency: by default US
     dollars. A line with * is the present choice: of the policies of the topics named, else of the settings.
+
+    A mirror is counted with --mirror alone, whatever policies say, and for all topics: its requests and storage by list
+    prices of its class, what the scrub reads there, and the requests that read each segment to copy it. Between regions
+    and providers traffic costs as well: --traffic is the price of a GiB, for the copies and for what the scrub reads.
 
     --compare shows what that choice costs in each storage class of S3, Azure Blob and Google Cloud Storage, by list
     prices with their date and source: requests, storage, and what the scrub pays to read. They are no offer: look up
@@ -79,20 +98,18 @@ def plan_cost(
       offloadctl plan-cost orders payments --age 1min --age 10min
       offloadctl plan-cost --rate 1KiB --topics 1000 --size 64MiB --size 1GiB
       offloadctl plan-cost --compare
-      offloadctl plan-cost --rate 1MiB --prices aws/STANDARD_IA
+      offloadctl plan-cost --rate 1MiB --prices aws/STANDARD_IA --mirror gcs/NEARLINE --traffic 0.09
       offloadctl plan-cost -o json | jq '.plans[] | {size_bytes, age_s, requests_month}'
     """
     if rate is not None and topics:
         raise click.UsageError("name topics to have them measured, or say --rate; not both")
-    config, priced, compare = money["config"], money["priced"], money["compare"]
+    config, priced, mirror, compare = (money[name] for name in ("config", "priced", "mirror", "compare"))
+    if money["traffic"] and mirror is None:
+        raise click.UsageError("--traffic is that of a mirror: name its class with --mirror")
     settings = load(config, os.environ) if config is not None else Settings.model_construct(None)
     prices, offload = settings.prices if priced is None else TABLE[priced].prices, settings.offload
-
-    async def rates_of(client: DaemonClient) -> tuple[list[Load], set[tuple[int, float]]]:
-        return await measured(client, topics), {await held_by(client, name, settings) for name in topics}
-
     if rate is None:
-        loads, held = session.ask(rates_of)
+        loads, held = session.ask(lambda client: measured_with_policies(client, topics, settings))
     else:
         loads, held = [Load(topics=count, bytes_per_s=rate, entry_bytes=entry)], set()
     held = held or {(offload.segment_bytes_max, offload.segment_age_max_s)}
@@ -103,13 +120,15 @@ def plan_cost(
     kind = settings.objects.kind if priced is None else TABLE[priced].kind
 
     def takes(size: int, age: float, kind: str) -> Estimate:
-        return estimate(
-            loads, cut(segment_bytes_max=size, segment_age_max_s=age, kind=kind), prices, scrub_interval_s=scrub_s
-        )
+        cutting = cut(segment_bytes_max=size, segment_age_max_s=age, kind=kind)
+        return estimate(loads, cutting, prices, scrub_interval_s=scrub_s)
 
     plans = [Plan(size, age, (size, age) in held, takes(size, age, kind)) for size, age in sorted(chosen | held)]
+    if mirror is not None:
+        row, traffic = TABLE[mirror], money["traffic"]
+        plans = [one._replace(copies=copy_costs(takes(*one[:2], row.kind), row, prices, traffic)) for one in plans]
     whose = f"list prices of {priced}, US dollars" if priced is not None else OWN_PRICES
-    text, document = told(plans, whose)
+    text, document = told(plans, whose, mirror)
     document["prices"] = prices.model_dump()
     if compare:
         present = next(one for one in plans if one.present)
@@ -119,16 +138,27 @@ def plan_cost(
     session.tell(document, text)
 
 
-def told(plans: Sequence[Plan], whose: str) -> tuple[str, dict[str, Any]]:
-    """Return plans as a table and as JSON; `whose` prices they have."""
+def told(plans: Sequence[Plan], whose: str, mirror: str | None) -> tuple[str, dict[str, Any]]:
+    """Return plans as a table and as JSON; `whose` prices they have, and the class of a mirror."""
     topic_count, rate_s = plans[0].takes.topics, plans[0].takes.gib_per_hour * GIB / HOUR_S
     text = (
         f"{show.plural(round(topic_count), 'topic')}, {show.size(round(rate_s))}/s of payload\n\n"
-        f"{PLANS.rendered(plans)}\n"
-        f"costs are a month's, {whose}"
+        f"{(PLANS if mirror is None else MIRRORED).rendered(plans)}\n"
+        f"costs are a month's, {whose}\n"
     )
+    if mirror is None:
+        text += "a mirror is not counted: --mirror SERVICE/CLASS"
+    else:
+        text += f"the mirror's by list prices of {mirror}, US dollars"
     rates = {"topics": topic_count, "bytes_per_s": rate_s}
     return text, {"load": rates, "plans": [as_json(one) for one in plans]}
+
+
+async def measured_with_policies(
+    client: DaemonClient, topics: Sequence[TopicName], settings: Settings
+) -> tuple[list[Load], set[tuple[int, float]]]:
+    """Return the rates of topics, and the sizes and ages of segments that hold for them. Raises NotFound."""
+    return await measured(client, topics), {await held_by(client, name, settings) for name in topics}
 
 
 async def held_by(client: DaemonClient, topic: TopicName, settings: Settings) -> tuple[int, float]:
@@ -164,7 +194,7 @@ def load_of(segments: Iterable[admin_pb2.Segment], *, topics: float = 1.0) -> Lo
     return Load(topics=topics, bytes_per_s=payload_bytes / max(seconds, 0.001), entry_bytes=entry_bytes)
 
 
-PLANS = show.Table[Plan](
+_COLUMNS: tuple[tuple[str, str | Callable[[Plan], str]], ...] = (
     (">SIZE", "size_bytes"),
     (">AGE", "age_s"),
     ("", lambda one: "*" if one.present else " "),
@@ -176,7 +206,9 @@ PLANS = show.Table[Plan](
     (">REQUEST COST/MONTH", lambda one: f"{one.takes.requests_month:,.2f}"),
     (">STORAGE COST/MONTH", lambda one: f"{one.takes.stored_month:,.2f}"),
 )
-"""Both costs are for a month, storage for what one month writes."""
+"""Costs are for a month, storage for what one month writes."""
+PLANS = show.Table[Plan](*_COLUMNS)
+MIRRORED = show.Table[Plan](*_COLUMNS, (">MIRROR COST/MONTH", lambda one: f"{sum(one.copies or ()):,.2f}"))
 
 
 class Offer(NamedTuple):
@@ -244,4 +276,5 @@ def as_json(plan: Plan) -> dict[str, object]:
         **{name: getattr(takes, name) for name in rates},
         "written_gib_month": takes.gib_per_hour * MONTH_S / HOUR_S,
         **{name: getattr(takes, name) for name in ("requests_month", "stored_month")},
+        **({"mirror_month": plan.copies._asdict()} if plan.copies is not None else {}),
     }

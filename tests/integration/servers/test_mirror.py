@@ -1,4 +1,4 @@
-"""A mirror on real servers: SeaweedFS has the first place, Azurite the mirror, and one of them is away for a while.
+"""A mirror on real servers: SeaweedFS has the first place, Azurite or Google's the mirror, and one of them is away.
 
 Azurite comes from npm; without Node these tests are left out, and say so.
 """
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.core.model import TopicName
+from offloaderd.objects.gcs.errors import RIGHTS
 from offloaderd.protocol.v1 import policy_pb2
+from tests.gcs_server import gcs_server
 from tests.integration.appending import append_to
 from tests.integration.processes import CLOCK, DaemonProcess, Proxy, Site
 from tests.integration.servers.test_services import archive_of
@@ -19,12 +21,9 @@ from tests.integration.servers.test_upkeep import command, entries, gc, offload,
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from offloaderd.client import DaemonClient
-    from offloaderd.objects.azure.store import AzureStore
     from offloaderd.protocol.v1 import admin_pb2
-    from tests.servers import S3Server
 
 TOPIC, BESIDE = (TopicName.parse(f"public/default/{name}") for name in ("mirrored", "beside"))
 LEDGER_ENTRIES = 700
@@ -32,21 +31,20 @@ LEDGER_ENTRIES = 700
 
 
 @pytest.fixture
-def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) -> Site:
+def site(s3_site: Site) -> Site:
     """A site on S3 whose source deletes at once what is granted."""
-    found = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
-    found.settings["offload"] = {"segment_bytes_max": 30_000, "block_bytes": 8192}
-    found.settings["grants"] = {"deletion_lag_s": 0, "interval_s": 0.2}
-    return found
+    s3_site.settings["offload"] = {"segment_bytes_max": 30_000, "block_bytes": 8192}
+    s3_site.settings["grants"] = {"deletion_lag_s": 0, "interval_s": 0.2}
+    return s3_site
 
 
 class Mirrored:
     """A topic whose policy names a mirror and demands it, and what was written to it."""
 
-    def __init__(self, daemon: DaemonProcess, client: DaemonClient, archive: AzureStore) -> None:
+    def __init__(self, daemon: DaemonProcess, client: DaemonClient, bucket: str) -> None:
         self.daemon = daemon
         self.client = client
-        self._place = f"{archive.bucket}/moved/"
+        self._place = f"{bucket}/moved/"
         self.sent: list[bytes] = []
 
     async def enable(self) -> None:
@@ -94,15 +92,18 @@ class Mirrored:
         assert code == 0, found
 
 
-async def test_a_mirror_that_is_away_holds_up_grants_alone_and_catches_up(site: Site, azurite: str) -> None:
+@pytest.mark.parametrize("elsewhere", ["azure", "gcs"], indirect=True)
+async def test_a_mirror_that_is_away_holds_up_grants_alone_and_catches_up(
+    site: Site, elsewhere: dict[str, str]
+) -> None:
     """Entries are offloaded and the lag shows; the source keeps the ledgers until the mirror is back, by itself."""
     async with (
-        Proxy(azurite) as line,
-        archive_of(site, line.endpoint) as archive,
+        Proxy(elsewhere["endpoint"]) as line,
+        archive_of(site, {**elsewhere, "endpoint": line.endpoint}),
         DaemonProcess(site) as daemon,
         daemon.client() as client,
     ):
-        topic = Mirrored(daemon, client, archive)
+        topic = Mirrored(daemon, client, elsewhere["bucket"])
         await topic.enable()
         line.cut()
         await topic.append(2 * LEDGER_ENTRIES)
@@ -121,10 +122,14 @@ async def test_a_mirror_that_is_away_holds_up_grants_alone_and_catches_up(site: 
         await topic.is_whole()
 
 
-@pytest.mark.witness("zookeeper")
-async def test_a_first_place_that_is_away_is_read_in_the_mirror_and_stops_no_other(site: Site, azurite: str) -> None:
+@pytest.mark.parametrize(
+    "elsewhere", [pytest.param("azure", marks=pytest.mark.witness("zookeeper")), "gcs"], indirect=True
+)
+async def test_a_first_place_that_is_away_is_read_in_the_mirror_and_stops_no_other(
+    site: Site, elsewhere: dict[str, str]
+) -> None:
     """What the source has no more is read, by the next daemon as well; a topic of the other service is offloaded."""
-    async with Proxy(site.endpoint) as line, archive_of(site, azurite) as archive:
+    async with Proxy(site.endpoint) as line, archive_of(site, elsewhere):
         site.endpoint = line.endpoint
         beside: list[bytes] = []
 
@@ -136,9 +141,10 @@ async def test_a_first_place_that_is_away_is_read_in_the_mirror_and_stops_no_oth
             assert await read_all(client, BESIDE) == beside
 
         async with DaemonProcess(site) as daemon, daemon.client() as client:
-            topic = Mirrored(daemon, client, archive)
+            topic = Mirrored(daemon, client, elsewhere["bucket"])
             await topic.enable()
-            await client.enable(BESIDE, policies=policy_pb2.OffloadPolicies(bucket=archive.bucket, prefix="moved/"))
+            there = policy_pb2.OffloadPolicies(bucket=elsewhere["bucket"], prefix="moved/")
+            await client.enable(BESIDE, policies=there)
             await goes_on(client)
             line.cut()
             assert await read_all(client, TOPIC) == topic.sent
@@ -159,4 +165,27 @@ async def test_a_first_place_that_is_away_is_read_in_the_mirror_and_stops_no_oth
             while (await client.status(TOPIC)).topics[0].lag_entries < LEDGER_ENTRIES + 300:
                 await CLOCK.sleep(0.1)
             line.mend()
+            await topic.is_whole()
+
+
+@pytest.mark.parametrize("right", ["storage.objects.create", "storage.objects.delete"])
+async def test_a_mirror_that_lacks_a_right_is_read_and_holds_up_grants_alone(site: Site, right: str) -> None:
+    """Nothing can be written there, or nothing deleted: the status names the right, and with it all is copied."""
+    rights = frozenset(RIGHTS.values())
+    async with gcs_server() as server, Proxy(site.endpoint) as line:
+        server.anonymous, server.tokens = True, {"": rights}
+        site.endpoint, elsewhere = line.endpoint, {"kind": "gcs", "bucket": "mirror", "endpoint": server.endpoint}
+        async with archive_of(site, elsewhere), DaemonProcess(site) as daemon, daemon.client() as client:
+            topic = Mirrored(daemon, client, elsewhere["bucket"])
+            await topic.enable()
+            server.tokens = {"": rights - {right}}
+            await topic.append(2 * LEDGER_ENTRIES)
+            await offload(client, TOPIC)
+            await topic.mirror_when(lambda now: f"allow {right} " in now.failure and len(now.waiting_ledgers) == 2)
+            await topic.source_when(lambda now: now == [1, 2, 3])
+            line.cut()
+            assert await read_all(client, TOPIC) == topic.sent
+            await topic.metric_when("offloaderd_read_fallbacks_total", lambda now: now > 0)
+            line.mend()
+            server.tokens = {"": rights}
             await topic.is_whole()

@@ -1,6 +1,6 @@
-"""A daemon with several services: a topic that began on S3 goes on in Azure, or moves there, while it is used.
+"""A daemon with several services: a topic that began on one goes on in another, or moves there, while it is used.
 
-Azurite comes from npm; without Node the test of it is left out, and says so.
+Azurite comes from npm; without Node the tests of it are left out, and say so.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ import pytest
 
 from offloaderd.core.model import TopicName
 from offloaderd.objects import keys
-from offloaderd.objects.azure.store import AzureStore
+from offloaderd.objects.opening import bucket_store
+from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.protocol.v1 import policy_pb2
-from tests.azure.service import ACCOUNT, KEY, options
 from tests.integration.appending import append_to
 from tests.integration.command_line import ran
 from tests.integration.processes import CLOCK, DaemonProcess, Proxy, Site
 from tests.integration.servers.test_upkeep import command, gc, known, offload, read_all, stores, tree, wipe
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from offloaderd.client import DaemonClient
     from offloaderd.metadata.port import MetadataStore
+    from offloaderd.objects.buckets import BucketStore
     from offloaderd.objects.port import ObjectReader
-    from tests.servers import S3Server
 
 TOPIC = TopicName.parse("public/default/moving")
 LEVEL = policy_pb2.PolicyLevel(topic=str(TOPIC))
@@ -37,9 +36,9 @@ BATCH, MOVES_AT, ENDS_AT = 50, 6, 16
 
 
 @pytest.fixture
-def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) -> Site:
-    """A site on S3, with small segments."""
-    found = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
+def site(request: pytest.FixtureRequest) -> Site:
+    """A site on a kind of store, S3 unless the test names one, with small segments."""
+    found: Site = request.getfixturevalue(f"{getattr(request, 'param', 's3')}_site")
     found.settings["offload"] = {"segment_bytes_max": 60_000, "block_bytes": 8192}
     return found
 
@@ -103,20 +102,20 @@ class Traffic:
 
 
 @asynccontextmanager
-async def archive_of(site: Site, endpoint: str) -> AsyncIterator[AzureStore]:
-    """Give a site a further service with a new container in Azurite, whose place is `moved/` in it."""
-    container = f"test-{CLOCK.uuid().hex[:16]}"
-    async with AzureStore(options(endpoint, container)) as archive:
-        await archive.create_bucket()
-        site.settings["objects__services__archive"] = {
-            "kind": "azure",
-            "bucket": container,
-            "prefix": "moved/",
-            "endpoint": endpoint,
-            "azure_account": ACCOUNT,
-            "azure_key": KEY,
-        }
+async def archive_of(site: Site, elsewhere: Mapping[str, str]) -> AsyncIterator[BucketStore]:
+    """Give a site a further service with a new bucket, whose place is `moved/` in it."""
+    async with bucket_store(ObjectsSettings.model_validate(elsewhere), CLOCK) as archive:
+        await archive.create_bucket()  # type: ignore[attr-defined] # of Azure's store and Google's
+        site.settings["objects__services__archive"] = {**elsewhere, "prefix": "moved/"}
         yield archive
+
+
+def between(*witnesses: tuple[str, str]) -> pytest.MarkDecorator:
+    """Return the parameters of a test that runs with a first and a further service of several kinds."""
+    mark = pytest.mark.witness("zookeeper")
+    pairs = (("s3", "azure"), ("s3", "gcs"), ("gcs", "azure"))
+    found = [pytest.param(*pair, marks=[mark] if pair in witnesses else []) for pair in pairs]
+    return pytest.mark.parametrize(("site", "elsewhere"), found, indirect=True)
 
 
 async def segment_objects(store: ObjectReader, prefix: str = "") -> list[str]:
@@ -135,13 +134,16 @@ async def verified_and_rebuilt(site: Site, metadata: MetadataStore) -> None:
     assert known(await tree(metadata)) == before
 
 
-async def test_a_topic_goes_from_s3_to_azure_while_it_is_written_and_read(site: Site, azurite: str) -> None:
+@between()
+async def test_a_topic_goes_on_at_another_provider_while_it_is_written_and_read(
+    site: Site, elsewhere: dict[str, str]
+) -> None:
     """Nothing is lost, every byte is equal, both stores have segments, and upkeep knows both."""
-    async with archive_of(site, azurite) as archive, stores(site) as (objects, metadata):
+    async with archive_of(site, elsewhere) as archive, stores(site) as (objects, metadata):
         async with DaemonProcess(site) as daemon, daemon.client() as client:
             await client.enable(TOPIC)
             traffic = Traffic(client)
-            policies = policy_pb2.OffloadPolicies(bucket=archive.bucket, prefix="moved/")
+            policies = policy_pb2.OffloadPolicies(bucket=elsewhere["bucket"], prefix="moved/")
             await traffic.run(lambda: client.set_policies(LEVEL, policies))
             label = keys.segment_metadata(site.cluster)
             await archive.put(f"moved/{CLOCK.uuid()}", b"left", metadata=label)
@@ -153,15 +155,17 @@ async def test_a_topic_goes_from_s3_to_azure_while_it_is_written_and_read(site: 
             assert await read_all(client, TOPIC) == traffic.written
 
 
-@pytest.mark.witness("zookeeper")
-async def test_a_topic_moves_from_s3_to_azure_while_it_is_written_and_read(site: Site, azurite: str) -> None:
-    """By `offloadctl places move --delete-old`: every byte is equal, nothing stays on S3, and S3 is not needed then."""
+@between(("s3", "azure"))
+async def test_a_topic_moves_to_another_provider_while_it_is_written_and_read(
+    site: Site, elsewhere: dict[str, str]
+) -> None:
+    """By `offloadctl places move --delete-old`: every byte is equal, nothing stays, and the first is not needed."""
     async with (
         Proxy(site.endpoint) as line,
-        archive_of(site, azurite) as archive,
+        archive_of(site, elsewhere),
         stores(site) as (objects, metadata),
     ):
-        site.endpoint, to = line.endpoint, f"{archive.bucket}/moved/"
+        site.endpoint, to = line.endpoint, f"{elsewhere['bucket']}/moved/"
         async with DaemonProcess(site) as daemon, daemon.client() as client:
 
             async def by_command() -> None:
@@ -176,11 +180,11 @@ async def test_a_topic_moves_from_s3_to_azure_while_it_is_written_and_read(site:
             await client.enable(TOPIC)
             traffic = Traffic(client)
             await traffic.run(by_command)
-            assert {one.bucket for one in await client.segments(TOPIC)} == {archive.bucket}
+            assert {one.bucket for one in await client.segments(TOPIC)} == {elsewhere["bucket"]}
             rows = {one.bucket: one for one in (await client.places(TOPIC)).places}
             assert {name: (one.role, one.segments > 0, one.copies) for name, one in rows.items()} == {
                 site.bucket: ("", False, 0),
-                archive.bucket: ("first", True, 0),
+                elsewhere["bucket"]: ("first", True, 0),
             }
             while await segment_objects(objects):  # until the trash is empty
                 await CLOCK.sleep(0.1)

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) -> Site:
+def site(request: pytest.FixtureRequest) -> Site:
     """A site with ledgers of 7.5 MB and segments of 6 MiB, whose daemon leaves all history to a job."""
-    site = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
+    site: Site = request.getfixturevalue(f"{getattr(request, 'param', 's3')}_site")
     site.settings["metadata"] = {"session_timeout_s": 4}
     site.settings["ledgers"] = {"ledger_entries_max": 150}
     site.settings["history"] = {"daemon_bytes_max": 0}
@@ -83,6 +83,7 @@ async def begun(site: Site) -> int:
         return len(await store.children(paths.history_attempts(TOPIC)))
 
 
+@pytest.mark.parametrize("site", ["s3", "azure", "gcs"], indirect=True)
 async def test_a_job_that_is_killed_and_run_again_beside_the_live_edge_makes_one_topic(site: Site) -> None:
     """Planned, begun, killed with its executors, refused twice at once, resumed: gap-free, equal hashes."""
     async with DaemonProcess(site) as daemon, daemon.client() as client:

@@ -1,4 +1,4 @@
-"""Segments that a job rewrites beside their live daemon: real ZooKeeper and S3, and a process that is killed."""
+"""Segments that a job rewrites beside their live daemon: real ZooKeeper and stores, and a process that is killed."""
 
 from __future__ import annotations
 
@@ -24,24 +24,22 @@ from offloaderd.spark.jobs.executors import open_context
 from offloaderd.spark.jobs.task import RewriteTask, rewrite_segment
 from tests.integration.bookies.test_history import TOPIC, append, digest, entries, expected, look
 from tests.integration.command_line import started
-from tests.integration.processes import CLOCK, DaemonProcess, Site
+from tests.integration.processes import CLOCK, DaemonProcess
 from tests.patience import PATIENCE_S
 from tests.real.audit import bucket_of, stored_keys
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from offloaderd.client import DaemonClient
     from offloaderd.metadata.topic_map.map import TopicMap
-    from tests.servers import S3Server
+    from tests.integration.processes import Site
 
 LEDGER_ENTRIES = 100
 
 
 @pytest.fixture
-def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) -> Site:
+def site(request: pytest.FixtureRequest) -> Site:
     """A site with ledgers of 5 MB and segments of 2 MiB."""
-    site = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
+    site: Site = request.getfixturevalue(f"{getattr(request, 'param', 's3')}_site")
     site.settings["metadata"] = {"session_timeout_s": 4}
     site.settings["ledgers"] = {"ledger_entries_max": LEDGER_ENTRIES}
     site.settings["offload"] = {
@@ -81,6 +79,7 @@ async def clean(site: Site, client: DaemonClient) -> TopicMap:
         await CLOCK.sleep(0.2)
 
 
+@pytest.mark.parametrize("site", ["s3", "azure", "gcs"], indirect=True)
 async def test_segments_are_rewritten_twice_beside_the_live_edge_by_jobs_of_which_one_is_killed(site: Site) -> None:
     """V2 as V1, killed in the middle and resumed, V1 as one V2: equal hashes, and nothing is left over.
 

@@ -27,11 +27,9 @@ from offloaderd.spark.session import spark_session
 from offloaderd.spark.source import register
 from offloaderd.spark.verify import verify
 from tests.authority import Authority, token
-from tests.azure.service import ACCOUNT, KEY
-from tests.gcs_server import gcs_server
 from tests.integration import processes
 from tests.integration.appending import append_to
-from tests.integration.spark.site import CLOCK, Site, created, in_thread
+from tests.integration.spark.site import in_thread
 from tests.patience import PATIENCE_S
 from tests.unit.format.test_pulsar_message import entry
 from tests.unit.read.build import PREFIX, Piece
@@ -47,6 +45,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from tests.integration.spark.site import Site
     from tests.servers import S3Server
 
 TOPIC = TopicName("public", "default", "orders")
@@ -63,27 +62,6 @@ def spark() -> Iterator[SparkSession]:
         server = session.sparkContext._accumulatorServer
         yield session
     server.server_close()  # which Spark leaves to the end of the process
-
-
-@pytest.fixture
-def site(request: pytest.FixtureRequest, zookeeper: str) -> Iterator[Site]:
-    """An empty site, on S3 unless the test names another kind of store."""
-    kind = getattr(request, "param", "s3")
-    if kind == "s3":
-        server: S3Server = request.getfixturevalue("s3_server")
-        yield Site(zookeeper, {"bucket": request.getfixturevalue("s3_bucket"), **server._asdict()})
-        return
-    bucket = f"test-{CLOCK.uuid().hex[:16]}"
-    if kind == "azure":
-        account = {"azure_account": ACCOUNT, "azure_key": KEY}
-        found = Site(
-            zookeeper, {"kind": kind, "bucket": bucket, "endpoint": request.getfixturevalue("azurite"), **account}
-        )
-        asyncio.run(created(found))
-        yield found
-        return
-    with in_thread(gcs_server(bucket)) as served:
-        yield Site(zookeeper, {"kind": kind, "bucket": bucket, "endpoint": served.endpoint})
 
 
 def held(ledger_id: int, first: int, count: int) -> list[bytes]:

@@ -32,7 +32,7 @@ from offloaderd.spark.tables.application import Application, SharedPlanner, sche
 from offloaderd.tables import store as stored
 from offloaderd.tables.declaration import Declaration, OnError, TableFormat, TableMode
 from offloaderd.tables.layout import Partition
-from tests.integration.spark.site import CLOCK, Site
+from tests.integration.spark.site import CLOCK
 from tests.real.iceberg_catalogue import in_settings
 from tests.unit.format.test_pulsar_message import batch, entry
 from tests.unit.read.build import Piece
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from offloaderd.spark.export.commit import Commit
-    from tests.servers import S3Server
+    from tests.integration.spark.site import Site
 
 TOPIC = TopicName("public", "default", "orders")
 ORDER = record(("id", "int"), ("item", "string"))
@@ -69,12 +69,6 @@ def pools() -> Iterator[None]:
     """Threads of pyiceberg for the time of a test."""
     with library_threads():
         yield
-
-
-@pytest.fixture
-def site(zookeeper: str, s3_server: S3Server, s3_bucket: str) -> Site:
-    """An empty site."""
-    return Site(zookeeper, {"bucket": s3_bucket, **s3_server._asdict()})
 
 
 def declare(site: Site, **given: Any) -> None:  # noqa: ANN401 - fields of a declaration
@@ -168,7 +162,14 @@ def files_of(form: TableFormat, folder: Path, name: str) -> list[tuple[str, list
 
 
 @pytest.mark.parametrize(
-    "form", [TableFormat.ICEBERG, pytest.param(TableFormat.DELTA, marks=pytest.mark.witness("spark"))]
+    ("site", "form"),
+    [
+        ("s3", TableFormat.ICEBERG),
+        pytest.param("s3", TableFormat.DELTA, marks=pytest.mark.witness("spark")),
+        ("azure", TableFormat.DELTA),
+        ("gcs", TableFormat.ICEBERG),
+    ],
+    indirect=["site"],
 )
 def test_a_table_follows_its_topic(spark: SparkSession, site: Site, tmp_path: Path, form: TableFormat) -> None:
     """Rows and dead letters, each message once, over several runs; nothing new is no commit."""

@@ -132,6 +132,29 @@ def test_a_plan_takes_the_list_prices_of_a_class(ctl: Ctl) -> None:
     assert rare["stored_month"] == pytest.approx(plain["stored_month"] * 0.0125 / 0.023)
 
 
+def test_a_mirror_is_counted_if_it_is_named_and_said_not_to_be_else(ctl: Ctl) -> None:
+    """By the prices of its class, in a column of its own; traffic only at a price."""
+    words = ("plan-cost", "--rate", "1MiB", "--age", "10min")
+    plain = ctl(*words)
+    assert "a mirror is not counted: --mirror SERVICE/CLASS" in plain.out
+    (alone,) = ctl(*words, "--json").json["plans"]
+    assert "mirror_month" not in alone
+    (same,) = ctl(*words, "--mirror", "aws/STANDARD", "--json").json["plans"]
+    copies = same.pop("mirror_month")
+    assert same == alone
+    assert (copies["requests"], copies["stored"]) == pytest.approx((alone["requests_month"], alone["stored_month"]))
+    assert (copies["traffic"], copies["reads"]) == (0, 0)
+    assert 0 < copies["first_requests"] < copies["requests"]
+    told = ctl(*words, "--mirror", "gcs/NEARLINE", "--traffic", "0.09", "--compare", "--json").json
+    (away,) = told["plans"]
+    assert away["mirror_month"]["traffic"] > away["mirror_month"]["reads"] > 0
+    (there,) = (one for one in told["classes"] if one["name"] == "gcs/NEARLINE")
+    assert away["mirror_month"]["requests"] == there["requests_month"]
+    said = ctl(*words, "--mirror", "gcs/NEARLINE", "--traffic", "0.09").out
+    assert f"{sum(away['mirror_month'].values()):,.2f}" in said
+    assert "list prices of gcs/NEARLINE" in said
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -139,6 +162,7 @@ def test_a_plan_takes_the_list_prices_of_a_class(ctl: Ctl) -> None:
         (("--rate", "0"), "at least 1 byte"),
         (("--rate", "1MiB", "--age", "soon"), "not a duration"),
         (("orders", "--rate", "1MiB"), "not both"),
+        (("--rate", "1MiB", "--traffic", "1"), "--mirror"),
     ],
 )
 def test_mistakes_are_told(ctl: Ctl, words: tuple[str, ...], said: str) -> None:

@@ -16,10 +16,12 @@ from offloaderd.objects.stored_as import CLASSES
 from offloaderd.policy.cost import (
     METADATA_WRITES,
     MONTH_S,
+    SEGMENT_REQUESTS,
     Cutting,
     Load,
     Requests,
     class_costs,
+    copy_costs,
     estimate,
     parts_of,
     per_scrub,
@@ -34,7 +36,8 @@ from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.upkeep.flaws import Level
 from offloaderd.upkeep.verify.cluster import check_committed
 from tests.unit.rigs.lives import until_recorded
-from tests.unit.rigs.rig import TOPIC, Rig, enabled, until_offloaded
+from tests.unit.rigs.rig import TOPIC, Rig, enabled, until, until_offloaded
+from tests.unit.upkeep.test_mirror import AWAY, HOME, breaking, buckets_of, lag, mirroring, offloaded, rig_of
 from tests.virtual import LoopClock
 
 if TYPE_CHECKING:
@@ -88,6 +91,24 @@ async def test_a_segment_costs_the_requests_of_the_model(entries: int, entry_byt
     flaws, _ = await check_committed(retrying_reader, TOPIC, segment, Level.FULL, cluster="test", buckets={"b"})
     assert not flaws
     assert charged(asked.asked) == per_scrub(entries * entry_bytes, entry_bytes, CUTTING), asked.asked
+
+
+async def test_a_copy_costs_the_requests_of_the_model() -> None:
+    """In the mirror those of a segment, a GET less; in the first place index and manifest, and one for each part."""
+    rig = await offloaded(rig_of(), 200)
+    asked, counted = {bucket: Faults() for bucket, _ in (HOME, AWAY)}, dict[str, FaultyStore]()
+    for bucket, plan in asked.items():
+        breaking(rig, bucket, plan)
+        counted |= buckets_of(rig).broken
+    buckets_of(rig).broken = counted
+    async with mirroring(rig) as owned:
+        await until(lambda: not lag(owned))
+    first, mirror = (asked[bucket].asked for bucket, _ in (HOME, AWAY))
+    parts = sum(line.startswith("upload_part ") for line in mirror)
+    assert parts > 1
+    of = SEGMENT_REQUESTS["s3"]
+    assert charged(mirror) == of.segment.plus(of.part.times(parts)).plus(Requests(gets=-1, deletes=-1)), mirror
+    assert charged(first) == Requests(gets=2 + parts), first
 
 
 async def test_a_segment_writes_to_the_metadata_as_often_as_the_model_says() -> None:
@@ -179,6 +200,18 @@ def test_a_class_is_charged_for_its_own_requests_alone() -> None:
     rare, _, reads = class_costs(takes, TABLE["aws/STANDARD_IA"])
     assert requests < rare < 2.5 * requests
     assert reads == pytest.approx(2 * takes.stored_gib_month * 0.01)  # after the commit, and once more in a month
+
+
+def test_a_mirror_costs_a_second_segment_and_the_reads_of_the_first() -> None:
+    """In its own class, with what the scrub reads there; traffic is for what is copied and for those reads."""
+    load = Load(topics=3, bytes_per_s=100.0, entry_bytes=100.0)
+    takes = estimate([load], CUTTING, PRICES, scrub_interval_s=MONTH_S)
+    row = TABLE["aws/STANDARD_IA"]
+    found = copy_costs(takes, row, PRICES, 0.02)
+    assert (found.requests, found.stored, found.reads) == class_costs(takes, row)
+    assert found.traffic == pytest.approx(3 * takes.stored_gib_month * 0.02)  # copied, and read twice in a month
+    reads = takes.segments_per_hour * (2 + parts_of(100_000, 100, CUTTING))
+    assert found.first_requests == pytest.approx(reads * 0.0004 / 1000 * MONTH_S / 3600)
 
 
 def test_every_price_has_a_source_and_a_base() -> None:

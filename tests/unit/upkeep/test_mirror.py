@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 HOME, AWAY, THIRD = ("b", "seg/"), ("eu", "topics/"), ("us", "")
 PLACES = (HOME, AWAY, THIRD)
-HOUR_S, SEGMENTS_AN_HOUR = 3600.0, 12
 
 
 class FaultyBuckets(Buckets):
@@ -169,55 +168,6 @@ async def test_another_mirror_gets_copies_of_everything() -> None:
         assert lag(owned) == 2
         await until(lambda: not lag(owned))
     await check_copies(rig, mirror=THIRD)
-
-
-@pytest.mark.parametrize("error", [Transient("gone"), Denied("no"), OutcomeUnknown("no answer")])
-async def test_a_mirror_that_is_away_for_an_hour_stops_nothing_and_catches_up(error: Exception) -> None:
-    """Entries are offloaded throughout, the topic does not stall, no memory is held, the lag and the error show."""
-    rig, asked = rig_of(), list[str]()
-    assert rig.ledgers is not None
-
-    def plan(operation: str, key: str, when: str) -> None:
-        if when == "before":
-            asked.append(key)
-            raise error
-
-    async with rig.engine(within_s=2 * HOUR_S) as engine, Group() as group:
-        topic = await enabled(engine, TopicPolicy(enabled=True, mirror="eu/topics/"))
-        duty = group.create_task(Mirror(engine.context, MirrorSettings()).run(topic))
-        last = await rig.ledgers.append(TOPIC, payloads(10))
-        await topic.request_roll()
-        await until_offloaded(topic, last)
-        await until(lambda: [one.mirror for one in topic.map.segments] == [AWAY])
-        breaking(rig, AWAY[0], plan)
-        for number in range(1, SEGMENTS_AN_HOUR + 1):
-            await rig.clock.sleep(HOUR_S / SEGMENTS_AN_HOUR)
-            last = await rig.ledgers.append(TOPIC, payloads(10, seed=number))
-            await topic.request_roll()
-            await until_offloaded(topic, last)
-            status = topic.status()
-            assert status.mirror is not None
-            assert (status.mirror.lag_segments, status.mirror.lag_entries) == (number, 10 * number)
-            assert (status.state, status.stalled_reason) == ("offloading", "")
-        await rig.clock.sleep(60)
-        status = topic.status()
-        assert status.mirror is not None
-        assert status.mirror.lag_seconds >= HOUR_S - HOUR_S / SEGMENTS_AN_HOUR
-        assert str(error) in status.mirror.failure
-        assert status.mirror.failing_since_ms
-        assert engine.context.upload_context.budget.idle
-        assert SEGMENTS_AN_HOUR < len(asked) < HOUR_S / 5
-        mended(rig)
-        await rig.clock.sleep(60)
-        now = topic.status().mirror
-        assert now is not None
-        assert (now.lag_segments, now.lag_entries, now.lag_bytes, now.lag_seconds) == (0, 0, 0, 0.0)
-        assert (now.segments, now.failure) == (SEGMENTS_AN_HOUR + 1, "")
-        duty.cancel()
-    assert [payload for _, payload in await rig.committed()] == [
-        payload for number in range(SEGMENTS_AN_HOUR + 1) for payload in payloads(10, seed=number)
-    ]
-    await check_copies(rig)
 
 
 async def test_the_next_owner_resumes_a_copy_and_sends_no_stored_part_again() -> None:

@@ -27,9 +27,7 @@ from tests.unit.rigs.rig import TOPIC, Rig, enabled, payloads, until
 from tests.unit.upkeep.test_mirror import (
     AWAY,
     HOME,
-    HOUR_S,
     PLACES,
-    SEGMENTS_AN_HOUR,
     THIRD,
     breaking,
     buckets_of,
@@ -39,6 +37,7 @@ from tests.unit.upkeep.test_mirror import (
     offloaded,
     rig_of,
 )
+from tests.unit.upkeep.test_mirror_away import HOUR_S, SEGMENTS_AN_HOUR
 from tests.unit.upkeep.test_mirrored import SITES, collected, segments_of
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A real S3 server behind a proxy that spoils requests and answers: nothing is lost, nothing is left."""
+"""A store of each kind behind a proxy that spoils requests and answers: nothing is lost, nothing is left."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import pytest
 from offloaderd.core.model import TopicName
 from offloaderd.drill.s3_proxy import Fault, S3Proxy, suits
 from offloaderd.objects.port import PART_BYTES_MIN
-from tests.integration.processes import DaemonProcess, Site
+from tests.integration.processes import DaemonProcess
 from tests.real.audit import bucket_of, parts_stored
 from tests.real.proof import check, ends_well
+from tests.real.store_requests import OPERATION_OF
 from tests.real.workload import Workload
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterable
 
-    from tests.servers import S3Server
+    from tests.integration.processes import Site
 
 
 TOPIC = TopicName.parse("public/default/spoilt")
@@ -44,12 +45,23 @@ ONCE = {Fault.SLOW_DOWN, Fault.SILENT, Fault.SLOW, Fault.TWICE}
 """Done once, not twice: those that take long, and those after which nothing is asked again."""
 
 
+OF_REQUESTS = (Fault.ERROR, Fault.SLOW_DOWN, Fault.RESET, Fault.CUT, Fault.LOST, Fault.SLOW, Fault.TWICE)
+"""Faults that change no answer, and are the same for every kind of store."""
+
+
+def on_each_store(faults: Iterable[Fault]) -> pytest.MarkDecorator:
+    """Return the parameters of a test with faults: all of them on S3, those of requests on the other kinds."""
+    pairs = [(kind, fault) for kind in OPERATION_OF for fault in faults if kind == "s3" or fault in OF_REQUESTS]
+    return pytest.mark.parametrize(("kind", "fault"), pairs)
+
+
 @pytest.fixture
-def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) -> Site:
-    """A site that does not wait long for an answer, and reads back what it has written."""
-    site = Site.at(tmp_path, zookeeper, s3_server, s3_bucket)
+def site(request: pytest.FixtureRequest, kind: str, fault: Fault) -> Site:
+    """A site that reads back what it has written, and does not wait long for an answer that will not come."""
+    site: Site = request.getfixturevalue(f"{kind}_site")
     site.settings["ledgers"] = {"ledger_entries_max": 170}
-    site.settings["objects"] = {"read_timeout_s": 1}
+    if fault is Fault.SILENT:
+        site.settings["objects"] = {"read_timeout_s": 1}
     site.settings["offload"] = {
         "segment_bytes_max": 12 << 20,
         "block_bytes": 256 << 10,
@@ -57,6 +69,12 @@ def site(tmp_path: Path, zookeeper: str, s3_server: S3Server, s3_bucket: str) ->
         "verify": "readback",
     }
     return site
+
+
+@pytest.fixture
+def proxy(site: Site, kind: str) -> S3Proxy:
+    """A proxy in front of its store."""
+    return S3Proxy(site.endpoint, operation=OPERATION_OF[kind])
 
 
 async def lose_upload(site: Site) -> None:
@@ -72,13 +90,13 @@ def spoil_a_read(proxy: S3Proxy, fault: Fault) -> None:
         proxy.spoil("get data", fault)
 
 
-@pytest.mark.parametrize("fault", Fault)
-async def test_no_fault_of_the_store_loses_or_leaves_anything(site: Site, s3_server: S3Server, fault: Fault) -> None:
+@on_each_store(Fault)
+async def test_no_fault_of_the_store_loses_or_leaves_anything(site: Site, proxy: S3Proxy, fault: Fault) -> None:
     """Each operation is spoilt once or twice in this way while segments are sent, given up, committed and read."""
     workload = Workload(TOPIC, entry_bytes=40_000)
     spoilt = [operation for operation in EXERCISED if suits(fault, operation)]
     times = 1 if fault in ONCE else 2
-    async with S3Proxy(s3_server.endpoint) as proxy:
+    async with proxy:
         for operation in spoilt:
             proxy.spoil(operation, fault, times=times)
         behind = replace(site, endpoint=proxy.endpoint)
@@ -100,13 +118,11 @@ async def test_no_fault_of_the_store_loses_or_leaves_anything(site: Site, s3_ser
         assert happened >= times * len(spoilt) + 2 * suits(fault, "get data")
 
 
-@pytest.mark.parametrize("fault", [fault for fault in Fault if suits(fault, "list_parts")])
-async def test_no_fault_stops_a_daemon_from_continuing(site: Site, s3_server: S3Server, fault: Fault) -> None:
+@on_each_store([fault for fault in Fault if suits(fault, "list_parts")])
+async def test_no_fault_stops_a_daemon_from_continuing(site: Site, proxy: S3Proxy, fault: Fault) -> None:
     """Killed with two parts stored, it is followed by one that hears of them with a fault, and sends them not again."""
     workload = Workload(TOPIC, entry_bytes=40_000)
-    if fault is not Fault.SILENT:
-        site.settings["objects"] = {}
-    async with S3Proxy(s3_server.endpoint) as proxy:
+    async with proxy:
         behind = replace(site, endpoint=proxy.endpoint)
         async with DaemonProcess(behind) as daemon:
             async with daemon.client() as client:
