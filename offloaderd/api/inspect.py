@@ -199,7 +199,7 @@ class Layouts:
                     kind=HolderKind.TABLE,
                     name=f"{name}/{one.table}",
                     extents=scale.through(Position.parse(at)) if at else (),
-                    problem=one.error or ("" if at else "its application has not said how far it is"),
+                    problem=one.error or one.waits or ("" if at else "its application has not said how far it is"),
                     lag_s=one.lag_s + waited_s if one.lag_entries else 0.0,
                 )
             if not found and (declared.pattern.topic is not None or system_reason(topic) is None):

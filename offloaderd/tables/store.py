@@ -21,17 +21,20 @@ VERSION = 1
 TABLES_MAX = 1000
 """Tables of a declaration whose state is kept, at most 900 bytes each; those that fail or lag most."""
 STATES_BYTES_MAX = 1_000_000
-"""Most bytes of the states with their positions; the positions of more are not kept. One node can have no more."""
-ADDED = "positions"
-"""The field of a state that records of earlier releases lack."""
+"""Most bytes of the states with positions, and why tables wait; of more these are left out. A node has no more room."""
+ADDED = {"positions", "waits"}
+"""Fields of a state that records of earlier releases lack."""
+WAITS_CHARS = 500
+"""Of the reason why a table waits, which may name each of many partitions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableState:
     """A table: where it stands, how far it is behind what is offloaded, and why it does not go on.
 
-    `lag_s` counts from when the oldest segment that it lacks was offloaded. `apart` are rows that went to dead letters
-    or were skipped. `positions` has the last entry that is in the table, by the local name of the topic or partition.
+    `lag_s` counts from when the oldest segment that it lacks was offloaded, whatever holds the table back; `waits` is
+    why it cannot have all of them yet, empty if it can. `apart` are rows that went to dead letters or were skipped.
+    `positions` has the last entry that is in the table, by the local name of the topic or partition.
     """
 
     table: str
@@ -42,6 +45,7 @@ class TableState:
     lag_entries: int = 0
     committed_ms: int = 0
     error: str = ""
+    waits: str = ""
     positions: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -146,7 +150,7 @@ async def put_states(store: MetadataStore, name: str, states: States) -> None:
     most = sorted(states.tables, key=lambda one: (not one.error, -one.lag_s, one.table))[:TABLES_MAX]
     content = _encoded(states, most)
     if len(content) > STATES_BYTES_MAX:
-        content = _encoded(states, [replace(one, positions={}) for one in most])
+        content = _encoded(states, [replace(one, positions={}, waits="") for one in most])
     path, declared = paths.table_state(name), await store.get(paths.table(name))
     found = await nodes.node(store, path)
     written = Create(path, content) if found is None else Replace(path, content, found.version)
@@ -169,7 +173,7 @@ def decode_states(data: bytes, *, path: str) -> States:
     found = declaration.document(data, path=path, version=VERSION)
     names = [one.name for one in fields(TableState)]
     try:
-        known = ({name: one[name] for name in names if name in one or name != ADDED} for one in found["tables"])
+        known = ({name: one[name] for name in names if name in one or name not in ADDED} for one in found["tables"])
         tables = [TableState(**one) for one in known]
         return States(writer=found["writer"], at_ms=found["at_ms"], tables=tables)
     except (KeyError, TypeError) as error:

@@ -278,7 +278,7 @@ def show_(session: Session, *, name: str, config: Path | None) -> int:
         if states.tables:
             click.echo()
             show.table(
-                ("TABLE", "ROWS", "APART", "LAG", "ENTRIES BEHIND", "COMMITTED", "ERROR"),
+                ("TABLE", "ROWS", "APART", "LAG", "ENTRIES BEHIND", "COMMITTED", "ERROR OR WAIT"),
                 [_row(one) for one in states.tables],
             )
 
@@ -347,4 +347,5 @@ def _text(name: str, value: object) -> str:
 
 def _row(one: TableState) -> list[str]:
     committed = show.moment(one.committed_ms) if one.committed_ms else ""
-    return [one.table, str(one.rows), str(one.apart), f"{one.lag_s:.0f} s", str(one.lag_entries), committed, one.error]
+    why = one.error or (one.waits and f"waits: {one.waits}")
+    return [one.table, str(one.rows), str(one.apart), f"{one.lag_s:.0f} s", str(one.lag_entries), committed, why]

@@ -137,12 +137,13 @@ def _served(address: str | None, registry: CollectorRegistry) -> Iterator[None]:
 def _tell(name: str, one: TableState) -> None:
     if one.error:
         click.echo(f"{name}/{one.table}: FAILED {one.error}", err=True)
-    elif one.committed_ms:
+    elif one.committed_ms or one.lag_entries:
         behind = (
             f"{show.number(one.lag_entries)} entries behind, {one.lag_s:.0f} s" if one.lag_entries else "up to date"
         )
         apart = f", {show.plural(one.apart, 'message')} apart" if one.apart else ""
-        click.echo(f"{name}/{one.table}: {show.plural(one.rows, 'row')}{apart}; {behind}")
+        waits = f"; waits: {one.waits}" if one.waits else ""
+        click.echo(f"{name}/{one.table}: {show.plural(one.rows, 'row')}{apart}; {behind}{waits}")
 
 
 def _tell_json(name: str, one: TableState) -> None:

@@ -40,7 +40,7 @@ from offloaderd.spark.tables.writer import TableWriter, Written
 from offloaderd.spark.value_schema import ENCODING_OF
 from offloaderd.tables import store as stored
 from offloaderd.tables.declaration import Declaration, table_name, table_of
-from offloaderd.tables.store import States, TableState
+from offloaderd.tables.store import WAITS_CHARS, States, TableState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -447,7 +447,7 @@ class Application:
         """Return the state of a table with what it lacks, as its last step has seen it."""
         lag = table.writer.lag
         lag_s = max(0.0, (self._clock.wall_ms() - lag.oldest_ms) / 1000) if lag.oldest_ms is not None else 0.0
-        return replace(table.state, lag_s=lag_s, lag_entries=lag.entries)
+        return replace(table.state, lag_s=lag_s, lag_entries=lag.entries, waits=lag.waits[:WAITS_CHARS])
 
     def _state(self, before: TableState, written: Written) -> TableState:
         return replace(

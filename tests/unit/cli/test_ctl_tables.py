@@ -69,16 +69,18 @@ def test_tables_from_the_first_to_the_last(scene: Scene) -> None:
     states = [
         TableState(table="a", topic="a", rows=5, lag_s=3.0, lag_entries=7, committed_ms=1000),
         TableState(table="b", topic="b", error="no space"),
+        TableState(table="c", topic="c", lag_entries=1, waits="nothing until history is offloaded"),
     ]
     scene.say("acme.eu", States(writer="tables-1", at_ms=1, tables=states))
     listed_again = scene.run("list")
     assert listed_again.exit_code == 1
     assert listed_again.stdout.splitlines()[1].split() == [
-        *("acme.eu", "acme/eu/*", "/lake", "delta", "append", "day", "-", "2", "1", "3", "s", "tables-1")
+        *("acme.eu", "acme/eu/*", "/lake", "delta", "append", "day", "-", "3", "1", "3", "s", "tables-1")
     ]
     shown = scene.run("show", "acme.eu")
     assert shown.exit_code == 1
     assert "no space" in shown.stdout
+    assert "waits: nothing until history is offloaded" in shown.stdout
     assert json.loads(scene.run("show", "acme.eu", "-o", "json").stdout)["tables"][1]["lag_entries"] == 7
     assert "nothing was done" in scene.run("drop", "acme.eu").stdout
     assert scene.run("drop", "acme.eu", "--yes").exit_code == 0
