@@ -49,7 +49,12 @@ def tables() -> None:
 
 @tables.command(short_help="Keep the declared tables up to date.")
 @click.argument("names", nargs=-1, metavar="[DECLARATION...]")
-@click.option("--once", is_flag=True, help="End when each table has all that is offloaded. Exit code 1 if one fails.")
+@click.option(
+    "--once",
+    is_flag=True,
+    help="End when each table has all that is offloaded. Exit code 1 if one fails; an error if another application "
+    "writes one.",
+)
 @click.option("--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="Tables at a time.")
 @click.option("--metrics", metavar="HOST:PORT", help="Serve metrics for Prometheus there.")
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON, one object for each step.")

@@ -256,7 +256,8 @@ class Application:
     def run(self, *, once: bool = False) -> bool:
         """Run until stopped; `once`: until each table has all that is offloaded, or fails. Return whether none fails.
 
-        Raises NotFound for a declaration by a name that is not there, and what the stores raise at the first look.
+        Raises NotFound for a declaration by a name that is not there, Conflict, with `once`, for one that another
+        application holds, and what the stores raise at the first look.
         """
         self._once = once
         try:
@@ -301,12 +302,21 @@ class Application:
             self._check_first(found.keys())
 
     def _check_first(self, found: Set[str]) -> None:
-        """Tell of declarations that are not written. Raises NotFound for one by a name that is not there."""
-        held = self._names & self._others.keys()
-        if missing := sorted(self._names - found - held - self._unreadable.keys()):
+        """Tell of declarations that are not written.
+
+        Raises NotFound for one by a name that is not there, and, if all are to be up to date in the end, Conflict for
+        one that another application holds.
+        """
+        if missing := sorted(self._names - found - self._others.keys() - self._unreadable.keys()):
             raise NotFound(f"no tables {', '.join(missing)} are declared", hint="offloadctl tables list")
-        if held and self._once:
-            raise Conflict(f"another application writes {', '.join(sorted(held))}", hint="offloadctl tables show NAME")
+        if self._others and self._once:
+            held = ", ".join(f"{name} ({writer})" for name, writer in sorted(self._others.items()))
+            wait_s = self._planner.settings.metadata.session_timeout_s
+            raise Conflict(
+                f"another application writes tables {held}, and nothing was written",
+                hint=f"leave them to it, or stop it; of one that was killed the session ends within {wait_s:g} s "
+                "(metadata.session_timeout_s): run this again then",
+            )
         if not found:
             log.warning("tables.none_to_write", declared=len(self._others) + len(self._unreadable))
 
