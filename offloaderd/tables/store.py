@@ -57,6 +57,14 @@ class States:
     at_ms: int = 0
     tables: Sequence[TableState] = ()
 
+    def by(self, now_ms: int) -> Sequence[TableState]:
+        """Return the tables with their lag by now: entries that one lacks have got older since.
+
+        Not in it is what was offloaded since then, so a table that lacked nothing has no lag.
+        """
+        since_s = max(0, now_ms - self.at_ms) / 1000
+        return [replace(one, lag_s=one.lag_s + since_s) if one.lag_entries else one for one in self.tables]
+
 
 async def create(store: MetadataStore, declared: Declaration) -> None:
     """Declare tables. Raises InvalidInput, Conflict for a name that is taken, or a table that has one, Transient."""
@@ -84,11 +92,8 @@ async def create(store: MetadataStore, declared: Declaration) -> None:
 async def drop(store: MetadataStore, name: str) -> None:
     """Remove a declaration; its tables stay. Raises NotFound, Conflict while an application writes them, Transient."""
     found = await store.get(paths.table(name))
-    held = await nodes.node(store, paths.table_writer(name))
-    if held is not None:
-        raise Conflict(
-            f"{held.value.decode(errors='replace')} writes the tables of {name}", hint="stop that application first"
-        )
+    if held := await writer(store, name):
+        raise Conflict(f"{held} writes the tables of {name}", hint="stop that application first")
     state = await nodes.node(store, paths.table_state(name))
     below = [Delete(paths.table_state(name), state.version)] if state is not None else []
     try:
@@ -119,7 +124,13 @@ async def named(store: MetadataStore, name: str) -> Declaration:
     return found
 
 
-async def hold(store: MetadataStore, name: str, writer: str) -> str | None:
+async def writer(store: MetadataStore, name: str) -> str:
+    """Return the id of the application that writes the tables of a declaration, empty for none. Raises Transient."""
+    held = await nodes.node(store, paths.table_writer(name))
+    return held.value.decode(errors="replace") if held is not None else ""
+
+
+async def hold(store: MetadataStore, name: str, me: str) -> str | None:
     """Hold the tables of a declaration until the session ends; return the id of another holder, None if held now.
 
     Raises NotFound for a declaration that is gone, Transient.
@@ -127,20 +138,18 @@ async def hold(store: MetadataStore, name: str, writer: str) -> str | None:
     declared = await store.get(paths.table(name))
     path = paths.table_writer(name)
     for _ in range(2):
-        held = await nodes.node(store, path)
-        if held is not None:
-            other = held.value.decode(errors="replace")
-            return other if other != writer else None
+        if held := await writer(store, name):
+            return held if held != me else None
         with suppress(Conflict):
-            held_now = Create(path, writer.encode(), ephemeral=True)
+            held_now = Create(path, me.encode(), ephemeral=True)
             await store.transact([Check(paths.table(name), declared.version), held_now])
     return "another application"
 
 
-async def release(store: MetadataStore, name: str, writer: str) -> None:
+async def release(store: MetadataStore, name: str, me: str) -> None:
     """Give the tables of a declaration back, unless another holds them by now. Raises Transient."""
     held = await nodes.node(store, paths.table_writer(name))
-    if held is not None and held.value == writer.encode():
+    if held is not None and held.value == me.encode():
         with suppress(NotFound, Conflict):
             await store.delete(paths.table_writer(name), held.version)
 
