@@ -2,6 +2,8 @@
 
 from offloaderd.core.metrics.families import OPEN, Families, counter, gauge
 
+OUTCOMES = ("committed", "idle", "failed")
+
 
 class TableMetrics(Families):
     """What is known of each table; `table` is DECLARATION/TABLE."""
@@ -21,7 +23,12 @@ class TableMetrics(Families):
     table_steps = counter(
         "Steps by outcome. Look at an increase of failed ones: `offloadctl tables show` says why.",
         table=OPEN,
-        outcome=("committed", "idle", "failed"),
+        outcome=OUTCOMES,
+    )
+    table_failing = gauge(
+        "1 since the last step of the table has failed, 0 since one has succeeded. Look when it is 1 for half an hour, "
+        "whatever the table's interval is: `offloadctl tables show` says why.",
+        table=OPEN,
     )
     table_committed_timestamp_seconds = gauge(
         "Unix time of the last commit of the application; no series: none yet.", table=OPEN

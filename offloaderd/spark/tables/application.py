@@ -24,7 +24,7 @@ from offloaderd.capture.cluster import PulsarMetadata
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError, Transient
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.metrics.tables import TableMetrics
+from offloaderd.core.metrics.tables import OUTCOMES, TableMetrics
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.managed_ledgers import system_reason
 from offloaderd.daemon.settings import Settings
@@ -328,6 +328,7 @@ class Application:
             for series in (
                 metrics.table_lag_seconds,
                 metrics.table_lag_entries,
+                metrics.table_failing,
                 metrics.table_committed_timestamp_seconds,
             ):
                 with suppress(KeyError):
@@ -388,6 +389,8 @@ class Application:
                     due_s=self._clock.monotonic(),
                     state=TableState(table=name, topic=str(topic)),
                 )
+                for outcome in OUTCOMES:  # a counter that began with its first step would never have increased by that
+                    self._metrics.table_steps.labels(table=f"{group.declared.name}/{name}", outcome=outcome)
             elif known.writer.topic != topic:
                 error = f"{known.writer.topic} has the table {name}: give one of them a namespace of its own"
                 group.problems.append(TableState(table=name, topic=str(topic), error=error))
@@ -476,6 +479,7 @@ class Application:
     def _count(self, label: str, state: TableState, outcome: str, written: Written | None) -> None:
         metrics = self._metrics
         metrics.table_steps.labels(table=label, outcome=outcome).inc()
+        metrics.table_failing.labels(table=label).set(outcome == "failed")
         metrics.table_lag_seconds.labels(table=label).set(state.lag_s)
         metrics.table_lag_entries.labels(table=label).set(state.lag_entries)
         if written is not None:
