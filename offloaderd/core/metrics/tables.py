@@ -1,4 +1,4 @@
-"""Metrics of `offloaderd spark tables run`, on the page of that application."""
+"""Metrics of `offloaderd spark tables run`, on the page of that application, and of the daemon that looks on."""
 
 from offloaderd.core.metrics.families import OPEN, Families, counter, gauge
 
@@ -33,3 +33,26 @@ class TableMetrics(Families):
     table_committed_timestamp_seconds = gauge(
         "Unix time of the last commit of the application; no series: none yet.", table=OPEN
     )
+
+
+class DeclaredTableMetrics(Families):
+    """What the applications have said last of declared tables; one daemon of the cluster has the series."""
+
+    declared_table_lag_seconds = gauge(
+        "Of one daemon: how long ago the oldest segment was offloaded that the table lacked when its application was "
+        "heard of last; 0: it lacked none. It grows when the application is gone. Take the greatest of all daemons, "
+        "and look when it exceeds two intervals of the table and an hour.",
+        declaration=OPEN,
+        table=OPEN,
+    )
+    declared_table_lag_entries = gauge(
+        "Of one daemon: offloaded entries that the table lacked when its application was heard of last.",
+        declaration=OPEN,
+        table=OPEN,
+    )
+    declaration_unwritten_seconds = gauge(
+        "Of one daemon: how long ago an application was heard of that writes the tables of the declaration, else how "
+        "old the declaration is; 0 while an application holds it. Look when it exceeds two intervals and an hour.",
+        declaration=OPEN,
+    )
+    declaration_interval_seconds = gauge("Of one daemon: the interval of the declaration's tables.", declaration=OPEN)
