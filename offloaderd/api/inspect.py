@@ -191,16 +191,15 @@ class Layouts:
             except CorruptData as error:
                 yield Holder(kind=HolderKind.TABLE, name=name, problem=str(error))
                 continue
-            found = [one for one in states.tables if one.topic == str(table_of(topic))]
+            found = [one for one in states.by(self.clock.wall_ms()) if one.topic == str(table_of(topic))]
             for one in found:
                 at = one.positions.get(topic.local)
-                waited_s = max(0, self.clock.wall_ms() - states.at_ms) / 1000
                 yield Holder(
                     kind=HolderKind.TABLE,
                     name=f"{name}/{one.table}",
                     extents=scale.through(Position.parse(at)) if at else (),
-                    problem=one.error or ("" if at else "its application has not said how far it is"),
-                    lag_s=one.lag_s + waited_s if one.lag_entries else 0.0,
+                    problem=one.error or one.waits or ("" if at else "its application has not said how far it is"),
+                    lag_s=one.lag_s,
                 )
             if not found and (declared.pattern.topic is not None or system_reason(topic) is None):
                 problem = "no application has written it yet: offloaderd spark tables run"

@@ -45,6 +45,7 @@ from offloaderd.policy.rules import Surroundings
 from offloaderd.read.disk.cache import WAITING_BYTES_MAX, DiskCache, DiskOptions
 from offloaderd.read.reader import ReadOptions, TopicReader
 from offloaderd.read.segments import SegmentOptions
+from offloaderd.tables.reporter import TablesReporter
 from offloaderd.topic.idle import IdleOptions
 from offloaderd.topic.outage import TopicContext
 from offloaderd.upkeep.explain import Explainer
@@ -96,6 +97,7 @@ class Components:
         self.captures = Keeper(
             objects, metadata, ledgers.pulsar, sites(settings)[0], clock=clock, registry=metrics.registry
         )
+        self.tables = TablesReporter(metadata, clock=clock, registry=metrics.registry)
         around, session_s = surroundings(settings), settings.metadata.session_timeout_s
         self.registration = registration_of(settings.daemon.id, engine, metadata, clock, session_timeout_s=session_s)
         self.reads = reads = read_service(settings, reader, metrics)

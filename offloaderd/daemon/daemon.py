@@ -327,6 +327,7 @@ class Daemon:
         )
         collecting = components.gc.keep(lambda: self._settings.gc, lambda: engine.placement.leads("gc"))
         capturing = components.captures.keep(lambda: self._settings.capture, lambda: engine.placement.leads("capture"))
+        reporting = components.tables.keep(lambda: engine.placement.leads("tables"))
         async with Group() as group:
             loops = [
                 group.create_task(watch_loop(self._clock, self.metrics), name="event-loop lag"),
@@ -337,6 +338,7 @@ class Daemon:
                 group.create_task(self._levels.keep(), name="log levels"),
                 group.create_task(collecting, name="garbage collection"),
                 group.create_task(capturing, name="captures"),
+                group.create_task(reporting, name="lag of tables"),
             ]
             if components.disk is not None:
                 topics, load = partial(known_topics, metadata), partial(catalog.load, metadata)

@@ -21,17 +21,20 @@ VERSION = 1
 TABLES_MAX = 1000
 """Tables of a declaration whose state is kept, at most 900 bytes each; those that fail or lag most."""
 STATES_BYTES_MAX = 1_000_000
-"""Most bytes of the states with their positions; the positions of more are not kept. One node can have no more."""
-ADDED = "positions"
-"""The field of a state that records of earlier releases lack."""
+"""Most bytes of the states with positions, and why tables wait; of more these are left out. A node has no more room."""
+ADDED = {"positions", "waits"}
+"""Fields of a state that records of earlier releases lack."""
+WAITS_CHARS = 500
+"""Of the reason why a table waits, which may name each of many partitions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableState:
     """A table: where it stands, how far it is behind what is offloaded, and why it does not go on.
 
-    `lag_s` counts from when the oldest segment that it lacks was offloaded. `apart` are rows that went to dead letters
-    or were skipped. `positions` has the last entry that is in the table, by the local name of the topic or partition.
+    `lag_s` counts from when the oldest segment that it lacks was offloaded, whatever holds the table back; `waits` is
+    why it cannot have all of them yet, empty if it can. `apart` are rows that went to dead letters or were skipped.
+    `positions` has the last entry that is in the table, by the local name of the topic or partition.
     """
 
     table: str
@@ -42,6 +45,7 @@ class TableState:
     lag_entries: int = 0
     committed_ms: int = 0
     error: str = ""
+    waits: str = ""
     positions: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -52,6 +56,14 @@ class States:
     writer: str = ""
     at_ms: int = 0
     tables: Sequence[TableState] = ()
+
+    def by(self, now_ms: int) -> Sequence[TableState]:
+        """Return the tables with their lag by now: entries that one lacks have got older since.
+
+        Not in it is what was offloaded since then, so a table that lacked nothing has no lag.
+        """
+        since_s = max(0, now_ms - self.at_ms) / 1000
+        return [replace(one, lag_s=one.lag_s + since_s) if one.lag_entries else one for one in self.tables]
 
 
 async def create(store: MetadataStore, declared: Declaration) -> None:
@@ -80,11 +92,8 @@ async def create(store: MetadataStore, declared: Declaration) -> None:
 async def drop(store: MetadataStore, name: str) -> None:
     """Remove a declaration; its tables stay. Raises NotFound, Conflict while an application writes them, Transient."""
     found = await store.get(paths.table(name))
-    held = await nodes.node(store, paths.table_writer(name))
-    if held is not None:
-        raise Conflict(
-            f"{held.value.decode(errors='replace')} writes the tables of {name}", hint="stop that application first"
-        )
+    if held := await writer(store, name):
+        raise Conflict(f"{held} writes the tables of {name}", hint="stop that application first")
     state = await nodes.node(store, paths.table_state(name))
     below = [Delete(paths.table_state(name), state.version)] if state is not None else []
     try:
@@ -115,7 +124,13 @@ async def named(store: MetadataStore, name: str) -> Declaration:
     return found
 
 
-async def hold(store: MetadataStore, name: str, writer: str) -> str | None:
+async def writer(store: MetadataStore, name: str) -> str:
+    """Return the id of the application that writes the tables of a declaration, empty for none. Raises Transient."""
+    held = await nodes.node(store, paths.table_writer(name))
+    return held.value.decode(errors="replace") if held is not None else ""
+
+
+async def hold(store: MetadataStore, name: str, me: str) -> str | None:
     """Hold the tables of a declaration until the session ends; return the id of another holder, None if held now.
 
     Raises NotFound for a declaration that is gone, Transient.
@@ -123,20 +138,18 @@ async def hold(store: MetadataStore, name: str, writer: str) -> str | None:
     declared = await store.get(paths.table(name))
     path = paths.table_writer(name)
     for _ in range(2):
-        held = await nodes.node(store, path)
-        if held is not None:
-            other = held.value.decode(errors="replace")
-            return other if other != writer else None
+        if held := await writer(store, name):
+            return held if held != me else None
         with suppress(Conflict):
-            held_now = Create(path, writer.encode(), ephemeral=True)
+            held_now = Create(path, me.encode(), ephemeral=True)
             await store.transact([Check(paths.table(name), declared.version), held_now])
     return "another application"
 
 
-async def release(store: MetadataStore, name: str, writer: str) -> None:
+async def release(store: MetadataStore, name: str, me: str) -> None:
     """Give the tables of a declaration back, unless another holds them by now. Raises Transient."""
     held = await nodes.node(store, paths.table_writer(name))
-    if held is not None and held.value == writer.encode():
+    if held is not None and held.value == me.encode():
         with suppress(NotFound, Conflict):
             await store.delete(paths.table_writer(name), held.version)
 
@@ -146,7 +159,7 @@ async def put_states(store: MetadataStore, name: str, states: States) -> None:
     most = sorted(states.tables, key=lambda one: (not one.error, -one.lag_s, one.table))[:TABLES_MAX]
     content = _encoded(states, most)
     if len(content) > STATES_BYTES_MAX:
-        content = _encoded(states, [replace(one, positions={}) for one in most])
+        content = _encoded(states, [replace(one, positions={}, waits="") for one in most])
     path, declared = paths.table_state(name), await store.get(paths.table(name))
     found = await nodes.node(store, path)
     written = Create(path, content) if found is None else Replace(path, content, found.version)
@@ -169,7 +182,7 @@ def decode_states(data: bytes, *, path: str) -> States:
     found = declaration.document(data, path=path, version=VERSION)
     names = [one.name for one in fields(TableState)]
     try:
-        known = ({name: one[name] for name in names if name in one or name != ADDED} for one in found["tables"])
+        known = ({name: one[name] for name in names if name in one or name not in ADDED} for one in found["tables"])
         tables = [TableState(**one) for one in known]
         return States(writer=found["writer"], at_ms=found["at_ms"], tables=tables)
     except (KeyError, TypeError) as error:

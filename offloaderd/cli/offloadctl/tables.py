@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 import click
 
@@ -210,7 +210,9 @@ def _columns(text: str | None) -> tuple[str, ...]:
 @CONFIG
 @options.common
 def list_(session: Session, *, config: Path | None) -> int:
-    """List declarations, the number of their tables, and the largest lag. Exit code 1 when a table fails.
+    """List declarations, the number of their tables, the largest lag, and the application that writes them now.
+
+    Exit code 1 when a table fails.
 
     \b
     Examples:
@@ -225,7 +227,7 @@ def list_(session: Session, *, config: Path | None) -> int:
                 rows.append({"name": name, "topics": "", "to": str(found), "failing": 1})
                 continue
             try:
-                rows.append({**_document(found), **_summary(await stored.states(store, name))})
+                rows.append({**_document(found), **_summary(*await _said(store, name))})
             except CorruptData as error:
                 rows.append({**_document(found), "tables": 0, "failing": 1, "writer": str(error)})
         return rows
@@ -235,7 +237,7 @@ def list_(session: Session, *, config: Path | None) -> int:
     fields = ("name", "topics", "to", "format", "mode", "partition", "sort", "tables", "failing", "lag_s", "writer")
 
     def write() -> None:
-        show.table(columns, [[_text(name, row.get(name, "")) for name in fields] for row in rows])
+        show.table(columns, [[_text(name, row) for name in fields] for row in rows])
 
     session.tell({"declarations": rows}, write)
     return FAILED if any(row["failing"] for row in rows) else OK
@@ -248,7 +250,8 @@ def list_(session: Session, *, config: Path | None) -> int:
 def show_(session: Session, *, name: str, config: Path | None) -> int:
     """Show what is declared, and of each table how far it is behind, and why it does not go on.
 
-    Exit code 1 when a table fails. The states are what the application has written last, at most an interval ago.
+    Exit code 1 when a table fails. The states are what the application has said last, at the end of a step; the lag
+    grows until it says more. What was offloaded since is not in them.
 
     \b
     Examples:
@@ -256,10 +259,11 @@ def show_(session: Session, *, name: str, config: Path | None) -> int:
       offloadctl tables show orders --config offloaderd.toml -o json | jq '.tables[] | {table, lag_s, error}'
     """
 
-    async def read(store: MetadataStore) -> tuple[Declaration, States]:
-        return await stored.named(store, name), await stored.states(store, name)
+    async def read(store: MetadataStore) -> tuple[Declaration, States, str]:
+        return await stored.named(store, name), *await _said(store, name)
 
-    declared, states = _with_store(session, config, read)
+    declared, states, writer = _with_store(session, config, read)
+    by_now = states.by(SystemClock().wall_ms())
 
     def write() -> None:
         show.facts(
@@ -272,18 +276,18 @@ def show_(session: Session, *, name: str, config: Path | None) -> int:
                 ("on error", declared.on_error),
                 ("interval", f"{declared.interval_s:g} s, {size(declared.step_bytes)} at a time"),
                 ("declared", f"{show.moment(declared.created_ms)} by {declared.created_by}"),
-                ("writer", states.writer or "none yet: offloaderd spark tables run"),
+                ("writer", _writer_text(states, writer)),
             ]
         )
         if states.tables:
             click.echo()
             show.table(
-                ("TABLE", "ROWS", "APART", "LAG", "ENTRIES BEHIND", "COMMITTED", "ERROR"),
-                [_row(one) for one in states.tables],
+                ("TABLE", "ROWS", "APART", "LAG", "ENTRIES BEHIND", "COMMITTED", "ERROR OR WAIT"),
+                [_row(one) for one in by_now],
             )
 
-    document = {"declaration": _document(declared), "writer": states.writer, "at_ms": states.at_ms}
-    session.tell({**document, "tables": [asdict(one) for one in states.tables]}, write)
+    document = {"declaration": _document(declared), **_writers(states, writer)}
+    session.tell({**document, "tables": [asdict(one) for one in by_now]}, write)
     return FAILED if any(one.error for one in states.tables) else OK
 
 
@@ -330,16 +334,35 @@ def _document(declared: Declaration) -> dict[str, object]:
     return {**asdict(declared), **lists, "partition": declared.layout.text}
 
 
-def _summary(states: States) -> dict[str, object]:
+async def _said(store: MetadataStore, name: str) -> tuple[States, str]:
+    """Return what was last said of the tables of a declaration, and who writes them now; empty for nobody."""
+    return await stored.states(store, name), await stored.writer(store, name)
+
+
+def _summary(states: States, writer: str) -> dict[str, object]:
     return {
         "tables": len(states.tables),
         "failing": sum(bool(one.error) for one in states.tables),
-        "lag_s": max((one.lag_s for one in states.tables), default=0.0),
-        "writer": states.writer,
+        "lag_s": max((one.lag_s for one in states.by(SystemClock().wall_ms())), default=0.0),
+        **_writers(states, writer),
     }
 
 
-def _text(name: str, value: object) -> str:
+def _writers(states: States, writer: str) -> dict[str, object]:
+    return {"writer": writer, "last_writer": states.writer, "at_ms": states.at_ms}
+
+
+def _writer_text(states: States, writer: str) -> str:
+    if not states.at_ms:
+        return writer or "nobody yet: offloaderd spark tables run"
+    last = f"{show.moment(states.at_ms)}, when {states.writer} was heard of last"
+    return f"{writer}, states of {last}" if writer else f"nobody since {last}: offloaderd spark tables run"
+
+
+def _text(name: str, row: Mapping[str, Any]) -> str:
+    value = row.get(name, "")
+    if name == "writer" and "at_ms" in row:
+        return str(value) or (f"nobody since {show.moment(row['at_ms'])}" if row["at_ms"] else "nobody yet")
     if isinstance(value, list):
         return ",".join(value) or "-"
     return f"{value:.0f} s" if name == "lag_s" and isinstance(value, float) else str(value)
@@ -347,4 +370,5 @@ def _text(name: str, value: object) -> str:
 
 def _row(one: TableState) -> list[str]:
     committed = show.moment(one.committed_ms) if one.committed_ms else ""
-    return [one.table, str(one.rows), str(one.apart), f"{one.lag_s:.0f} s", str(one.lag_entries), committed, one.error]
+    why = one.error or (one.waits and f"waits: {one.waits}")
+    return [one.table, str(one.rows), str(one.apart), f"{one.lag_s:.0f} s", str(one.lag_entries), committed, why]

@@ -49,7 +49,12 @@ def tables() -> None:
 
 @tables.command(short_help="Keep the declared tables up to date.")
 @click.argument("names", nargs=-1, metavar="[DECLARATION...]")
-@click.option("--once", is_flag=True, help="End when each table has all that is offloaded. Exit code 1 if one fails.")
+@click.option(
+    "--once",
+    is_flag=True,
+    help="End when each table has all that is offloaded. Exit code 1 if one fails; an error if another application "
+    "writes one.",
+)
 @click.option("--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="Tables at a time.")
 @click.option("--metrics", metavar="HOST:PORT", help="Serve metrics for Prometheus there.")
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON, one object for each step.")
@@ -137,12 +142,13 @@ def _served(address: str | None, registry: CollectorRegistry) -> Iterator[None]:
 def _tell(name: str, one: TableState) -> None:
     if one.error:
         click.echo(f"{name}/{one.table}: FAILED {one.error}", err=True)
-    elif one.committed_ms:
+    elif one.committed_ms or one.lag_entries:
         behind = (
             f"{show.number(one.lag_entries)} entries behind, {one.lag_s:.0f} s" if one.lag_entries else "up to date"
         )
         apart = f", {show.plural(one.apart, 'message')} apart" if one.apart else ""
-        click.echo(f"{name}/{one.table}: {show.plural(one.rows, 'row')}{apart}; {behind}")
+        waits = f"; waits: {one.waits}" if one.waits else ""
+        click.echo(f"{name}/{one.table}: {show.plural(one.rows, 'row')}{apart}; {behind}{waits}")
 
 
 def _tell_json(name: str, one: TableState) -> None:

@@ -8,7 +8,7 @@ from offloaderd.core.metrics.captures import CaptureMetrics
 from offloaderd.core.metrics.drills import RestoreDrillMetrics
 from offloaderd.core.metrics.families import OPEN, Documented, Families, counter, gauge
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.metrics.tables import TableMetrics
+from offloaderd.core.metrics.tables import DeclaredTableMetrics, TableMetrics
 
 
 class ProcessMetrics(Families):
@@ -27,5 +27,5 @@ class ProcessMetrics(Families):
 
 def all_documented() -> Sequence[Documented]:
     """Return the metrics of a daemon, of captures, of several processes, of drills, and of tables, as declared."""
-    kinds = (Metrics, CaptureMetrics, ProcessMetrics, RestoreDrillMetrics, TableMetrics)
+    kinds = (Metrics, CaptureMetrics, ProcessMetrics, RestoreDrillMetrics, TableMetrics, DeclaredTableMetrics)
     return [one for kind in kinds for one in kind(CollectorRegistry()).documented()]

@@ -1,6 +1,8 @@
-"""Metrics of `offloaderd spark tables run`, on the page of that application."""
+"""Metrics of `offloaderd spark tables run`, on the page of that application, and of the daemon that looks on."""
 
 from offloaderd.core.metrics.families import OPEN, Families, counter, gauge
+
+OUTCOMES = ("committed", "idle", "failed")
 
 
 class TableMetrics(Families):
@@ -21,8 +23,36 @@ class TableMetrics(Families):
     table_steps = counter(
         "Steps by outcome. Look at an increase of failed ones: `offloadctl tables show` says why.",
         table=OPEN,
-        outcome=("committed", "idle", "failed"),
+        outcome=OUTCOMES,
+    )
+    table_failing = gauge(
+        "1 since the last step of the table has failed, 0 since one has succeeded. Look when it is 1 for half an hour, "
+        "whatever the table's interval is: `offloadctl tables show` says why.",
+        table=OPEN,
     )
     table_committed_timestamp_seconds = gauge(
         "Unix time of the last commit of the application; no series: none yet.", table=OPEN
     )
+
+
+class DeclaredTableMetrics(Families):
+    """What the applications have said last of declared tables; one daemon of the cluster has the series."""
+
+    declared_table_lag_seconds = gauge(
+        "Of one daemon: how long ago the oldest segment was offloaded that the table lacked when its application was "
+        "heard of last; 0: it lacked none. It grows when the application is gone. Take the greatest of all daemons, "
+        "and look when it exceeds two intervals of the table and an hour.",
+        declaration=OPEN,
+        table=OPEN,
+    )
+    declared_table_lag_entries = gauge(
+        "Of one daemon: offloaded entries that the table lacked when its application was heard of last.",
+        declaration=OPEN,
+        table=OPEN,
+    )
+    declaration_unwritten_seconds = gauge(
+        "Of one daemon: how long ago an application was heard of that writes the tables of the declaration, else how "
+        "old the declaration is; 0 while an application holds it. Look when it exceeds two intervals and an hour.",
+        declaration=OPEN,
+    )
+    declaration_interval_seconds = gauge("Of one daemon: the interval of the declaration's tables.", declaration=OPEN)

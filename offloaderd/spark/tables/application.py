@@ -24,7 +24,7 @@ from offloaderd.capture.cluster import PulsarMetadata
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError, Transient
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.metrics.tables import TableMetrics
+from offloaderd.core.metrics.tables import OUTCOMES, TableMetrics
 from offloaderd.core.model import TopicName
 from offloaderd.core.names.managed_ledgers import system_reason
 from offloaderd.daemon.settings import Settings
@@ -40,7 +40,7 @@ from offloaderd.spark.tables.writer import TableWriter, Written
 from offloaderd.spark.value_schema import ENCODING_OF
 from offloaderd.tables import store as stored
 from offloaderd.tables.declaration import Declaration, table_name, table_of
-from offloaderd.tables.store import States, TableState
+from offloaderd.tables.store import WAITS_CHARS, States, TableState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -256,7 +256,8 @@ class Application:
     def run(self, *, once: bool = False) -> bool:
         """Run until stopped; `once`: until each table has all that is offloaded, or fails. Return whether none fails.
 
-        Raises NotFound for a declaration by a name that is not there, and what the stores raise at the first look.
+        Raises NotFound for a declaration by a name that is not there, Conflict, with `once`, for one that another
+        application holds, and what the stores raise at the first look.
         """
         self._once = once
         try:
@@ -301,12 +302,21 @@ class Application:
             self._check_first(found.keys())
 
     def _check_first(self, found: Set[str]) -> None:
-        """Tell of declarations that are not written. Raises NotFound for one by a name that is not there."""
-        held = self._names & self._others.keys()
-        if missing := sorted(self._names - found - held - self._unreadable.keys()):
+        """Tell of declarations that are not written.
+
+        Raises NotFound for one by a name that is not there, and, if all are to be up to date in the end, Conflict for
+        one that another application holds.
+        """
+        if missing := sorted(self._names - found - self._others.keys() - self._unreadable.keys()):
             raise NotFound(f"no tables {', '.join(missing)} are declared", hint="offloadctl tables list")
-        if held and self._once:
-            raise Conflict(f"another application writes {', '.join(sorted(held))}", hint="offloadctl tables show NAME")
+        if self._others and self._once:
+            held = ", ".join(f"{name} ({writer})" for name, writer in sorted(self._others.items()))
+            wait_s = self._planner.settings.metadata.session_timeout_s
+            raise Conflict(
+                f"another application writes tables {held}, and nothing was written",
+                hint=f"leave them to it, or stop it; of one that was killed the session ends within {wait_s:g} s "
+                "(metadata.session_timeout_s): run this again then",
+            )
         if not found:
             log.warning("tables.none_to_write", declared=len(self._others) + len(self._unreadable))
 
@@ -318,6 +328,7 @@ class Application:
             for series in (
                 metrics.table_lag_seconds,
                 metrics.table_lag_entries,
+                metrics.table_failing,
                 metrics.table_committed_timestamp_seconds,
             ):
                 with suppress(KeyError):
@@ -378,6 +389,8 @@ class Application:
                     due_s=self._clock.monotonic(),
                     state=TableState(table=name, topic=str(topic)),
                 )
+                for outcome in OUTCOMES:  # a counter that began with its first step would never have increased by that
+                    self._metrics.table_steps.labels(table=f"{group.declared.name}/{name}", outcome=outcome)
             elif known.writer.topic != topic:
                 error = f"{known.writer.topic} has the table {name}: give one of them a namespace of its own"
                 group.problems.append(TableState(table=name, topic=str(topic), error=error))
@@ -447,7 +460,7 @@ class Application:
         """Return the state of a table with what it lacks, as its last step has seen it."""
         lag = table.writer.lag
         lag_s = max(0.0, (self._clock.wall_ms() - lag.oldest_ms) / 1000) if lag.oldest_ms is not None else 0.0
-        return replace(table.state, lag_s=lag_s, lag_entries=lag.entries)
+        return replace(table.state, lag_s=lag_s, lag_entries=lag.entries, waits=lag.waits[:WAITS_CHARS])
 
     def _state(self, before: TableState, written: Written) -> TableState:
         return replace(
@@ -466,6 +479,7 @@ class Application:
     def _count(self, label: str, state: TableState, outcome: str, written: Written | None) -> None:
         metrics = self._metrics
         metrics.table_steps.labels(table=label, outcome=outcome).inc()
+        metrics.table_failing.labels(table=label).set(outcome == "failed")
         metrics.table_lag_seconds.labels(table=label).set(state.lag_s)
         metrics.table_lag_entries.labels(table=label).set(state.lag_entries)
         if written is not None:

@@ -6,9 +6,11 @@ they reach further than the table, and the next step ends where they end, and wr
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
@@ -25,7 +27,7 @@ from offloaderd.spark.export.delta import DeltaTarget
 from offloaderd.spark.export.export import read_of, write
 from offloaderd.spark.export.iceberg import IcebergTable, opened
 from offloaderd.spark.scan.options import SourceOptions, parse
-from offloaderd.spark.scan.query import NOTHING, EntryQuery, position
+from offloaderd.spark.scan.query import NOTHING, position
 from offloaderd.spark.scan.snapshot import Snapshot
 from offloaderd.spark.stream import Step, advance, furthest, in_history, is_another
 from offloaderd.spark.tables.rows import ORDER, TableRows, dead_columns, key_of
@@ -71,10 +73,14 @@ class Written:
 
 
 class Lag(NamedTuple):
-    """What a table lacks: entries, and when the oldest segment with one of them was offloaded; None for none."""
+    """What a table lacks: entries, and when the oldest segment with one of them was offloaded; None for none.
+
+    `waits`: why it cannot have all of them yet; empty if it can.
+    """
 
     entries: int = 0
     oldest_ms: int | None = None
+    waits: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +155,7 @@ class TableWriter:
         columns, aliases = made.rows.columns, made.rows.aliases
         with self._opened(self.table, columns, topics, layout, key=self._key, aliases=aliases) as target:
             last = before = target.recover(source)
-            self.lag = self._lag_of(found, last, plain.query)
+            self.lag = lag_of(found, last)
             for one in (last, dead) if dead is not None else (last,):
                 self._check_history(found, one)
             ahead = dead if dead is not None and is_ahead(dead, last) else None
@@ -161,7 +167,7 @@ class TableWriter:
             self._step = advance(found, last.positions, plain.query, target=reached, room=room, turn=turn)
             if self._step.object_bytes:
                 last = self._written(made, target, last, self._step, repeated=ahead is not None)
-            self.lag = self._lag_of(found, last, plain.query)
+            self.lag = lag_of(found, last)
             if last is not before:
                 self._keep(target, made)
             return Written(
@@ -169,7 +175,7 @@ class TableWriter:
                 apart=last.apart - before.apart,
                 moved=last is not before,
                 commit=last,
-                more=bool(self.lag.entries),
+                more=lag_of(found, last, furthest(found, plain.query)).entries > 0,
             )
 
     def _check_history(self, found: Sequence[Snapshot], last: Commit) -> None:
@@ -298,20 +304,6 @@ class TableWriter:
         with opened(self._spark, place, columns, layout=layout, key=key, order=ORDER, aliases=aliases) as table:
             yield table
 
-    def _lag_of(self, found: Sequence[Snapshot], last: Commit, query: EntryQuery) -> Lag:
-        """Return what the table lacks of what is offloaded."""
-        ends = furthest(found, query)
-        entries, oldest = 0, None
-        for snapshot in found:
-            name = str(snapshot.topic)
-            at, end = position(last.positions, name), position(ends, name)
-            for segment in snapshot.map.segments:
-                if segment.end <= at or segment.begin > end:
-                    continue
-                entries += sum(_behind(one.range.begin, one.range.end, at, end) for one in segment.slices)
-                oldest = min(oldest or segment.offloaded_ms, segment.offloaded_ms)
-        return Lag(entries, oldest if entries else None)
-
 
 @contextmanager
 def _discarded(target: KeptTable, staging: str) -> Iterator[None]:
@@ -331,6 +323,33 @@ def _dead(source: dict[str, str]) -> dict[str, str]:
 def is_ahead(dead: Commit, last: Commit) -> bool:
     """Return whether there are dead letters of messages that the table does not reach yet."""
     return any(position(dead.positions, name) > position(last.positions, name) for name in dead.positions)
+
+
+def lag_of(found: Sequence[Snapshot], last: Commit, ends: Mapping[str, str] | None = None) -> Lag:
+    """Return what a table lacks of what is offloaded; with `ends`: of what is up to these positions of its topics."""
+    entries, oldest = 0, None
+    for snapshot in found:
+        name, newest = str(snapshot.topic), snapshot.newest
+        at, end = position(last.positions, name), position(ends, name) if ends is not None else newest
+        segments = snapshot.map.segments
+        for segment in islice(segments, bisect_right(segments, at, key=lambda one: one.end), None):
+            if end is None or segment.begin > end:
+                break
+            entries += sum(_behind(one.range.begin, one.range.end, at, end) for one in segment.slices)
+            oldest = min(oldest or segment.offloaded_ms, segment.offloaded_ms)
+    if not entries:
+        return Lag()
+    return Lag(entries, oldest, "; ".join(filter(None, (_awaited(one) for one in found))))
+
+
+def _awaited(snapshot: Snapshot) -> str:
+    """Return why the end of a topic cannot be had yet; empty if it can."""
+    if snapshot.end == snapshot.newest:
+        return ""
+    nothing = f"{snapshot.topic}: nothing" + (f" behind {snapshot.end}" if snapshot.end is not None else "")
+    if (plan := snapshot.unfinished) is not None:
+        return f"{nothing} until history before {plan.live_begin} is offloaded"
+    return f"{nothing} until the transaction that began at {snapshot.held} ends"
 
 
 def _behind(begin: Position, end: Position, at: Position, upto: Position) -> int:

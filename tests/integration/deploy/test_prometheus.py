@@ -14,6 +14,10 @@ import aiohttp
 import grpc
 import pytest
 
+from offloaderd.metadata.zookeeper.store import ZooKeeperStore
+from offloaderd.tables import store as tables
+from offloaderd.tables.declaration import Declaration
+from offloaderd.tables.store import States, TableState
 from tests.integration.processes import CLOCK, DaemonProcess, Site
 from tests.integration.servers.test_daemon import TOPIC, append, entries, offload, read_all
 from tests.patience import PATIENCE_S
@@ -86,6 +90,7 @@ async def test_prometheus_scrapes_a_daemon_and_draws_every_panel(
         await append(client, entries(2000))
         await offload(client)
         assert len(await read_all(client)) == 2000
+        await declare_table(site)
         async with (
             grpc.aio.insecure_channel(daemon.address) as channel,
             serving(prometheus, f"127.0.0.1:{daemon.http_port}", tmp_path) as server,
@@ -93,6 +98,11 @@ async def test_prometheus_scrapes_a_daemon_and_draws_every_panel(
         ):
             await unknown_methods(channel)
             await until_evaluated(session)
+            async with asyncio.timeout(PATIENCE_S):
+                while not (lag_s := await asked(session, "offloaderd_declared_table_lag_seconds")):
+                    await CLOCK.sleep(0.2)
+            assert lag_s[0] > 5
+            assert await asked(session, "offloaderd_declaration_unwritten_seconds > 0")
             assert await asked(session, 'up{job="offloaderd"}') == [1.0]
             methods = await asked(session, 'count(grpc_server_handled_total{grpc_method=~"No.*"}) or vector(0)')
             assert methods == [0.0], "a client may not make series"
@@ -109,6 +119,15 @@ async def test_prometheus_scrapes_a_daemon_and_draws_every_panel(
             found = [one["labels"] for series in await answer(session, buckets) for one in series["exemplars"]]
             assert {labels["segment_id"] for labels in found} <= committed
             assert found
+
+
+async def declare_table(site: Site) -> None:
+    """Declare a table whose application is gone: the daemon has to say so."""
+    async with ZooKeeperStore(site.zookeeper, f"/offloaderd/{site.cluster}") as metadata:
+        declared = Declaration(name="orders", topics=str(TOPIC), to="/lake", created_ms=CLOCK.wall_ms())
+        await tables.create(metadata, declared)
+        state = TableState(table="orders", topic=str(TOPIC), lag_s=5.0, lag_entries=7)
+        await tables.put_states(metadata, "orders", States(writer="gone", at_ms=CLOCK.wall_ms(), tables=[state]))
 
 
 async def unknown_methods(channel: grpc.aio.Channel) -> None:

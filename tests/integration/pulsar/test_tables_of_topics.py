@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from pathlib import Path
@@ -115,7 +116,8 @@ async def test_a_topic_becomes_a_table(pulsar_server: PulsarServer, tmp_path: Pa
     assert sorted(row["id"] for row in rows) == list(range(150))
     assert {(row["id"] >= 100, row["note"]) for row in rows} == {(False, None), (True, "new")}
     assert {(row["item"], row["_key"]) for row in rows} == {(f"item {n}", f"k{n % 7}".encode()) for n in range(150)}
-    assert "0 s" in await ran("offloadctl", "tables", "show", topic, "--config", "offloaderd.toml")
+    shown = json.loads(await ran("offloadctl", "tables", "show", topic, "-o", "json", "--config", "offloaderd.toml"))
+    assert [(one["table"], one["lag_entries"], one["lag_s"]) for one in shown["tables"]] == [(topic, 0, 0)]
 
 
 def table(folder: Path, topic: str) -> list[dict[str, Any]]:

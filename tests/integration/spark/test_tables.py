@@ -196,6 +196,18 @@ def test_a_table_follows_its_topic(spark: SparkSession, site: Site, tmp_path: Pa
     assert [row["_ledger_id"] for row in rows_of(form, tmp_path, "orders_dead_letters")] == [1, 2]
 
 
+def test_an_open_transaction_is_lag(spark: SparkSession, site: Site, tmp_path: Path) -> None:
+    """What is offloaded behind it is behind the table, which says why it waits; a run that is to end ends."""
+    transaction = {"txnid_most_bits": 1, "txnid_least_bits": 7}
+    held = [order(ORDER, {"id": 0, "item": "x"}), order(ORDER, {"id": 1, "item": "x"}, **transaction)]
+    asyncio.run(site.commit(TOPIC, [Piece(1, 0, held, 2)]))
+    asyncio.run(site.commit(TOPIC, [Piece(2, 0, [order(ORDER, {"id": 2, "item": "x"})] * 3, 3)]))
+    declare(site, to=str(tmp_path), format=TableFormat.DELTA, schema=json.dumps(ORDER))
+    sound, (state,) = run(spark, site)
+    assert (sound, state.error, state.rows, state.lag_entries, state.lag_s > 0) == (True, "", 1, 4, True)
+    assert state.waits == f"{TOPIC}: nothing behind 1:0 until the transaction that began at 1:1 ends"
+
+
 def test_a_table_of_a_rest_catalogue(spark: SparkSession, site: Site, rest_catalogue: str) -> None:
     """It is made, written over several runs, and read back by the catalogue's name for it."""
     declare(site, to="rest.shop", format=TableFormat.ICEBERG, schema=json.dumps(ORDER))

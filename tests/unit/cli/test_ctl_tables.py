@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
 
+from offloaderd.cli import show
 from offloaderd.cli.offloadctl import tables as command
 from offloaderd.cli.offloadctl.__main__ import cli
 from offloaderd.metadata import paths
@@ -18,9 +20,14 @@ from offloaderd.testing.memory.metadata import MemoryTree
 from tests.virtual import virtually
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from click.testing import Result
+
+
+LONG_AGO_MS, AHEAD_MS = 1_000_000, 2**42
+"""1970, and the year 2109: the command goes by the machine's clock."""
 
 
 class Scene:
@@ -47,6 +54,19 @@ class Scene:
 
         virtually(put())
 
+    @contextmanager
+    def written(self, name: str, by: str) -> Iterator[None]:
+        """Have an application write the tables meanwhile."""
+        metadata = self.tree.connect()
+
+        async def begin() -> None:
+            await metadata.__aenter__()
+            assert await store.hold(metadata, name, by) is None
+
+        virtually(begin())
+        yield
+        virtually(metadata.__aexit__(None, None, None))
+
 
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
@@ -69,20 +89,45 @@ def test_tables_from_the_first_to_the_last(scene: Scene) -> None:
     states = [
         TableState(table="a", topic="a", rows=5, lag_s=3.0, lag_entries=7, committed_ms=1000),
         TableState(table="b", topic="b", error="no space"),
+        TableState(table="c", topic="c", lag_entries=1, waits="nothing until history is offloaded"),
     ]
-    scene.say("acme.eu", States(writer="tables-1", at_ms=1, tables=states))
-    listed_again = scene.run("list")
+    scene.say("acme.eu", States(writer="tables-1", at_ms=AHEAD_MS, tables=states))
+    with scene.written("acme.eu", "tables-1"):
+        listed_again = scene.run("list")
     assert listed_again.exit_code == 1
     assert listed_again.stdout.splitlines()[1].split() == [
-        *("acme.eu", "acme/eu/*", "/lake", "delta", "append", "day", "-", "2", "1", "3", "s", "tables-1")
+        *("acme.eu", "acme/eu/*", "/lake", "delta", "append", "day", "-", "3", "1", "3", "s", "tables-1")
     ]
     shown = scene.run("show", "acme.eu")
     assert shown.exit_code == 1
     assert "no space" in shown.stdout
+    assert "waits: nothing until history is offloaded" in shown.stdout
     assert json.loads(scene.run("show", "acme.eu", "-o", "json").stdout)["tables"][1]["lag_entries"] == 7
     assert "nothing was done" in scene.run("drop", "acme.eu").stdout
     assert scene.run("drop", "acme.eu", "--yes").exit_code == 0
     assert scene.run("show", "acme.eu").exit_code == 4
+
+
+def test_tables_of_a_dead_application(scene: Scene) -> None:
+    """Nobody writes them, since when is told; what a table lacked gets older, one that lacked nothing has no lag."""
+    assert scene.run("create", "orders", "--to", "/lake").exit_code == 0
+    assert "nobody yet" in scene.run("list").stdout
+    assert "nobody yet: offloaderd spark tables run" in scene.run("show", "orders").stdout
+    behind = TableState(table="orders", topic="orders", lag_s=3.0, lag_entries=7)
+    upto_date = TableState(table="returns", topic="returns")
+    scene.say("orders", States(writer="tables-1", at_ms=LONG_AGO_MS, tables=[behind, upto_date]))
+    since = show.moment(LONG_AGO_MS)
+    with scene.written("orders", "tables-2"):
+        assert f"tables-2, states of {since}, when tables-1 was heard of last" in scene.run("show", "orders").stdout
+        assert json.loads(scene.run("show", "orders", "-o", "json").stdout)["writer"] == "tables-2"
+    assert f"nobody since {since}, when tables-1 was heard of last" in scene.run("show", "orders").stdout
+    assert f" s  nobody since {since}\n" in scene.run("list").stdout
+    document = json.loads(scene.run("show", "orders", "-o", "json").stdout)
+    assert (document["writer"], document["last_writer"], document["at_ms"]) == ("", "tables-1", LONG_AGO_MS)
+    grown, none = (one["lag_s"] for one in document["tables"])
+    assert (grown > 1_000_000_000, none) == (True, 0)
+    (listed,) = json.loads(scene.run("list", "-o", "json").stdout)["declarations"]
+    assert (listed["writer"], listed["last_writer"], listed["lag_s"] >= grown) == ("", "tables-1", True)
 
 
 def test_the_layout_of_tables(scene: Scene) -> None:

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, InvalidInput, NotFound, OffloaderError, Transient
+from offloaderd.core.metrics.tables import OUTCOMES
 from offloaderd.core.model import TopicName
 from offloaderd.ledgers.pulsar.schemas import Schema
 from offloaderd.metadata import paths
@@ -212,6 +213,33 @@ def test_a_table_that_fails_holds_up_no_other(scene: Scene) -> None:
     errors = {one.table: one.error for one in scene.states("all").tables}
     assert errors == {"a": "no space", "b": "KeyError 'x'", "c": ""}
     assert metric(scene, "table_steps_total", table="all/a", outcome="failed") == 1
+    assert [metric(scene, "table_failing", table=f"all/{name}") for name in "abc"] == [1, 1, 0]
+
+
+def test_series_of_a_table_are_there_before_its_first_step(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the first failure is an increase; whether a table fails is what its last step says, and unknown before one."""
+    passed = itertools.count()
+    monkeypatch.setattr(SystemClock, "monotonic", lambda _: 10.0 * next(passed))
+    monkeypatch.setattr(tables, "POLL_S", 0.0)
+    monkeypatch.setattr(tables, "ThreadPoolExecutor", AtOnce)
+    scene.declare(ORDERS)
+
+    def seen() -> list[float | None]:
+        outcomes = [metric(scene, "table_steps_total", table="orders/orders", outcome=one) for one in OUTCOMES]
+        return [*outcomes, metric(scene, "table_failing", table="orders/orders")]
+
+    def step(_: str) -> Written:
+        found.append(seen())
+        if len(found) == 1:
+            raise OffloaderError("no space")
+        application.stop()
+        return NOTHING
+
+    found: list[list[float | None]] = []
+    scene.step = step
+    application = scene.application()
+    assert application.run()
+    assert [*found, seen()] == [[0, 0, 0, None], [0, 0, 1, 1], [0, 1, 1, 0]]
 
 
 def test_two_topics_of_one_name(scene: Scene) -> None:
@@ -226,17 +254,26 @@ def test_two_topics_of_one_name(scene: Scene) -> None:
 
 
 def test_another_application_is_left_alone(scene: Scene) -> None:
-    """What it holds is not written; when it ends, it is given back."""
+    """What it holds is not written, and a run that has to end with all tables up to date is refused, by name or not."""
     scene.declare(ORDERS, replace(ORDERS, name="other", to="/lake/other"))
 
     async def held() -> None:
         async with scene.tree.connect() as metadata:
             assert await stored.hold(metadata, "other", "another") is None
-            with pytest.raises(Conflict, match="another application writes other"):
-                await asyncio.to_thread(scene.application("other").run, once=True)
+            for names in (("other",), ()):
+                with pytest.raises(Conflict, match=r"another application writes tables other \(another\)"):
+                    await asyncio.to_thread(scene.application(*names).run, once=True)
             with pytest.raises(NotFound, match="no tables missing are declared"):
                 await asyncio.to_thread(scene.application("other", "missing").run)
-            assert await asyncio.to_thread(scene.application().run, once=True)
+            assert not scene.steps
+            application = scene.application()
+
+            def step(_: str) -> Written:
+                application.stop()
+                return NOTHING
+
+            scene.step = step
+            assert await asyncio.to_thread(application.run)
 
     asyncio.run(held())
     assert scene.steps == ["orders"]
@@ -337,6 +374,7 @@ def test_a_topic_that_is_gone_has_no_table_any_more(scene: Scene, monkeypatch: p
     assert application.run()
     assert [one.table for one in scene.states("all").tables] == ["b"]
     assert metric(scene, "table_lag_seconds", table="all/a") is None
+    assert metric(scene, "table_failing", table="all/a") is None
 
 
 def test_the_schema_is_that_of_the_newest_type() -> None:

@@ -1,0 +1,92 @@
+"""How far declared tables are behind, in the metrics of a daemon: their application's own end with it.
+
+One daemon of the cluster looks twice a minute at what the applications have said last.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import islice
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from offloaderd.core.aio import each
+from offloaderd.core.clock import Clock
+from offloaderd.core.errors import CorruptData, OffloaderError
+from offloaderd.core.metrics.tables import DeclaredTableMetrics
+from offloaderd.metadata.port import MetadataStore
+from offloaderd.tables import store
+from offloaderd.tables.declaration import Declaration
+from offloaderd.tables.store import States
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 30.0
+"""Longest pause between two looks."""
+SHOWN_MAX = 1000
+"""Declarations, and tables, that have series: the first declarations by name, and of these the tables that lag most."""
+Values = Mapping[tuple[str, ...], float]
+
+
+class TablesReporter:
+    """Shows the lag of declared tables, and since when nobody writes them."""
+
+    def __init__(self, metadata: MetadataStore, *, clock: Clock, registry: CollectorRegistry) -> None:
+        self._metadata = metadata
+        self._clock = clock
+        metrics = DeclaredTableMetrics(registry)
+        self._families = (
+            metrics.declared_table_lag_seconds,
+            metrics.declared_table_lag_entries,
+            metrics.declaration_unwritten_seconds,
+            metrics.declaration_interval_seconds,
+        )
+        self._shown: tuple[Values, ...] = ({}, {}, {}, {})
+
+    async def keep(self, leads: Callable[[], bool]) -> None:
+        """Look again and again while this daemon leads the job, and show nothing meanwhile else, until cancelled.
+
+        What two daemons show that both think that they lead is the same.
+        """
+        while True:
+            await self._clock.sleep(self._clock.jitter(LOOK_S))
+            if not leads():
+                self._show({}, {}, {}, {})
+                continue
+            try:
+                await self.look()
+            except OffloaderError as error:
+                log.warning("tables.states_unread", error=str(error), error_class=type(error).__name__)
+
+    async def look(self) -> None:
+        """Read what was said last of all tables, and show it. Raises Transient."""
+        readable = (one for one in (await store.load(self._metadata)).values() if isinstance(one, Declaration))
+        declared = list(islice(readable, SHOWN_MAX))
+        said = dict(zip(declared, await each(declared, self._said), strict=True))
+        now_ms = self._clock.wall_ms()
+        tables = [(one.name, table) for one, (states, _) in said.items() for table in states.by(now_ms)]
+        most = sorted(tables, key=lambda one: -one[1].lag_s)[:SHOWN_MAX]
+        self._show(
+            {(name, f"{name}/{table.table}"): table.lag_s for name, table in most},
+            {(name, f"{name}/{table.table}"): table.lag_entries for name, table in most},
+            {
+                (one.name,): 0.0 if writer else max(0, now_ms - (states.at_ms or one.created_ms)) / 1000
+                for one, (states, writer) in said.items()
+            },
+            {(one.name,): one.interval_s for one in declared},
+        )
+
+    async def _said(self, declared: Declaration) -> tuple[States, str]:
+        """Return what was said last of the tables of a declaration, and who writes them now; empty for nobody."""
+        writer = await store.writer(self._metadata, declared.name)
+        try:
+            return await store.states(self._metadata, declared.name), writer
+        except CorruptData:
+            return States(), writer
+
+    def _show(self, *values: Values) -> None:
+        for family, found, before in zip(self._families, values, self._shown, strict=True):
+            for labels, value in found.items():
+                family.labels(*labels).set(value)
+            for gone in before.keys() - found.keys():
+                family.remove(*gone)
+        self._shown = values

@@ -1,0 +1,128 @@
+"""How far declared tables are behind, as one daemon exports it, also when their application is dead."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from offloaderd.metadata import paths
+from offloaderd.tables import reporter as module
+from offloaderd.tables import store
+from offloaderd.tables.declaration import Declaration
+from offloaderd.tables.reporter import LOOK_S, TablesReporter
+from offloaderd.tables.store import States, TableState
+from offloaderd.testing.memory.metadata import MemoryMetadata, MemoryTree
+from tests.virtual import LoopClock
+
+ORDERS = Declaration(name="orders", topics="public/default/orders", to="/lake", interval_s=30.0)
+BEHIND = TableState(table="orders", topic="orders", lag_s=10.0, lag_entries=7)
+UP_TO_DATE = TableState(table="returns", topic="returns")
+
+
+@dataclass
+class Scene:
+    """A declaration, the application that writes it, and a daemon's reporter."""
+
+    clock: LoopClock = field(default_factory=LoopClock)
+    tree: MemoryTree = field(default_factory=MemoryTree)
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+
+    def __post_init__(self) -> None:
+        self.metadata = self.tree.connect()
+        self.application: MemoryMetadata = self.tree.connect()
+        self.reporter = TablesReporter(self.metadata, clock=self.clock, registry=self.registry)
+
+    async def say(self, *tables: TableState) -> None:
+        """Hold the declaration, and say something of its tables."""
+        await store.hold(self.application, "orders", "tables-1")
+        said = States(writer="tables-1", at_ms=self.clock.wall_ms(), tables=tables)
+        await store.put_states(self.application, "orders", said)
+
+    def series(self) -> dict[str, float]:
+        """Return all values, without the common parts of their names."""
+        return {
+            ":".join((one.name.removeprefix("offloaderd_declar"), *one.labels.values())): one.value
+            for family in self.registry.collect()
+            for one in family.samples
+        }
+
+
+@pytest.fixture
+async def scene() -> Scene:
+    """Tables are declared, and not written yet."""
+    found = Scene()
+    await store.create(found.metadata, replace(ORDERS, created_ms=found.clock.wall_ms()))
+    return found
+
+
+async def test_a_dead_application_is_seen(scene: Scene) -> None:
+    """What a table lacked gets older, and nobody writes it, also before an application's first word."""
+    await scene.clock.sleep(100)
+    await scene.reporter.look()
+    unwritten, interval = "ation_unwritten_seconds:orders", "ation_interval_seconds:orders"
+    assert scene.series() == {unwritten: pytest.approx(100, abs=0.01), interval: 30}
+    await scene.say(BEHIND, UP_TO_DATE)
+    await scene.clock.sleep(50)
+    await scene.reporter.look()
+    lag, entries = "ed_table_lag_seconds:orders:orders/", "ed_table_lag_entries:orders:orders/"
+    expected = {f"{lag}orders": pytest.approx(60, abs=0.01), f"{entries}orders": 7}
+    expected |= {f"{lag}returns": 0, f"{entries}returns": 0, unwritten: 0, interval: 30}
+    assert scene.series() == expected
+    scene.application.close()
+    await scene.clock.sleep(5000)
+    await scene.reporter.look()
+    grown = {f"{lag}orders": pytest.approx(5060, abs=0.01), unwritten: pytest.approx(5050, abs=0.01)}
+    assert scene.series() == expected | grown
+
+
+async def test_one_daemon_shows_them(scene: Scene) -> None:
+    """The others have no series, nor has one that leads no more, which would show for ever what it has seen last."""
+    leads = False
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(scene.reporter.keep(lambda: leads))
+        await scene.clock.sleep(2 * LOOK_S)
+        assert not scene.series()
+        leads = True
+        await scene.clock.sleep(2 * LOOK_S)
+        assert len(scene.series()) == 2
+        await store.drop(scene.metadata, "orders")
+        await scene.clock.sleep(2 * LOOK_S)
+        assert not scene.series(), "of what is not declared any more"
+        await store.create(scene.metadata, ORDERS)
+        await scene.clock.sleep(2 * LOOK_S)
+        assert scene.series()
+        leads = False
+        await scene.clock.sleep(2 * LOOK_S)
+        assert not scene.series()
+        running.cancel()
+
+
+async def test_what_cannot_be_read_hides_nothing(scene: Scene) -> None:
+    """A damaged declaration is left to `tables list`; with a damaged state nobody has said anything."""
+    await scene.metadata.create(paths.table("broken"), b"{}")
+    await scene.metadata.create(paths.table_state("orders"), b"{}")
+    await scene.reporter.look()
+    assert set(scene.series()) == {"ation_unwritten_seconds:orders", "ation_interval_seconds:orders"}
+
+
+async def test_series_are_bounded(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that lag most are shown."""
+    monkeypatch.setattr(module, "SHOWN_MAX", 1)
+    await store.create(scene.metadata, replace(ORDERS, name="returns", to="/other"))
+    await scene.say(UP_TO_DATE, BEHIND)
+    await scene.reporter.look()
+    shown = {one.rpartition("seconds:")[2] for one in scene.series() if "seconds" in one}
+    assert shown == {"orders:orders/orders", "orders"}
+
+
+async def test_metadata_that_does_not_answer_ends_nothing(scene: Scene) -> None:
+    """It is told, and looked at again."""
+    async with asyncio.TaskGroup() as group:
+        scene.metadata.close()
+        running = group.create_task(scene.reporter.keep(lambda: True))
+        await scene.clock.sleep(3 * LOOK_S)
+        assert not running.done()
+        running.cancel()
