@@ -159,8 +159,10 @@ def own_session(spark: SparkSession, *, ordered: bool = False) -> SparkSession:
     java: Any = spark._jsparkSession  # noqa: SLF001 - of the public ways none copies the settings
     own = type(spark)(spark.sparkContext, java.cloneSession())
     own.conf.set(TIMES, "TIMESTAMP_MICROS")  # Spark's default is an old type that has no bounds in a file
-    if ordered or own.conf.get(WRITERS) == "0":
-        own.conf.set(WRITERS, "0" if ordered else f"{OPEN_FILES}")
+    if ordered:
+        own.conf.set(WRITERS, "0")
+    elif own.conf.get(WRITERS) == "0" and not spark.sparkContext.getConf().contains(WRITERS):  # nobody has set it
+        own.conf.set(WRITERS, f"{OPEN_FILES}")
     register(own)
     return own
 

@@ -439,6 +439,34 @@ def test_an_answer_that_is_an_error_ends_no_session(scene: Scene) -> None:
     planner.close()
 
 
+def test_tables_with_an_order_are_written_by_a_session_of_their_own(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One for all of them, in which rows are written in their order; the others keep the first."""
+    sessions: dict[str, SparkSession] = {}
+
+    class Kept:
+        def __init__(self, spark: SparkSession, _: object, declared: Declaration, *__: object) -> None:
+            self.topic, self.lag = TOPIC, Lag()
+            sessions[declared.name] = spark
+
+        def step(self) -> Written:
+            return NOTHING
+
+    def ordered_session(spark: SparkSession, *, ordered: bool) -> SparkSession:
+        assert ordered
+        return cast("SparkSession", NoSpark(scene))
+
+    monkeypatch.setattr(tables, "TableWriter", Kept)
+    monkeypatch.setattr(tables, "own_session", ordered_session)
+    in_order = replace(ORDERS, to="/2", sort=("_time",))
+    scene.declare(replace(ORDERS, name="plain", to="/1"), in_order, replace(in_order, name="first", to="/3"))
+    application = scene.application()
+    assert application.run(once=True)
+    assert sessions["first"] is sessions["orders"]
+    assert sessions["plain"] is application._spark is not sessions["first"]
+
+
 @pytest.mark.parametrize(("at", "again"), [("1:4", False), ("0:4@5", True), ("9:0", True)])
 def test_a_topic_that_was_made_again_stops_its_table(at: str, again: bool) -> None:
     """Also where its ledgers have higher ids: it is another history. A position that retention has passed is none."""
