@@ -49,7 +49,7 @@ from bench.scale import scale
 from bench.site import CLOCK, site
 from bench.spark import backfill_bookies, backfill_embedded, data_source
 from bench.stock import stock
-from bench.tables import tables
+from bench.tables import tables, tables_many
 from bench.tailing import bookies, tail
 from bench.tenants import tenants
 from bench.topics import fifty, slow
@@ -94,6 +94,7 @@ ALONE: dict[str, Callable[[Site, Scale], Awaitable[list[Figure]]]] = {
     "spark": backfill_embedded,
     "spark-read": data_source,
     "tables": tables,
+    "tables-many": tables_many,
 }
 ON_BOOKIES: dict[str, Callable[[Site, Scale, BookKeeperCluster], Awaitable[list[Figure]]]] = {
     "tail": tail,
@@ -108,7 +109,7 @@ ON_BROKER: dict[str, Callable[[Site, Scale, PulsarServer], Awaitable[list[Figure
 }
 Told = Callable[[list[Figure]], None]
 NAMES = [*ALONE, *ON_BOOKIES, *ON_BROKER]
-NAMED = ("spark", "spark-read", "spark-bookies", "tables")
+NAMED = ("spark", "spark-read", "spark-bookies", "tables", "tables-many")
 """Those of Spark's jobs take as long as all others and have a page of their own: they run when they are named."""
 NOT_QUICK = ("fifty", "follow", "loops", "publishing", "tenants")
 """Those without goals, or whose goals little data cannot show: a quick run leaves them out, unless they are named."""
