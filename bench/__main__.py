@@ -50,7 +50,7 @@ from bench.scale import scale
 from bench.site import CLOCK, site
 from bench.spark import backfill_bookies, backfill_embedded, data_source
 from bench.stock import stock
-from bench.tables import tables
+from bench.tables import tables, tables_many
 from bench.tailing import bookies, tail
 from bench.tenants import tenants
 from bench.topics import fifty, slow
@@ -95,6 +95,7 @@ ALONE: dict[str, Callable[[Site, Scale], Awaitable[list[Figure]]]] = {
     "spark": backfill_embedded,
     "spark-read": data_source,
     "tables": tables,
+    "tables-many": tables_many,
 }
 ON_BOOKIES: dict[str, Callable[[Site, Scale, BookKeeperCluster], Awaitable[list[Figure]]]] = {
     "tail": tail,
@@ -109,7 +110,7 @@ ON_BROKER: dict[str, Callable[[Site, Scale, PulsarServer], Awaitable[list[Figure
 }
 Told = Callable[[list[Figure]], None]
 NAMES = [*ALONE, *ON_BOOKIES, *ON_BROKER]
-NAMED = ("spark", "spark-read", "spark-bookies", "tables")
+NAMED = ("spark", "spark-read", "spark-bookies", "tables", "tables-many")
 """Those of Spark's jobs take as long as all others and have a page of their own: they run when they are named."""
 IN_ALL = ("clouds", "disk", "loops", "mirror", "publishing", "tenants")
 """Those beside the main ways: they run with `--all`, or when they are named."""

@@ -156,7 +156,7 @@ def _rows(session: SparkSession, settings: Settings, *, topic: str, schema: str,
 
 
 def _table(session: SparkSession, settings: Settings, *, name: str, folder: str, rows: int) -> None:
-    """Write the declared table of that name from its begin to its end."""
+    """Write the declared tables of that name from their begin to their end."""
     del settings
     from deltalake import DeltaTable  # noqa: PLC0415 - of one benchmark
     from prometheus_client import CollectorRegistry  # noqa: PLC0415
@@ -168,8 +168,7 @@ def _table(session: SparkSession, settings: Settings, *, name: str, folder: str,
     application = Application(spark, {}, clock=CLOCK, registry=CollectorRegistry(), names=frozenset({name}))
     if not application.run(once=True):
         raise RuntimeError(f"table {name} failed; see what it said above")
-    (written,) = Path(folder).glob("*/_delta_log")
-    if (found := DeltaTable(str(written.parent)).count()) != rows:
+    if (found := sum(DeltaTable(str(one.parent)).count() for one in Path(folder).glob("*/_delta_log"))) != rows:
         raise RuntimeError(f"{found} rows were written, not {rows}")
 
 

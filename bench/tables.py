@@ -1,4 +1,7 @@
-"""Tables that follow topics: how fast history becomes rows, beside Spark's own copy of the same rows in Parquet."""
+"""Tables that follow topics: how fast history becomes rows, beside Spark's own copy of the same rows in Parquet.
+
+And how long a step of many small tables takes in one application.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,8 @@ PER_ENTRY, PER_CALL, DISTINCT = 100, 100, 50
 BYTES_OF_ROW = 60
 """Of a message in its entry, about."""
 GOAL = 0.6
+MANY, FEW_ROWS = 50, 10
+"""Tables of one application, and messages of each."""
 
 
 class Orders:
@@ -52,13 +57,21 @@ class Orders:
     def __init__(self, rows: int) -> None:
         self.count = rows // PER_ENTRY
         self.rows = self.count * PER_ENTRY
-        self._distinct = [_entry(first) for first in range(0, DISTINCT * PER_ENTRY, PER_ENTRY)]
+        self._distinct = [_entry(first, PER_ENTRY) for first in range(0, DISTINCT * PER_ENTRY, PER_ENTRY)]
 
     def batches(self) -> Iterator[tuple[int, list[bytes]]]:
         """Yield the first entry id and the payloads of each call."""
         entries = cycle(self._distinct)
         for first in range(0, self.count, PER_CALL):
             yield first, [next(entries) for _ in range(min(PER_CALL, self.count - first))]
+
+
+class FewOrders:
+    """One entry with a small batch."""
+
+    def batches(self) -> Iterator[tuple[int, list[bytes]]]:
+        """Yield it."""
+        yield 0, [_entry(0, FEW_ROWS)]
 
 
 def order(number: int) -> dict[str, object]:
@@ -73,15 +86,15 @@ def encoded(one: dict[str, object]) -> bytes:
     return value.getvalue()
 
 
-def _entry(first: int) -> bytes:
+def _entry(first: int, count: int) -> bytes:
     """Return an entry of a batch."""
     content = bytearray()
-    for number in range(first, first + PER_ENTRY):
+    for number in range(first, first + count):
         value = encoded(order(number))
         one = SingleMessageMetadata(payload_size=len(value), partition_key=f"{number}").SerializeToString()
         content += len(one).to_bytes(4, "big") + one + value
     metadata = MessageMetadata(
-        producer_name="bench", sequence_id=first, publish_time=WRITTEN_MS + first, num_messages_in_batch=PER_ENTRY
+        producer_name="bench", sequence_id=first, publish_time=WRITTEN_MS + first, num_messages_in_batch=count
     ).SerializeToString()
     return len(metadata).to_bytes(4, "big") + metadata + content
 
@@ -102,7 +115,7 @@ async def tables(site: Site, size: Scale) -> list[Figure]:
             await job.ask(what="rows", topic=str(TOPIC), schema=schema, target=rows)
             for number in range(size.runs + 1):
                 folder = site.directory / f"tables-{name}-{number}"
-                await _declared(environment, f"run-{number}", str(folder), schema)
+                await _declared(environment, f"run-{number}", path_of(TOPIC), str(folder))
                 told = await job.ask(what="table", name=f"run-{number}", folder=str(folder), rows=orders.rows)
                 ours.append(float(told["seconds"]))
                 told = await job.ask(what="copy", source=rows, target=f"{folder}-copy", rows=orders.rows)
@@ -122,8 +135,36 @@ async def tables(site: Site, size: Scale) -> list[Figure]:
     ]
 
 
-async def _declared(environment: Mapping[str, str], name: str, folder: str, schema: str) -> None:
-    """Declare the table of a round."""
+async def tables_many(site: Site, size: Scale) -> list[Figure]:
+    """Measure a step of all tables of one application with few rows each, and one without anything new."""
+    name = f"tables{CLOCK.uuid().hex[:6]}"
+    sections: Sections = {"ledgers": {"kind": "embedded"}}
+    topics = [TopicName("public", "many", f"t{number}") for number in range(MANY)]
+    written: list[float] = []
+    idle: list[float] = []
+    async with site.bucket() as place, place.daemon(sections, name=name) as daemon:
+        for topic in topics:
+            await append(daemon.client, topic, FewOrders())
+            await daemon.client.enable(topic)
+        for topic in topics:
+            await everything_offloaded(daemon, topic)
+        environment = place.environment(name, 1, 2, sections)
+        async with spark("local[2]", environment) as job:
+            for number in range(size.runs + 1):
+                folder = str(site.directory / f"tables-{name}-{number}")
+                await _declared(environment, f"run-{number}", "public/many/*", folder)
+                for seconds in (written, idle):
+                    told = await job.ask(what="table", name=f"run-{number}", folder=folder, rows=MANY * FEW_ROWS)
+                    seconds.append(float(told["seconds"]))
+    benchmark = f"tables, {MANY} of {FEW_ROWS} rows, local[2]"
+    return [
+        Figure(benchmark=benchmark, figure=figure, values=values[1:], unit="s")  # in the first round workers start
+        for figure, values in (("a step of all", written), ("the same with nothing new", idle))
+    ]
+
+
+async def _declared(environment: Mapping[str, str], name: str, topics: str, folder: str) -> None:
+    """Declare the tables of a round."""
     async with metadata_store(load(None, environment)) as metadata:
-        declared = Declaration(name=name, topics=path_of(TOPIC), to=folder, format=TableFormat.DELTA, schema=schema)
+        declared = Declaration(name=name, topics=topics, to=folder, format=TableFormat.DELTA, schema=json.dumps(ORDER))
         await stored.create(metadata, declared)

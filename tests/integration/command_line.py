@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,6 +34,15 @@ class Command:
         """Wait for its end; returns the exit code and what it answered in JSON, None for nothing."""
         code, said = await self.ended()
         return code, json.loads(said) if said else None
+
+    async def kill(self) -> None:
+        """Kill it by SIGKILL, with all its children if it has a session of its own, and wait for its end."""
+        number = self.process.pid
+        if os.getpgid(number) == number:
+            os.killpg(number, signal.SIGKILL)
+        else:
+            self.process.kill()
+        assert await self.process.wait() == -signal.SIGKILL
 
     def told(self) -> str:
         """Return what it has told people beside the answer: progress and errors."""

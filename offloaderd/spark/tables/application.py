@@ -126,7 +126,11 @@ class SharedPlanner:
         """See Planner."""
 
         async def versions(at: Opened) -> Mapping[int, Schema]:
-            return await at.pulsar.schema_versions(topic) if at.pulsar is not None else {}
+            try:
+                return await at.pulsar.schema_versions(topic) if at.pulsar is not None else {}
+            except OffloaderError as error:
+                error.message = f"the schema of {topic} cannot be read: {error.message}"
+                raise
 
         found = self.run(versions)
         found = {version: one for version, one in found.items() if newest is None or version <= newest}

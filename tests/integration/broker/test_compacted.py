@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 
 import pulsar
 import pytest
-from deltalake import DeltaTable
 from pulsar.schema import StringSchema
 
 from offloaderd.core.clock import SystemClock
+from offloaderd.tables.declaration import TableFormat
 from tests.integration.broker.test_stock_broker import again, emptied, killed, site
 from tests.integration.processes import DaemonProcess, Site
 from tests.patience import PATIENCE_S
 from tests.real.driven import Driven
 from tests.real.pulsar_topics import pulsar_client
+from tests.real.table_rows import rows_of
 
 if TYPE_CHECKING:
     from tests.real.bookies import BookKeeperCluster
@@ -171,8 +172,9 @@ async def tables(site: Site, daemon: DaemonProcess, *arguments: str) -> None:
     assert process.returncode == 0, said.decode()
 
 
+@pytest.mark.parametrize("form", TableFormat)
 async def test_an_upsert_table_has_what_a_compacted_reader_gets(
-    site: Site, driven_broker: PulsarBroker, bookkeeper: BookKeeperCluster
+    site: Site, driven_broker: PulsarBroker, bookkeeper: BookKeeperCluster, form: TableFormat
 ) -> None:
     """Pulsar's own compaction is the oracle: of keys that change, go and come again, at the same position, twice."""
     async with DaemonProcess(site) as daemon:
@@ -180,7 +182,7 @@ async def test_an_upsert_table_has_what_a_compacted_reader_gets(
         driven = Driven(driven_broker, bookkeeper, daemon.address)
         await driven.create()
         await driven.offload()
-        folder = site.directory / "lake"
+        folder = site.directory / f"public_{driven.namespace}"  # as Iceberg's namespace in it
         first = [(f"k{number % KEYS}", f"first {number}") for number in range(3 * KEYS)]
         gone = [(f"k{number}", "") for number in range(0, KEYS, 3)]
         back = [(f"k{number}", f"back {number}") for number in range(0, KEYS, 6)]
@@ -191,11 +193,11 @@ async def test_an_upsert_table_has_what_a_compacted_reader_gets(
         )
         await driven.cleared()
         name = str(driven.topic).removeprefix("persistent://")
-        declared = ("--to", str(folder), "--format", "delta", "--mode", "upsert")
+        declared = ("--to", str(folder), "--format", form, "--mode", "upsert")
         await tables(site, daemon, "offloadctl", "tables", "create", name, *declared)
         expected = await state(driven)
         assert len(expected) == KEYS + 1 - len(gone) + len(back) - 1
-        assert await current(site, daemon, folder) == expected
+        assert await current(site, daemon, folder, form) == expected
 
         await change(driven, [(key, "") for key in ("k1", "new", "never")], batched=False)
         await compact(driven)
@@ -203,12 +205,12 @@ async def test_an_upsert_table_has_what_a_compacted_reader_gets(
         await driven.cleared()
         expected = await state(driven)
         assert (expected[b"k1"], b"k5" in expected, b"new" in expected) == ("last", False, False)
-        assert await current(site, daemon, folder) == expected
+        assert await current(site, daemon, folder, form) == expected
 
 
-async def current(site: Site, daemon: DaemonProcess, folder: Path) -> dict[bytes, str]:
+async def current(site: Site, daemon: DaemonProcess, folder: Path, form: TableFormat) -> dict[bytes, str]:
     """Have the table written; return the value of each of its keys."""
     await tables(site, daemon, "offloaderd", "spark", "tables", "run", "--once")
-    rows = await asyncio.to_thread(lambda: DeltaTable(str(folder / "t")).to_pyarrow_table().to_pylist())
+    rows = await asyncio.to_thread(rows_of, form, folder, "t", namespace=folder.name)
     assert len({row["_key"] for row in rows}) == len(rows)
     return {row["_key"]: row["value"] for row in rows}

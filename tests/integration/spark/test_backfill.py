@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
@@ -114,8 +113,7 @@ async def test_a_job_that_is_killed_and_run_again_beside_the_live_edge_makes_one
             async with backfill(site, "run", str(TOPIC)) as refused:
                 assert await refused.answer() == (1, None)
                 assert "works on the history" in refused.told()
-            first.process.send_signal(signal.SIGKILL)
-            await first.process.wait()
+            await first.kill()
         kept = {one.segment_id for one in (await look(site))[0].segments}
         await append(client, entries(OLD, 60))
         assert await digest(client) == expected(OLD + 60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -96,8 +95,7 @@ async def test_segments_are_rewritten_twice_beside_the_live_edge_by_jobs_of_whic
             while not any(one.method is OffloadMethod.LEDGER_BASED for one in (await look(site))[0].segments):
                 assert first.process.returncode is None
                 await CLOCK.sleep(0.05)
-            first.process.send_signal(signal.SIGKILL)
-            await first.process.wait()
+            await first.kill()
         await append(client, entries(450, 100))
         assert await digest(client) == expected(550)
         async for _ in client.offload(TOPIC, wait=True, timeout_s=PATIENCE_S):

@@ -35,6 +35,7 @@ from offloaderd.tables.declaration import Declaration, OnError, TableFormat, Tab
 from offloaderd.tables.layout import Partition
 from tests.integration.spark.site import CLOCK
 from tests.real.iceberg_catalogue import in_settings
+from tests.real.table_rows import delta, iceberg, rows_of
 from tests.unit.format.test_pulsar_message import batch, entry
 from tests.unit.read.build import Piece
 from tests.unit.spark.iceberg_lake import library_threads
@@ -112,30 +113,9 @@ def run(
     return application.run(once=True), list(said.values())
 
 
-def delta(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of a table as Delta Lake's own reader has them, in the order of positions."""
-    rows = DeltaTable(str(folder)).to_pyarrow_table().to_pylist()
-    return sorted(rows, key=lambda row: (row["_ledger_id"], row["_entry_id"], row["_batch_index"]))
-
-
-def iceberg(folder: Path, name: str) -> list[dict[str, Any]]:
-    """Return the rows of a table as pyiceberg reads them, in the order of positions."""
-    catalog = SqlCatalog("offloaderd", uri=f"sqlite:///{folder}/catalog.db")
-    try:
-        rows = catalog.load_table(name).scan().to_arrow().to_pylist()
-    finally:
-        catalog.close()
-    return sorted(rows, key=lambda row: (row["_ledger_id"], row["_entry_id"], row["_batch_index"]))
-
-
 def order(schema: Any, value: dict[str, Any], **fields: Any) -> bytes:  # noqa: ANN401 - as Avro and protobuf have it
     """Return the entry of an order."""
     return entry(written(schema, value), **fields)
-
-
-def rows_of(form: TableFormat, folder: Path, name: str) -> list[dict[str, Any]]:
-    """Return the rows of a table in a folder."""
-    return delta(folder / name) if form is TableFormat.DELTA else iceberg(folder, f"public_default.{name}")
 
 
 def files_of(form: TableFormat, folder: Path, name: str) -> list[tuple[str, list[tuple[str, int]]]]:
@@ -592,3 +572,37 @@ def test_a_schema_that_changes_under_a_repeated_step(
     assert (sound, state.apart) == (True, 1)
     assert [(row["id"], row["value"]) for row in delta(tmp_path / "orders")] == [(1, None), (None, "å")]
     assert [row["message"] for row in delta(tmp_path / "orders_dead_letters")] == [b"\x80"]
+
+
+@pytest.mark.parametrize("form", TableFormat)
+def test_a_type_that_a_table_cannot_have(
+    spark: SparkSession, site: Site, tmp_path: Path, versions: dict[int, Schema], form: TableFormat
+) -> None:
+    """Messages of that version are dead letters; those of versions before it, and behind it, are rows."""
+    other, later = record(("id", "int"), ("item", "int")), record(("id", "int"), ("item", "string"), ("price", "int"))
+
+    def sent(version: int, schema: Any, **value: Any) -> bytes:  # noqa: ANN401 - as `order` has it
+        return order(schema, value, schema_version=version.to_bytes(8, "big"))
+
+    def add(ledger_id: int, schema: Any, *held: bytes) -> tuple[bool, stored.TableState]:  # noqa: ANN401 - as above
+        versions[ledger_id - 1] = Schema(type="AVRO", content=json.dumps(schema).encode(), deleted=False, created_ms=0)
+        asyncio.run(site.commit(TOPIC, [Piece(ledger_id, 0, [*held], len(held))]))
+        sound, (state,) = run(spark, site)
+        return sound, state
+
+    declare(site, to=str(tmp_path), format=form)
+    assert add(1, ORDER, sent(0, ORDER, id=1, item="x"))[0]
+    sound, state = add(2, other, sent(1, other, id=2, item=5), sent(0, ORDER, id=3, item="y"))
+    assert (sound, state.error, state.apart) == (True, "", 1)
+    assert add(3, later, sent(2, later, id=4, item="z", price=7), sent(1, other, id=5, item=5))[0]
+    rows = rows_of(form, tmp_path, "orders")
+    assert [(row["id"], row["item"], row["price"]) for row in rows] == [(1, "x", None), (3, "y", None), (4, "z", 7)]
+    dead = rows_of(form, tmp_path, "orders_dead_letters")
+    assert [(row["_ledger_id"], row["_entry_id"]) for row in dead] == [(2, 0), (3, 1)]
+    assert "version 1 of the schema" in dead[0]["reason"]
+    drop(site)
+    declare(site, to=str(tmp_path), format=form, on_error=OnError.FAIL)
+    sound, state = add(4, other, sent(3, other, id=6, item=5))
+    assert not sound
+    assert "the schema has item as int, and the table has it as string" in state.error
+    assert rows_of(form, tmp_path, "orders") == rows

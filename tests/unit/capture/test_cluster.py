@@ -185,7 +185,7 @@ async def test_a_store_that_does_not_answer_ends_the_capture(
 async def test_a_schema_of_bookies_that_do_not_answer_is_a_problem(
     cluster: FakeCluster, pulsar: PulsarMetadata
 ) -> None:
-    """It changes rarely, and earlier captures have it."""
+    """It changes rarely, and earlier captures have it. Who asks for it alone gets an error, and not none."""
     info = schemas_pb2.SchemaInfo(schema_id="s", user="u", type=3, schema=b"{}", timestamp=1, deleted=False)
     ledger = await cluster.ledger(ledger_id=80)
     await ledger.write([schemas_pb2.SchemaEntry(schema_data=info.SerializeToString()).SerializeToString()])
@@ -195,6 +195,8 @@ async def test_a_schema_of_bookies_that_do_not_answer_is_a_problem(
     cluster.bookies.down |= {"b0", "b1"}
     taken = await pulsar.take([TOPIC])
     assert ["version 0 of the schema" in one for one in taken.problems if "schema" in one] == [True]
+    with pytest.raises(Transient, match="no bookie answered"):
+        await pulsar.schema_versions(TOPIC)
 
 
 async def test_bookies_that_want_other_credentials_end_the_capture(

@@ -40,12 +40,14 @@ KEYED = Layout(partition=Partition.NONE)
 @contextmanager
 def library_threads() -> Iterator[None]:
     """Have the one pool of threads that pyiceberg keeps to the end of a process for as long as the context lasts."""
+    before = ExecutorFactory._instance
     pool = ExecutorFactory.get_or_create()
     try:
         yield
     finally:
-        pool.shutdown()
-        ExecutorFactory._instance = None
+        if before is None:
+            pool.shutdown()
+            ExecutorFactory._instance = None
 
 
 class Lake:

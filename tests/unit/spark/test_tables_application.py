@@ -7,7 +7,7 @@ import itertools
 import json
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, closing, nullcontext
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
@@ -16,7 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from offloaderd.core.clock import SystemClock
-from offloaderd.core.errors import Conflict, InvalidInput, NotFound, OffloaderError, Transient
+from offloaderd.core.errors import Conflict, Denied, InvalidInput, NotFound, OffloaderError, Transient
 from offloaderd.core.metrics.tables import OUTCOMES
 from offloaderd.core.model import TopicName
 from offloaderd.ledgers.pulsar.schemas import Schema
@@ -38,9 +38,11 @@ from tests.unit.spark.test_value_schema import inline
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
+    from offloaderd.capture.cluster import PulsarMetadata
     from offloaderd.objects.port import SegmentStore
     from offloaderd.tables.store import TableState
 
@@ -89,6 +91,7 @@ class Scene:
         self.lags: dict[str, Lag] = {}
         self.parallel = 4
         self.cancelled = threading.Event()
+        self.pulsar: PulsarMetadata | None = None
 
     def declare(self, *declared: Declaration, topics: tuple[str, ...] = ("orders",)) -> None:
         """Declare tables; have topics."""
@@ -106,7 +109,7 @@ class Scene:
     async def opened(self, *_: object) -> AsyncIterator[Opened]:
         """Open the stores."""
         async with self.tree.connect() as metadata:
-            yield Opened(Stores(cast("SegmentStore", None), metadata), None)
+            yield Opened(Stores(cast("SegmentStore", None), metadata), self.pulsar)
 
     def application(self, *names: str) -> Application:
         """Return an application, with metrics of its own."""
@@ -465,6 +468,27 @@ def test_tables_with_an_order_are_written_by_a_session_of_their_own(
     assert application.run(once=True)
     assert sessions["first"] is sessions["orders"]
     assert sessions["plain"] is application._spark is not sessions["first"]
+
+
+@pytest.mark.parametrize(
+    "error", [Transient("no bookie answered"), NotFound("no bookie has it"), Denied("no right to read it")]
+)
+def test_a_schema_that_cannot_be_read_stops_the_table(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OffloaderError
+) -> None:
+    """The error names the topic, and no table is made: its one column would have the bytes of all values."""
+
+    class Registry:
+        async def schema_versions(self, _: TopicName) -> None:
+            raise error
+
+    scene.pulsar = cast("PulsarMetadata", Registry())
+    monkeypatch.setattr(tables.SharedPlanner, "snapshots", lambda *_: [snapshot([made(0)])])
+    planner, spark = tables.SharedPlanner(OPTIONS, SystemClock()), cast("SparkSession", NoSpark(scene))
+    declared = replace(ORDERS, to=str(tmp_path / "lake"))
+    with closing(planner), pytest.raises(type(error), match=f"the schema of {TOPIC} cannot be read: no "):
+        TableWriter(spark, planner, declared, TOPIC, OPTIONS, SystemClock()).step()
+    assert not (tmp_path / "lake").exists()
 
 
 @pytest.mark.parametrize(("at", "again"), [("1:4", False), ("0:4@5", True), ("9:0", True)])
