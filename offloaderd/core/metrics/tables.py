@@ -16,8 +16,8 @@ class TableMetrics(Families):
     table_lag_entries = gauge("Offloaded entries that the table lacks.", table=OPEN)
     table_rows = counter("Rows that steps have added or changed since the application started.", table=OPEN)
     table_rows_apart = counter(
-        "Messages that are no rows of the table: in its dead letters, or left out. Any increase: look at the column "
-        "`reason` of the dead letters.",
+        "Messages that are no rows of the table: in its dead letters, or left out. Look at any increase: the column "
+        "`reason` of the dead letters says why.",
         table=OPEN,
     )
     table_steps = counter(

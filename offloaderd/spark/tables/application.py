@@ -393,8 +393,10 @@ class Application:
                     due_s=self._clock.monotonic(),
                     state=TableState(table=name, topic=str(topic)),
                 )
-                for outcome in OUTCOMES:  # a counter that began with its first step would never have increased by that
-                    self._metrics.table_steps.labels(table=f"{group.declared.name}/{name}", outcome=outcome)
+                label = f"{group.declared.name}/{name}"
+                self._metrics.table_rows_apart.labels(table=label)  # a counter that begins late has not increased yet
+                for outcome in OUTCOMES:
+                    self._metrics.table_steps.labels(table=label, outcome=outcome)
             elif known.writer.topic != topic:
                 error = f"{known.writer.topic} has the table {name}: give one of them a namespace of its own"
                 group.problems.append(TableState(table=name, topic=str(topic), error=error))

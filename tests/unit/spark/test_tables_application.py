@@ -229,7 +229,8 @@ def test_series_of_a_table_are_there_before_its_first_step(scene: Scene, monkeyp
 
     def seen() -> list[float | None]:
         outcomes = [metric(scene, "table_steps_total", table="orders/orders", outcome=one) for one in OUTCOMES]
-        return [*outcomes, metric(scene, "table_failing", table="orders/orders")]
+        names = ("table_rows_apart_total", "table_failing")
+        return [*outcomes, *(metric(scene, name, table="orders/orders") for name in names)]
 
     def step(_: str) -> Written:
         found.append(seen())
@@ -242,7 +243,7 @@ def test_series_of_a_table_are_there_before_its_first_step(scene: Scene, monkeyp
     scene.step = step
     application = scene.application()
     assert application.run()
-    assert [*found, seen()] == [[0, 0, 0, None], [0, 0, 1, 1], [0, 1, 1, 0]]
+    assert [*found, seen()] == [[0, 0, 0, 0, None], [0, 0, 1, 0, 1], [0, 1, 1, 0, 0]]
 
 
 def test_two_topics_of_one_name(scene: Scene) -> None:
