@@ -12,13 +12,12 @@ from offloaderd.core.aio import each
 from offloaderd.core.errors import Transient
 from offloaderd.core.health import Health
 from offloaderd.core.metrics.processes import ProcessMetrics
-from offloaderd.daemon.http import Scrape, own_metrics
+from offloaderd.daemon.http import END, Scrape, own_metrics
 from offloaderd.daemon.settings.share import socket_of
 from offloaderd.daemon.siblings import ask
 from offloaderd.daemon.status_page.site import StatusSite, query_of, redirect_to
 
-END = "# EOF"
-"""The last line of a page in OpenMetrics."""
+LAST = END.decode().rstrip()
 
 
 def gathered(metrics: ProcessMetrics, directory: Path, count: int) -> Scrape:
@@ -50,7 +49,7 @@ def joined(pages: Mapping[str, str]) -> str:
         heads: list[str] = []
         samples: list[str] = []
         for line in page.splitlines():
-            if line == END:
+            if line == LAST:
                 is_ended = True
             elif line.startswith("# "):
                 name = line.split(" ", 3)[2]
@@ -60,7 +59,7 @@ def joined(pages: Mapping[str, str]) -> str:
             elif line:
                 samples.append(labelled(line, process) if process else line)
     lines = [line for heads, samples in families.values() for line in (*heads, *samples)]
-    return "\n".join([*lines, *([END] if is_ended else []), ""])
+    return "\n".join([*lines, *([LAST] if is_ended else []), ""])
 
 
 def labelled(sample: str, process: str) -> str:

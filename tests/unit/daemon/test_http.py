@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 
 from offloaderd.access.certificates import Watched, load_certificates
+from offloaderd.core.aio import Tasks
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import InvalidConfig
 from offloaderd.core.health import Health
 from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.metrics.tables import DeclaredTableMetrics
 from offloaderd.daemon import http
 from offloaderd.daemon.http import HttpServer
 from offloaderd.daemon.settings.sections import HttpSettings
@@ -145,6 +149,25 @@ async def test_topics_have_a_page_of_their_own(together: bool) -> None:
     assert line in topics
     assert "offloaderd_ready" in page
     assert "offloaderd_ready" not in topics
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text;version=1.0.0"])
+async def test_a_page_is_written_family_by_family(accept: str) -> None:
+    """It is the page of the library, and others have their turn behind each: a daemon may have 200,000 series."""
+    metrics, turns = DeclaredTableMetrics(CollectorRegistry()), 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)  # noqa: TID251 - takes a turn
+            turns += 1
+
+    async with Tasks("the test") as tasks:
+        tasks.start(others(), name="others")
+        page, content_type = await http.own_metrics(metrics)(accept, None)
+    encode, expected = choose_encoder(accept)
+    assert (page, content_type) == (encode(metrics.view()), expected)
+    assert turns >= len(metrics.documented()) - 1 == 3
 
 
 async def in_time(get: Get) -> aiohttp.ClientResponse:
