@@ -10,6 +10,7 @@ now and then. Where entries are spread, all get it. Between the polls of a quiet
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -26,6 +27,7 @@ from offloaderd.bookkeeper.wire.protocol import Reaction, reaction_to
 from offloaderd.core.aio import Event, Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import CorruptData, OffloaderError, Transient
+from offloaderd.core.limits import Admission
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Confirmed, Edge, Position, TopicName
 from offloaderd.core.retry import doubled
@@ -38,6 +40,9 @@ ALL_EVERY = 20
 """One of this many polls of a quiet ledger goes to every bookie."""
 ALL_AT = 2
 """This many polls without a change make a ledger quiet: then every bookie gets one."""
+POLLS_MAX = 64
+"""Polls that a bookie has at a time. Others wait: with more than a daemon gets done they would all be late, be sent to
+further bookies as well, and make it worse."""
 ADMIN_PAUSE_MIN_S, ADMIN_PAUSE_MAX_S = 1.0, 30.0
 ADMIN_LOOK_S = 600.0
 """Interval of requests to the broker for a quiet ledger without hidden entries: its writer may use a later one."""
@@ -77,22 +82,38 @@ class TailAsker:
     metrics: Metrics = field(kw_only=True)
     options: BookkeeperSettings = field(kw_only=True)
     quiet_s: float = field(kw_only=True)
+    _turns: defaultdict[str, Admission] = field(init=False, default_factory=lambda: defaultdict(_turns))
+    """By the bookie that gets the request first: one that does not answer keeps no poll of others waiting."""
 
     async def ask(self, ledger_id: int, metadata: LedgerMetadata, *, every: bool) -> Sequence[_Answer]:
         """Return answers of one bookie of the last ensemble, or of `every`; at least one answer.
 
         When one is slow or fails, the others get the request. Raises Transient when none answers, Denied.
         """
+        checker = checker_for(ledger_id, metadata)
+        while True:
+            first, rest = self._in_order(ledger_id, metadata, every=every)
+            async with self._turns[first[0]].held():  # whoever waits here waits for no bookie
+                if self._in_order(ledger_id, metadata, every=every)[0] == first:  # none was found slow meanwhile
+                    return await self._answers(first, rest, checker, one_is_enough=len(first) == 1)
+
+    def _in_order(
+        self, ledger_id: int, metadata: LedgerMetadata, *, every: bool
+    ) -> tuple[Sequence[str], Sequence[str]]:
+        """Return the bookies that get the request, and those that get it when these are slow or fail."""
         bookies = metadata.ensembles[-1].bookies
         turn = ledger_id % len(bookies)
         ordered = self.order.order((*bookies[turn:], *bookies[:turn]))
         prompt = [bookie_id for bookie_id in ordered if not self.order.is_slow(bookie_id)] or ordered
         first = prompt if every or metadata.striped else prompt[:1]
-        rest = [bookie_id for bookie_id in ordered if bookie_id not in first]
-        checker = checker_for(ledger_id, metadata)
+        return first, [bookie_id for bookie_id in ordered if bookie_id not in first]
+
+    async def _answers(
+        self, first: Sequence[str], rest: Sequence[str], checker: EntryChecker, *, one_is_enough: bool
+    ) -> Sequence[_Answer]:
+        """Return the answers of the first bookies, or of one of the rest. Raises Transient, Denied."""
         asked = {self._start(bookie_id, checker): bookie_id for bookie_id in first}
         until = self.clock.monotonic() + self.options.hedge_s
-        one_is_enough = len(first) == 1
         try:
             while True:
                 running = [task for task in asked if not task.done()]
@@ -104,7 +125,7 @@ class TailAsker:
                     asked |= {self._start(bookie_id, checker): bookie_id for bookie_id in rest}
                     rest, one_is_enough = [], True
                 elif not running:
-                    raise _no_answer(ledger_id, {bookie_id: task.result() for task, bookie_id in asked.items()})
+                    raise _no_answer(checker.ledger_id, {other: task.result() for task, other in asked.items()})
                 else:
                     patience = until - self.clock.monotonic()
                     seconds = patience if patience > 0 else self.options.hedge_s
@@ -131,6 +152,10 @@ class TailAsker:
         except OffloaderError as error:
             return error
         return _Answer(bookie_id, entry, known.max_lac)
+
+
+def _turns() -> Admission:
+    return Admission(POLLS_MAX)
 
 
 def _no_answer(ledger_id: int, answers: dict[str, _Answer | OffloaderError]) -> OffloaderError:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from offloaderd.bookkeeper import ledger_tail
 from offloaderd.bookkeeper.metadata import LedgerState
 from offloaderd.core.errors import CorruptData, Denied, Transient
 from offloaderd.core.model import Confirmed, Edge, Position
@@ -18,6 +19,7 @@ from tests.unit.bookkeeper.fake_cluster import TOPIC, Shape
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from offloaderd.bookkeeper.ports import LastKnown
 
 STRIPED = Shape(ensemble=3)
 SPREAD = pytest.mark.parametrize(
@@ -128,6 +130,37 @@ async def test_a_frozen_bookie_costs_time_once(bench: Bench, shape: Shape) -> No
     await bench.confirmed()
     assert bench.clock.monotonic() == pytest.approx(2.2)
     assert bench.bookies.in_flight == 0
+
+
+async def test_polls_of_many_topics_wait_for_their_turn(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long they wait, the bookie is not slow and others are not asked; one that is frozen holds up its own."""
+    monkeypatch.setattr(ledger_tail, "POLLS_MAX", 1)
+    ledger = await bench.cluster.ledger()
+    await ledger.write(payloads(10))
+    asker, metadata = bench.source._asker, await bench.source._topic(TOPIC).metadata(ledger.ledger_id)
+    first, other = (metadata.ensembles[-1].bookies[number % 2] for number in (8, 7))
+
+    answer = bench.bookies.last_known
+
+    async def late(bookie_id: str, ledger_id: int) -> LastKnown:
+        await bench.clock.sleep(0.1)
+        return await answer(bookie_id, ledger_id)
+
+    async def poll(ledger_id: int) -> tuple[str, float]:
+        (found,) = await asker.ask(ledger_id, metadata, every=False)
+        return found.bookie_id, round(bench.clock.monotonic(), 1)
+
+    async def polls(*ledger_ids: int) -> list[tuple[str, float]]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(poll(ledger_id)) for ledger_id in ledger_ids]
+        return [task.result() for task in tasks]
+
+    monkeypatch.setattr(bench.bookies, "last_known", late)
+    assert {bookie for bookie, _ in await in_time(bench.clock, polls(*[8] * 30))} == {first}
+    assert bench.clock.monotonic() == pytest.approx(3.0)
+    bench.bookies.frozen = {first}
+    found = await in_time(bench.clock, polls(8, 8, 7))
+    assert found == [(other, 5.1), (other, 5.2), (other, 3.1)]
 
 
 @SPREAD
