@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 
 from offloaderd.cli.offloaderd.__main__ import cli
@@ -20,7 +21,7 @@ from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
 from offloaderd.core.model import TopicName
 from offloaderd.drill.s3_proxy import S3Proxy
 from offloaderd.spark.export.commit import Commit
-from offloaderd.spark.export.export import export, pending
+from offloaderd.spark.export.export import OPEN_FILES, WRITERS, export, own_session, pending
 from offloaderd.spark.export.folder import ExportFolder
 from offloaderd.spark.export.iceberg import COMMIT
 from offloaderd.spark.session import spark_session
@@ -454,3 +455,14 @@ def test_verify_as_a_job(spark: SparkSession, site: Site) -> None:
     assert [row.kind for row in rows if row.segment_id == str(sound)] == [None]
     (block,) = [row for row in rows if row.problem]
     assert (block.segment_id, block.kind, block.entries) == (str(spoilt), "block", "2:100 to 2:199")
+
+
+def test_sessions_of_tables(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions that write files of two partitions side by side, unless rows have an order or the user says how many."""
+    plain = spark.newSession()
+    assert own_session(plain).conf.get(WRITERS) == f"{OPEN_FILES}"
+    assert own_session(plain, ordered=True).conf.get(WRITERS) == "0"
+    assert own_session(own_session(plain), ordered=True).conf.get(WRITERS) == "0"
+    given = SparkConf(loadDefaults=False).set(WRITERS, "0")
+    monkeypatch.setattr(SparkContext, "getConf", lambda _: given)
+    assert own_session(plain).conf.get(WRITERS) == "0"

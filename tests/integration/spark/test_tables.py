@@ -19,7 +19,6 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.expressions import EqualTo, IsNull
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import BinaryType
-from pyspark import SparkConf, SparkContext
 
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.model import TopicName
@@ -27,7 +26,7 @@ from offloaderd.format.pulsar import broker_entry
 from offloaderd.ledgers.pulsar.schemas import Schema
 from offloaderd.spark.export import commit as export_commit
 from offloaderd.spark.export.delta import DeltaTarget
-from offloaderd.spark.export.export import OPEN_FILES, WRITERS, own_session
+from offloaderd.spark.export.export import own_session
 from offloaderd.spark.session import spark_session
 from offloaderd.spark.tables.application import Application, SharedPlanner, schema_option
 from offloaderd.tables import store as stored
@@ -382,17 +381,6 @@ def test_entries_that_are_lost_are_told(spark: SparkSession, site: Site, tmp_pat
     (dead,) = delta(tmp_path / "orders" / "orders_dead_letters")
     assert (dead["state"], dead["entries"], dead["_entry_id"]) == ("lost", 3, 1)
     assert len(delta(tmp_path / "strict" / "orders")) == 1
-
-
-def test_sessions_of_tables(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They write files of two partitions side by side, unless rows have an order or the user has said how many."""
-    plain = spark.newSession()
-    assert own_session(plain).conf.get(WRITERS) == f"{OPEN_FILES}"
-    assert own_session(plain, ordered=True).conf.get(WRITERS) == "0"
-    assert own_session(own_session(plain), ordered=True).conf.get(WRITERS) == "0"
-    given = SparkConf(loadDefaults=False).set(WRITERS, "0")
-    monkeypatch.setattr(SparkContext, "getConf", lambda _: given)
-    assert own_session(plain).conf.get(WRITERS) == "0"
 
 
 @pytest.mark.parametrize("form", list(TableFormat))

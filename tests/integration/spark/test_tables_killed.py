@@ -82,7 +82,7 @@ class Run:
         return started(self.process_site, "offloaderd", *RUN, "--json", own_session=True)
 
 
-async def met(command: Command, folder: Path, patterns: tuple[str, ...]) -> None:
+async def reached(command: Command, folder: Path, patterns: tuple[str, ...]) -> None:
     """Wait for a moment."""
     if not patterns:
         assert command.process.stdout is not None
@@ -116,7 +116,7 @@ async def test_a_killed_application_goes_on_where_the_table_is(
     for moment in moments:
         await run.grow(1)
         async with run.start() as command, asyncio.timeout(PATIENCE_S):
-            await met(command, folder, MOMENTS[moment])
+            await reached(command, folder, MOMENTS[moment])
             await command.kill()
     await run.grow(2)  # the second one deletes what is left of a try of the first
     async with run.start() as command, asyncio.timeout(PATIENCE_S):

@@ -14,7 +14,8 @@ from offloaderd.upkeep.mirror import Mirror
 from offloaderd.upkeep.settings import MirrorSettings
 from tests.unit.rigs.owned import Owned
 from tests.unit.rigs.rig import TOPIC, enabled, payloads, until, until_offloaded
-from tests.unit.upkeep.test_mirror import AWAY, HOUR_S, THIRD, rig_of
+from tests.unit.upkeep.test_mirror import AWAY, THIRD, rig_of
+from tests.unit.upkeep.test_mirror_away import HOUR_S
 from tests.unit.upkeep.test_mirrored import left_by_a_collection, mirrored, segments_of
 
 if TYPE_CHECKING:
