@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from offloaderd.core.aio import each
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import CorruptData, OffloaderError
+from offloaderd.core.errors import CorruptData, OffloaderError, Transient
 from offloaderd.core.metrics.tables import DeclaredTableMetrics
 from offloaderd.metadata.port import MetadataStore
 from offloaderd.tables import store
@@ -37,10 +37,12 @@ class TablesReporter:
         self._families = (
             metrics.declared_table_lag_seconds,
             metrics.declared_table_lag_entries,
+            metrics.declared_table_failing,
+            metrics.declared_table_rows_apart,
             metrics.declaration_unwritten_seconds,
             metrics.declaration_interval_seconds,
         )
-        self._shown: tuple[Values, ...] = ({}, {}, {}, {})
+        self._shown: tuple[Values, ...] = ({},) * len(self._families)
 
     async def keep(self, leads: Callable[[], bool]) -> None:
         """Look again and again while this daemon leads the job, and show nothing meanwhile else, until cancelled.
@@ -50,26 +52,33 @@ class TablesReporter:
         while True:
             await self._clock.sleep(self._clock.jitter(LOOK_S))
             if not leads():
-                self._show({}, {}, {}, {})
+                self._show()
                 continue
             try:
                 await self.look()
             except OffloaderError as error:
+                if not isinstance(error, Transient):
+                    self._show()  # what was seen last would stand for ever
                 log.warning("tables.states_unread", error=str(error), error_class=type(error).__name__)
 
     async def look(self) -> None:
-        """Read what was said last of all tables, and show it. Raises Transient."""
+        """Read what was said last of all tables, and show it. Raises Transient, Denied."""
         readable = (one for one in (await store.load(self._metadata)).values() if isinstance(one, Declaration))
         declared = list(islice(readable, SHOWN_MAX))
         said = dict(zip(declared, await each(declared, self._said), strict=True))
         now_ms = self._clock.wall_ms()
         tables = [(one.name, table) for one, (states, _) in said.items() for table in states.by(now_ms)]
-        most = sorted(tables, key=lambda one: -one[1].lag_s)[:SHOWN_MAX]
+        most = sorted(tables, key=lambda one: (bool(one[1].error), one[1].lag_s), reverse=True)[:SHOWN_MAX]
+        # A topic whose table another one has is told by the same name: what the table itself says comes last.
+        by_label = {(name, f"{name}/{table.table}"): table for name, table in sorted(most, key=lambda one: one[1].rows)}
+        failing = {(name, f"{name}/{table.table}") for name, table in most if table.error}
         self._show(
-            {(name, f"{name}/{table.table}"): table.lag_s for name, table in most},
-            {(name, f"{name}/{table.table}"): table.lag_entries for name, table in most},
+            {label: table.lag_s for label, table in by_label.items()},
+            {label: table.lag_entries for label, table in by_label.items()},
+            {label: float(label in failing) for label in by_label},
+            {label: table.apart for label, table in by_label.items()},
             {
-                (one.name,): 0.0 if writer else max(0, now_ms - (states.at_ms or one.created_ms)) / 1000
+                (one.name,): 0.0 if writer and not states.tables else _since_s(now_ms, states.at_ms or one.created_ms)
                 for one, (states, writer) in said.items()
             },
             {(one.name,): one.interval_s for one in declared},
@@ -83,10 +92,16 @@ class TablesReporter:
         except CorruptData:
             return States(), writer
 
-    def _show(self, *values: Values) -> None:
-        for family, found, before in zip(self._families, values, self._shown, strict=True):
-            for labels, value in found.items():
+    def _show(self, *found: Values) -> None:
+        """Show the values of each family, and none of those that were shown before; without any: nothing."""
+        values = found or ({},) * len(self._families)
+        for family, now, before in zip(self._families, values, self._shown, strict=True):
+            for labels, value in now.items():
                 family.labels(*labels).set(value)
-            for gone in before.keys() - found.keys():
+            for gone in before.keys() - now.keys():
                 family.remove(*gone)
         self._shown = values
+
+
+def _since_s(now_ms: int, at_ms: int) -> float:
+    return max(0, now_ms - at_ms) / 1000

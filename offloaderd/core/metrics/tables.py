@@ -16,19 +16,13 @@ class TableMetrics(Families):
     table_lag_entries = gauge("Offloaded entries that the table lacks.", table=OPEN)
     table_rows = counter("Rows that steps have added or changed since the application started.", table=OPEN)
     table_rows_apart = counter(
-        "Messages that are no rows of the table: in its dead letters, or left out. Look at any increase: the column "
-        "`reason` of the dead letters says why.",
+        "Messages that are no rows of the table since the application started: in its dead letters, or left out.",
         table=OPEN,
     )
     table_steps = counter(
         "Steps by outcome. Look at an increase of failed ones: `offloadctl tables show` says why.",
         table=OPEN,
         outcome=OUTCOMES,
-    )
-    table_failing = gauge(
-        "1 since the last step of the table has failed, 0 since one has succeeded. Look when it is 1 for half an hour, "
-        "whatever the table's interval is: `offloadctl tables show` says why.",
-        table=OPEN,
     )
     table_committed_timestamp_seconds = gauge(
         "Unix time of the last commit of the application; no series: none yet.", table=OPEN
@@ -50,9 +44,22 @@ class DeclaredTableMetrics(Families):
         declaration=OPEN,
         table=OPEN,
     )
+    declared_table_failing = gauge(
+        "Of one daemon: 1 if the table's last step has failed, else 0. Look when it is 1 for half an hour, whatever "
+        "the table's interval is: `offloadctl tables show` says why.",
+        declaration=OPEN,
+        table=OPEN,
+    )
+    declared_table_rows_apart = gauge(
+        "Of one daemon: messages since the table was made that are no rows of it, but in its dead letters or left out. "
+        "Look at any increase: the column `reason` of the dead letters says why.",
+        declaration=OPEN,
+        table=OPEN,
+    )
     declaration_unwritten_seconds = gauge(
         "Of one daemon: how long ago an application was heard of that writes the tables of the declaration, else how "
-        "old the declaration is; 0 while an application holds it. Look when it exceeds two intervals and an hour.",
+        "old the declaration is; 0 while one holds it that has begun no table yet. Look when it exceeds two intervals "
+        "and an hour.",
         declaration=OPEN,
     )
     declaration_interval_seconds = gauge("Of one daemon: the interval of the declaration's tables.", declaration=OPEN)

@@ -37,10 +37,6 @@ JOINED_BYTES_MAX = 256 * 1024 * 1024
 """Bytes of files that are joined in memory at a time."""
 
 
-class DoesNotFit(InvalidConfig):
-    """A table cannot have the columns of a round: fields by other types, or by names that are others'."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
     """The state of a target: its source, and `staging`, the folder to which the last round was written.
@@ -290,7 +286,7 @@ _WIDER = {("int", "bigint"), ("float", "double")}
 def fitted(columns: StructType, table: StructType, *, promotes: bool = False) -> StructType:
     """Return the columns of a round, with the wider type where a table has it. `promotes`: that of a table may widen.
 
-    Raises DoesNotFit, with its place, for a column that the table has with another type.
+    Raises InvalidConfig, with its place, for a column that the table has with another type.
     """
 
     def kind(mine: DataType, there: DataType, at: str) -> DataType:
@@ -306,7 +302,7 @@ def fitted(columns: StructType, table: StructType, *, promotes: bool = False) ->
             return there
         if promotes and names[::-1] in _WIDER:
             return mine
-        raise DoesNotFit(
+        raise InvalidConfig(
             f"the schema has {at} as {mine.simpleString()}, and the table has it as {there.simpleString()}",
             hint="give the field another name in the schema, and no alias the table has, or write to another place",
         )
@@ -316,7 +312,7 @@ def fitted(columns: StructType, table: StructType, *, promotes: bool = False) ->
         lower = {name.lower(): name for name in known}
         for one in mine.fields:
             if one.name not in known and (other := lower.get(one.name.lower())) is not None:
-                raise DoesNotFit(
+                raise InvalidConfig(
                     f"the schema has {before}{one.name}, and the table has {before}{other}",
                     hint="name the field otherwise than by capital letters; tables do not distinguish them",
                 )
@@ -385,7 +381,7 @@ def renamed(
     those of the fields around it, joined by dots. `aliases` are earlier names by places in `columns`. What the table
     has by one comes back by its place there, with the name that it is to have, unless a user gave it another. A field
     that is not in the table keeps its name; so does one whose name the table had before: files that have no ids would
-    give its values to the renamed field. Raises DoesNotFit for two fields that are one column of the table.
+    give its values to the renamed field. Raises InvalidConfig for two fields that are one column of the table.
     """
     names, moves = _Names(now, before), dict[str, str]()
 
@@ -411,7 +407,7 @@ def renamed(
             called = one.name if found is None else names.name(found)
             if called in fields:
                 both = " and ".join(was + name for name in of.names if ids[name] == found)
-                raise DoesNotFit(
+                raise InvalidConfig(
                     f"the schema has {both}, and both are names of one column of the table, now or before: {called}",
                     hint="give the field that is new a name that the column never had, or write to another place",
                 )

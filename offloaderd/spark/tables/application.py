@@ -332,7 +332,6 @@ class Application:
             for series in (
                 metrics.table_lag_seconds,
                 metrics.table_lag_entries,
-                metrics.table_failing,
                 metrics.table_committed_timestamp_seconds,
             ):
                 with suppress(KeyError):
@@ -485,7 +484,6 @@ class Application:
     def _count(self, label: str, state: TableState, outcome: str, written: Written | None) -> None:
         metrics = self._metrics
         metrics.table_steps.labels(table=label, outcome=outcome).inc()
-        metrics.table_failing.labels(table=label).set(outcome == "failed")
         metrics.table_lag_seconds.labels(table=label).set(state.lag_s)
         metrics.table_lag_entries.labels(table=label).set(state.lag_entries)
         if written is not None:

@@ -22,7 +22,7 @@ from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.patterns import of_topic
 from offloaderd.read.transactions import KnownOutcomes
 from offloaderd.spark.errors import from_spark
-from offloaderd.spark.export.commit import NO_ALIASES, Commit, DoesNotFit, KeptTable
+from offloaderd.spark.export.commit import NO_ALIASES, Commit, KeptTable
 from offloaderd.spark.export.delta import DeltaTarget
 from offloaderd.spark.export.export import read_of, write
 from offloaderd.spark.export.iceberg import IcebergTable, opened
@@ -118,7 +118,6 @@ class TableWriter:
         self._known = KnownOutcomes()
         self._step = Step({})
         self._settled = False  # whether it is known that no dead letters are ahead of the table
-        self._version = self._refused = -1  # of the schema: by which the last step was, and which the table cannot have
         self._has_dead_letters = False
         self.lag = Lag()
         self._options = {
@@ -140,38 +139,18 @@ class TableWriter:
     def step(self) -> Written:
         """Take the next step. Raises OffloaderError with what stops the table, and as the stores do."""
         try:
-            return self._fitting()
+            return self._next()
         except BaseException:
             self._settled = False
             raise
 
-    def _fitting(self) -> Written:
-        """Take the next step, by the newest version of the schema that the table can have: later ones do not fit it.
-
-        Raises DoesNotFit where it can have none, and where every message has to be a row.
-        """
-        newest, first = None, None
-        while True:
-            try:
-                return self._next(newest)
-            except DoesNotFit as error:
-                first, newest = first or error, self._version - 1
-                if self._declared.on_error is OnError.FAIL or newest < 0:
-                    raise first from None
-                if self._version > self._refused:
-                    self._refused = self._version
-                    log.warning("tables.schema_refused", table=self.table, version=self._version, error=str(error))
-
-    def _next(self, newest: int | None) -> Written:
+    def _next(self) -> Written:
         plain = parse(self._options)
         found = self._planner.snapshots(plain, self._known)
         source, topics = self.source(plain.settings.daemon.cluster), [str(one.topic) for one in found]
         dead = None if self._settled else self._last_dead_letters(source, topics)
         # Read behind the snapshot: the schema of a message was registered before the message was sent.
-        made = self._made(source, topics, newest)
-        self._version = made.version
-        if newest is not None and made.version < 0:
-            raise DoesNotFit(f"no version of the schema up to {newest}")
+        made = self._made(source, topics, None)
         layout = self._declared.layout
         columns, aliases = made.rows.columns, made.rows.aliases
         with self._opened(self.table, columns, topics, layout, key=self._key, aliases=aliases) as target:

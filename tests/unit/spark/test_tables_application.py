@@ -216,11 +216,10 @@ def test_a_table_that_fails_holds_up_no_other(scene: Scene) -> None:
     errors = {one.table: one.error for one in scene.states("all").tables}
     assert errors == {"a": "no space", "b": "KeyError 'x'", "c": ""}
     assert metric(scene, "table_steps_total", table="all/a", outcome="failed") == 1
-    assert [metric(scene, "table_failing", table=f"all/{name}") for name in "abc"] == [1, 1, 0]
 
 
 def test_series_of_a_table_are_there_before_its_first_step(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the first failure is an increase; whether a table fails is what its last step says, and unknown before one."""
+    """So the first failure is an increase."""
     passed = itertools.count()
     monkeypatch.setattr(SystemClock, "monotonic", lambda _: 10.0 * next(passed))
     monkeypatch.setattr(tables, "POLL_S", 0.0)
@@ -229,8 +228,7 @@ def test_series_of_a_table_are_there_before_its_first_step(scene: Scene, monkeyp
 
     def seen() -> list[float | None]:
         outcomes = [metric(scene, "table_steps_total", table="orders/orders", outcome=one) for one in OUTCOMES]
-        names = ("table_rows_apart_total", "table_failing")
-        return [*outcomes, *(metric(scene, name, table="orders/orders") for name in names)]
+        return [*outcomes, metric(scene, "table_rows_apart_total", table="orders/orders")]
 
     def step(_: str) -> Written:
         found.append(seen())
@@ -243,7 +241,7 @@ def test_series_of_a_table_are_there_before_its_first_step(scene: Scene, monkeyp
     scene.step = step
     application = scene.application()
     assert application.run()
-    assert [*found, seen()] == [[0, 0, 0, 0, None], [0, 0, 1, 0, 1], [0, 1, 1, 0, 0]]
+    assert [*found, seen()] == [[0, 0, 0, 0], [0, 0, 1, 0], [0, 1, 1, 0]]
 
 
 def test_two_topics_of_one_name(scene: Scene) -> None:
@@ -378,7 +376,6 @@ def test_a_topic_that_is_gone_has_no_table_any_more(scene: Scene, monkeypatch: p
     assert application.run()
     assert [one.table for one in scene.states("all").tables] == ["b"]
     assert metric(scene, "table_lag_seconds", table="all/a") is None
-    assert metric(scene, "table_failing", table="all/a") is None
 
 
 def test_the_schema_is_that_of_the_newest_type() -> None:

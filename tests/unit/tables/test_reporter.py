@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from prometheus_client import CollectorRegistry
 
+from offloaderd.core.errors import Denied
 from offloaderd.metadata import paths
 from offloaderd.tables import reporter as module
 from offloaderd.tables import store
@@ -18,7 +19,7 @@ from offloaderd.testing.memory.metadata import MemoryMetadata, MemoryTree
 from tests.virtual import LoopClock
 
 ORDERS = Declaration(name="orders", topics="public/default/orders", to="/lake", interval_s=30.0)
-BEHIND = TableState(table="orders", topic="orders", lag_s=10.0, lag_entries=7)
+BEHIND = TableState(table="orders", topic="orders", rows=9, apart=3, lag_s=10.0, lag_entries=7, error="no space")
 UP_TO_DATE = TableState(table="returns", topic="returns")
 
 
@@ -68,14 +69,40 @@ async def test_a_dead_application_is_seen(scene: Scene) -> None:
     await scene.clock.sleep(50)
     await scene.reporter.look()
     lag, entries = "ed_table_lag_seconds:orders:orders/", "ed_table_lag_entries:orders:orders/"
-    expected = {f"{lag}orders": pytest.approx(60, abs=0.01), f"{entries}orders": 7}
-    expected |= {f"{lag}returns": 0, f"{entries}returns": 0, unwritten: 0, interval: 30}
+    failing, apart = "ed_table_failing:orders:orders/", "ed_table_rows_apart:orders:orders/"
+    expected = {f"{lag}orders": pytest.approx(60, abs=0.01), f"{entries}orders": 7, f"{apart}orders": 3}
+    expected |= {f"{lag}returns": 0, f"{entries}returns": 0, f"{apart}returns": 0}
+    expected |= {f"{failing}orders": 1, f"{failing}returns": 0}
+    expected |= {unwritten: pytest.approx(50, abs=0.01), interval: 30}
     assert scene.series() == expected
     scene.application.close()
     await scene.clock.sleep(5000)
     await scene.reporter.look()
     grown = {f"{lag}orders": pytest.approx(5060, abs=0.01), unwritten: pytest.approx(5050, abs=0.01)}
     assert scene.series() == expected | grown
+
+
+async def test_a_topic_without_a_table_of_its_own_hides_no_lag(scene: Scene) -> None:
+    """Another topic has the table by that name: it fails, and lacks what the other one lacks."""
+    other = TableState(table="orders", topic="other", error="another topic has the table orders")
+    await scene.say(other, replace(BEHIND, error=""), other)
+    await scene.reporter.look()
+    series = scene.series()
+    assert series["ed_table_lag_entries:orders:orders/orders"] == 7
+    assert series["ed_table_failing:orders:orders/orders"] == 1
+
+
+async def test_an_application_that_has_begun_nothing_holds_its_declaration(scene: Scene) -> None:
+    """Its topics may come later; one that hangs in a step is as if nobody wrote."""
+    await scene.clock.sleep(100)
+    await scene.say()
+    await scene.clock.sleep(100)
+    await scene.reporter.look()
+    assert scene.series()["ation_unwritten_seconds:orders"] == 0
+    await scene.say(UP_TO_DATE)
+    await scene.clock.sleep(100)
+    await scene.reporter.look()
+    assert scene.series()["ation_unwritten_seconds:orders"] == pytest.approx(100, abs=0.01)
 
 
 async def test_one_daemon_shows_them(scene: Scene) -> None:
@@ -100,10 +127,11 @@ async def test_one_daemon_shows_them(scene: Scene) -> None:
         running.cancel()
 
 
-async def test_what_cannot_be_read_hides_nothing(scene: Scene) -> None:
+@pytest.mark.parametrize("damage", [b"{}", b'{"version": 1, "writer": "x", "at_ms": null, "tables": []}'])
+async def test_what_cannot_be_read_hides_nothing(scene: Scene, damage: bytes) -> None:
     """A damaged declaration is left to `tables list`; with a damaged state nobody has said anything."""
     await scene.metadata.create(paths.table("broken"), b"{}")
-    await scene.metadata.create(paths.table_state("orders"), b"{}")
+    await scene.metadata.create(paths.table_state("orders"), damage)
     await scene.reporter.look()
     assert set(scene.series()) == {"ation_unwritten_seconds:orders", "ation_interval_seconds:orders"}
 
@@ -116,6 +144,22 @@ async def test_series_are_bounded(scene: Scene, monkeypatch: pytest.MonkeyPatch)
     await scene.reporter.look()
     shown = {one.rpartition("seconds:")[2] for one in scene.series() if "seconds" in one}
     assert shown == {"orders:orders/orders", "orders"}
+
+
+async def test_a_look_that_is_refused_shows_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was seen before the right was taken away would stand for ever."""
+
+    async def refused(_: object) -> None:
+        raise Denied("no right to read /tables")
+
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(scene.reporter.keep(lambda: True))
+        await scene.clock.sleep(2 * LOOK_S)
+        assert scene.series()
+        monkeypatch.setattr(store, "load", refused)
+        await scene.clock.sleep(2 * LOOK_S)
+        assert not scene.series()
+        running.cancel()
 
 
 async def test_metadata_that_does_not_answer_ends_nothing(scene: Scene) -> None:
