@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 
-from pydantic import TypeAdapter, ValidationError
-
 from offloaderd.core.aio import each
 from offloaderd.core.errors import Conflict, CorruptData, NotFound
 from offloaderd.metadata import nodes, paths
@@ -50,6 +48,11 @@ class TableState:
     waits: str = ""
     positions: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """All of its numbers."""
+        return self.rows, self.apart, self.lag_s, self.lag_entries, self.committed_ms
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
@@ -66,9 +69,6 @@ class States:
         """
         since_s = max(0, now_ms - self.at_ms) / 1000
         return [replace(one, lag_s=one.lag_s + since_s) if one.lag_entries else one for one in self.tables]
-
-
-_STATES = TypeAdapter(States)
 
 
 async def create(store: MetadataStore, declared: Declaration) -> None:
@@ -187,7 +187,11 @@ def decode_states(data: bytes, *, path: str) -> States:
     found = declaration.document(data, path=path, version=VERSION)
     names = [one.name for one in fields(TableState)]
     try:
-        tables = [{name: one[name] for name in names if name in one or name not in ADDED} for one in found["tables"]]
-        return _STATES.validate_python({"writer": found["writer"], "at_ms": found["at_ms"], "tables": tables})
-    except (KeyError, TypeError, ValidationError) as error:
+        known = ({name: one[name] for name in names if name in one or name not in ADDED} for one in found["tables"])
+        tables = [TableState(**one) for one in known]
+        numbers = [found["at_ms"], *(number for one in tables for number in one.numbers)]
+        if not all(isinstance(number, int | float) for number in numbers):
+            raise TypeError("numbers that are none")
+        return States(writer=found["writer"], at_ms=found["at_ms"], tables=tables)
+    except (KeyError, TypeError) as error:
         raise CorruptData(key=path, offset=0, expected="states of tables", found=error) from None
