@@ -189,9 +189,14 @@ def decode_states(data: bytes, *, path: str) -> States:
     try:
         known = ({name: one[name] for name in names if name in one or name not in ADDED} for one in found["tables"])
         tables = [TableState(**one) for one in known]
-        numbers = [found["at_ms"], *(number for one in tables for number in one.numbers)]
-        if not all(isinstance(number, int | float) for number in numbers):
-            raise TypeError("numbers that are none")
-        return States(writer=found["writer"], at_ms=found["at_ms"], tables=tables)
+        return _checked(States(writer=found["writer"], at_ms=found["at_ms"], tables=tables))
     except (KeyError, TypeError) as error:
         raise CorruptData(key=path, offset=0, expected="states of tables", found=error) from None
+
+
+def _checked(states: States) -> States:
+    """Return states. Raises TypeError for a number that is none."""
+    for number in (states.at_ms, *(number for one in states.tables for number in one.numbers)):
+        if not isinstance(number, int | float):
+            raise TypeError(f"{number!r} is no number")
+    return states
