@@ -139,24 +139,28 @@ def class_costs(takes: Estimate, row: ClassPrices) -> tuple[float, float, float]
 
 
 class CopyCosts(NamedTuple):
-    """What the copies in a mirror cost a month: its requests, its storage, what reads there and traffic cost, and the
-    requests that read the segments in their first place."""
+    """What the copies in a mirror cost a month: its requests, its storage, what reads there and traffic cost, and
+    reading the segments once in their first place."""
 
     requests: float
     stored: float
     reads: float
     traffic: float
-    first_requests: float
+    first_reads: float
 
 
-def copy_costs(there: Estimate, row: ClassPrices, first: Prices, traffic_gib: float) -> CopyCosts:
+def copy_costs(
+    there: Estimate, row: ClassPrices, first: Prices, traffic_gib: float, *, retrieval_gib: float = 0.0
+) -> CopyCosts:
     """Return what copies cost in a storage class, with `there` for its kind of store, and in the first place.
 
     A copy takes the requests of a segment: a listing in place of the topic's head, and but in Azure a GET less. The
-    scrub reads it as well. `traffic_gib` is the price of a GiB that is sent there, or read from there.
+    scrub reads it as well. `traffic_gib` is the price of a GiB that is sent there, or read from there, `retrieval_gib`
+    that of a GiB that is read in the first place.
     """
     traffic = (there.stored_gib_month + there.scrubbed_gib_month) * traffic_gib
-    return CopyCosts(*class_costs(there, row), traffic, there.copy_reads.price(first) * MONTH_S / HOUR_S)
+    first_reads = there.copy_reads.price(first) * MONTH_S / HOUR_S + there.stored_gib_month * retrieval_gib
+    return CopyCosts(*class_costs(there, row), traffic, first_reads)
 
 
 def _shape(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> tuple[int, float]:

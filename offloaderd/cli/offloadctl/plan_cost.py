@@ -85,8 +85,9 @@ def plan_cost(
     dollars. A line with * is the present choice: of the policies of the topics named, else of the settings.
 
     A mirror is counted with --mirror alone, whatever policies say, and for all topics: its requests and storage by list
-    prices of its class, what the scrub reads there, and the requests that read each segment to copy it. Between regions
-    and providers traffic costs as well: --traffic is the price of a GiB, for the copies and for what the scrub reads.
+    prices of its class in US dollars, what the scrub reads there, and what it costs to read each segment once to copy
+    it. Between regions and providers traffic costs as well: --traffic is the price of a GiB, for the copies and for
+    what the scrub reads. Not counted is that offload.verify = "readback" reads each copy once more.
 
     --compare shows what that choice costs in each storage class of S3, Azure Blob and Google Cloud Storage, by list
     prices with their date and source: requests, storage, and what the scrub pays to read. They are no offer: look up
@@ -125,8 +126,9 @@ def plan_cost(
 
     plans = [Plan(size, age, (size, age) in held, takes(size, age, kind)) for size, age in sorted(chosen | held)]
     if mirror is not None:
-        row, traffic = TABLE[mirror], money["traffic"]
-        plans = [one._replace(copies=copy_costs(takes(*one[:2], row.kind), row, prices, traffic)) for one in plans]
+        row, retrieval = TABLE[mirror], TABLE[priced].retrieval_gib if priced is not None else 0.0
+        costs = partial(copy_costs, row=row, first=prices, traffic_gib=money["traffic"], retrieval_gib=retrieval)
+        plans = [one._replace(copies=costs(takes(*one[:2], row.kind))) for one in plans]
     whose = f"list prices of {priced}, US dollars" if priced is not None else OWN_PRICES
     text, document = told(plans, whose, mirror)
     document["prices"] = prices.model_dump()

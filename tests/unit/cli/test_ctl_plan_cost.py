@@ -144,7 +144,7 @@ def test_a_mirror_is_counted_if_it_is_named_and_said_not_to_be_else(ctl: Ctl) ->
     assert same == alone
     assert (copies["requests"], copies["stored"]) == pytest.approx((alone["requests_month"], alone["stored_month"]))
     assert (copies["traffic"], copies["reads"]) == (0, 0)
-    assert 0 < copies["first_requests"] < copies["requests"]
+    assert 0 < copies["first_reads"] < copies["requests"]
     told = ctl(*words, "--mirror", "gcs/NEARLINE", "--traffic", "0.09", "--compare", "--json").json
     (away,) = told["plans"]
     assert away["mirror_month"]["traffic"] > away["mirror_month"]["reads"] > 0

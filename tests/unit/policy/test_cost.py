@@ -211,7 +211,9 @@ def test_a_mirror_costs_a_second_segment_and_the_reads_of_the_first() -> None:
     assert (found.requests, found.stored, found.reads) == class_costs(takes, row)
     assert found.traffic == pytest.approx(3 * takes.stored_gib_month * 0.02)  # copied, and read twice in a month
     reads = takes.segments_per_hour * (2 + parts_of(100_000, 100, CUTTING))
-    assert found.first_requests == pytest.approx(reads * 0.0004 / 1000 * MONTH_S / 3600)
+    assert found.first_reads == pytest.approx(reads * 0.0004 / 1000 * MONTH_S / 3600)
+    dearer = copy_costs(takes, row, PRICES, 0.02, retrieval_gib=0.01)
+    assert dearer.first_reads == pytest.approx(found.first_reads + takes.stored_gib_month * 0.01)
 
 
 def test_every_price_has_a_source_and_a_base() -> None:
