@@ -114,8 +114,7 @@ def plan_cost(
     else:
         loads, held = [Load(topics=count, bytes_per_s=rate, entry_bytes=entry)], set()
     held = held or {(offload.segment_bytes_max, offload.segment_age_max_s)}
-    sizes = sizes or tuple(sorted({size for size, _ in held}))
-    chosen = {(size, age) for size in sizes for age in ages or (60.0, 600.0, 3600.0)}
+    chosen = {(size, age) for size in sizes or {one for one, _ in held} for age in ages or (60.0, 600.0, 3600.0)}
     scrub_s = settings.scrub.interval_s if settings.scrub.enabled else None
     cut = partial(Cutting, block_bytes=offload.block_bytes, part_bytes=offload.part_bytes)
     kind = settings.objects.kind if priced is None else TABLE[priced].kind
@@ -129,8 +128,7 @@ def plan_cost(
         row, retrieval = TABLE[mirror], TABLE[priced].retrieval_gib if priced is not None else 0.0
         costs = partial(copy_costs, row=row, first=prices, traffic_gib=money["traffic"], retrieval_gib=retrieval)
         plans = [one._replace(copies=costs(takes(*one[:2], row.kind))) for one in plans]
-    whose = f"list prices of {priced}, US dollars" if priced is not None else OWN_PRICES
-    text, document = told(plans, whose, mirror)
+    text, document = told(plans, OWN_PRICES if priced is None else f"list prices of {priced}, US dollars", mirror)
     document["prices"] = prices.model_dump()
     if compare:
         present = next(one for one in plans if one.present)
