@@ -527,10 +527,11 @@ async def test_a_known_topic_may_have_no_segments(room: Room) -> None:
     assert await segments(room, OTHER) == []
 
 
-async def test_status_shows_the_daemon_and_every_topic(room: Room) -> None:
-    """Owners are filled in; a topic held by another daemon says whose it is and what is stored."""
+async def test_status_shows_the_daemon_and_every_topic(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Owners are filled in; one held by another daemon says whose it is and what is stored, but not of thousands."""
+    monkeypatch.setattr(admin_service, "WAITING_READ", 1)
     room.engine.running[ORDERS] = FakeOffloader(offloaded=Position(2, 1), target=Position(2, 9))
-    room.engine.waiting = [TopicStatus(topic=OTHER, state="claiming")]
+    room.engine.waiting = [TopicStatus(topic=OTHER, state="claiming")] * 2
     room.engine.owners[OTHER] = Owner(daemon_id="d-2", address="a:1", session_id="s", epoch=8)
     await commit(room.store, OTHER, 0, 9)
     found = await room.service.Status(admin_pb2.StatusRequest(), CONTEXT)
@@ -539,7 +540,8 @@ async def test_status_shows_the_daemon_and_every_topic(room: Room) -> None:
         ("metadata", True, ""),
         ("objects", False, "refused"),
     ]
-    mine, theirs = found.topics
+    mine, theirs, unread = found.topics
+    assert (unread.owner, unread.state, unread.HasField("offloaded")) == ("", "claiming", False)
     assert (mine.owner, mine.state, mine.epoch, mine.confirmed.entry_id) == ("d-1", "offloading", 3, 9)
     assert (theirs.owner, theirs.state, theirs.epoch) == ("d-2", "not-owner", 8)
     assert (theirs.offloaded.entry_id, theirs.segments_committed) == (9, 1)
