@@ -278,7 +278,9 @@ async def keep_trash_empty(context: OffloadContext, offloader: TopicOffloader) -
                 if not done.held:
                     backoff.reset()
                     break
-                # The answer to the transaction that recorded it may be on its way, and comes without a notification.
+                # The answer to the transaction that recorded it may be on its way, and comes without a notification; or
+                # who waited for it was cancelled, and the map lacks what is recorded.
+                seen = -1
                 await backoff.wait(Transient("the map has a segment that is in the trash"))
         # What a copy is in the way of is tried again soon; what stays for readers waits until the topic wakes.
         due_s = (

@@ -348,6 +348,8 @@ class Grants:
             raise
         except (Conflict, NotFound, NoSpace) as error:
             self._denied(offloader, ledger_id, "no_space" if isinstance(error, NoSpace) else "revoked", error)
+            if isinstance(error, Conflict):
+                await offloader.record.reload()  # who changed the context may have been cancelled before the answer
             return False
         return True
 
