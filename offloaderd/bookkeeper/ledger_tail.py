@@ -82,7 +82,9 @@ class TailAsker:
     metrics: Metrics = field(kw_only=True)
     options: BookkeeperSettings = field(kw_only=True)
     quiet_s: float = field(kw_only=True)
-    _turns: defaultdict[str, Admission] = field(init=False, default_factory=lambda: defaultdict(_turns))
+    _turns: defaultdict[str, Admission] = field(
+        init=False, default_factory=lambda: defaultdict(lambda: Admission(POLLS_MAX))
+    )
     """By the bookie that gets the request first: one that does not answer keeps no poll of others waiting."""
 
     async def ask(self, ledger_id: int, metadata: LedgerMetadata, *, every: bool) -> Sequence[_Answer]:
@@ -95,7 +97,7 @@ class TailAsker:
             first, rest = self._in_order(ledger_id, metadata, every=every)
             async with self._turns[first[0]].held():  # whoever waits here waits for no bookie
                 if self._in_order(ledger_id, metadata, every=every)[0] == first:  # none was found slow meanwhile
-                    return await self._answers(first, rest, checker, one_is_enough=len(first) == 1)
+                    return await self._answers(first, rest, checker)
 
     def _in_order(
         self, ledger_id: int, metadata: LedgerMetadata, *, every: bool
@@ -108,12 +110,11 @@ class TailAsker:
         first = prompt if every or metadata.striped else prompt[:1]
         return first, [bookie_id for bookie_id in ordered if bookie_id not in first]
 
-    async def _answers(
-        self, first: Sequence[str], rest: Sequence[str], checker: EntryChecker, *, one_is_enough: bool
-    ) -> Sequence[_Answer]:
+    async def _answers(self, first: Sequence[str], rest: Sequence[str], checker: EntryChecker) -> Sequence[_Answer]:
         """Return the answers of the first bookies, or of one of the rest. Raises Transient, Denied."""
         asked = {self._start(bookie_id, checker): bookie_id for bookie_id in first}
         until = self.clock.monotonic() + self.options.hedge_s
+        one_is_enough = len(first) == 1
         try:
             while True:
                 running = [task for task in asked if not task.done()]
@@ -152,10 +153,6 @@ class TailAsker:
         except OffloaderError as error:
             return error
         return _Answer(bookie_id, entry, known.max_lac)
-
-
-def _turns() -> Admission:
-    return Admission(POLLS_MAX)
 
 
 def _no_answer(ledger_id: int, answers: dict[str, _Answer | OffloaderError]) -> OffloaderError:

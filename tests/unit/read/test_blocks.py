@@ -34,6 +34,19 @@ def put(cache: Cache[str], key: str, cost_bytes: int) -> Slot[str]:
     return slot
 
 
+def together(cache: Cache[str], *keys: str) -> tuple[list[Slot[str]], asyncio.Event]:
+    """Claim new values that one load fills, once the event is set."""
+    slots, come = [cache.claim(key, 10)[0] for key in keys], asyncio.Event()
+
+    async def work() -> None:
+        await come.wait()
+        for slot in slots:
+            cache.fill(slot, "value", 10)
+
+    cache.load(slots, work, name=" and ".join(keys))
+    return slots, come
+
+
 async def test_a_value_is_loaded_once_for_all_who_want_it() -> None:
     """The second reader joins the load of the first, and a third finds the value."""
     async with Tasks("the reader") as loader:
@@ -76,14 +89,7 @@ async def test_what_was_released_before_it_came_can_be_evicted() -> None:
     """Of several values of one load some are given up early: they count as room once they are there."""
     async with Tasks("the reader") as loader:
         cache, _ = make(30, loader)
-        slots, come = [cache.claim(key, 10)[0] for key in "ab"], asyncio.Event()
-
-        async def work() -> None:
-            await come.wait()
-            for slot in slots:
-                cache.fill(slot, "value", 10)
-
-        cache.load(slots, work, name="a and b")
+        slots, come = together(cache, "a", "b")
         cache.release(slots[0])
         come.set()
         assert await slots[1].get() == "value"
@@ -96,14 +102,7 @@ async def test_what_was_released_before_it_came_can_be_claimed() -> None:
     """Of several values of one load, which goes on for another reader: whoever comes back waits for it as well."""
     async with Tasks("the reader") as loader:
         cache, _ = make(30, loader)
-        slots, come = [cache.claim(key, 10)[0] for key in "ab"], asyncio.Event()
-
-        async def work() -> None:
-            await come.wait()
-            for slot in slots:
-                cache.fill(slot, "value", 10)
-
-        cache.load(slots, work, name="a and b")
+        slots, come = together(cache, "a", "b")
         cache.release(slots[0])
         assert cache.claim("a", 10) == (slots[0], False)
         come.set()

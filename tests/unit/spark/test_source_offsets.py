@@ -50,22 +50,24 @@ def segment(number: int, *slices: tuple[int, int, int]) -> CommittedSegment:
 FOUND = snapshot([segment(1, (1, 0, 9)), segment(2, (1, 10, 19), (3, 0, 4)), segment(3, (3, 5, 8))])
 
 
+HISTORY = HistoryPlan(
+    boundary=3,
+    first=1,
+    last=Position(2, 99),
+    order=HistoryOrder.ALONGSIDE,
+    worker=Worker.JOB,
+    planned_ms=1,
+    epoch=1,
+    daemon_id="d",
+    entries=1000,
+    payload_bytes=1000,
+)
+
+
 def test_history_that_is_to_come() -> None:
     """While history is not all offloaded, it ends what can be read in order: live segments behind it wait."""
-    plan = HistoryPlan(
-        boundary=3,
-        first=1,
-        last=Position(2, 99),
-        order=HistoryOrder.ALONGSIDE,
-        worker=Worker.JOB,
-        planned_ms=1,
-        epoch=1,
-        daemon_id="d",
-        entries=1000,
-        payload_bytes=1000,
-    )
     segments = (segment(1, (1, 0, 9)), segment(3, (3, 0, 8)))
-    topic_map = replace(FOUND.map, segments=segments, history=plan)
+    topic_map = replace(FOUND.map, segments=segments, history=HISTORY)
     found = Snapshot(topic_map, holes_of(topic_map))
     assert found.end == Position(1, 9)
     (hole,) = holes_within(found, None, None)

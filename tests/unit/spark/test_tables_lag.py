@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from offloaderd.core.model import HistoryOrder, Position
-from offloaderd.metadata.records.history import HistoryPlan, Worker
+from offloaderd.core.model import Position
 from offloaderd.spark.export.commit import Commit
 from offloaderd.spark.scan.query import EntryQuery
 from offloaderd.spark.stream import furthest
@@ -15,6 +14,7 @@ from offloaderd.spark.tables.writer import Lag, lag_of
 from tests.unit.metadata.segments import made
 from tests.unit.read.build import TOPIC
 from tests.unit.spark.lake import snapshot
+from tests.unit.spark.test_source_offsets import HISTORY
 
 FOUND = snapshot([made(1, (1, 0, 9)), made(2, (1, 10, 19), (3, 0, 4)), made(3, (3, 5, 8))])
 
@@ -35,19 +35,7 @@ def test_entries_behind_a_table(text: str, lag: Lag) -> None:
 
 def test_unfinished_history_is_lag() -> None:
     """Live segments behind it are in the bucket, and not in the table, which cannot have them yet."""
-    plan = HistoryPlan(
-        boundary=3,
-        first=1,
-        last=Position(2, 99),
-        order=HistoryOrder.ALONGSIDE,
-        worker=Worker.JOB,
-        planned_ms=1,
-        epoch=1,
-        daemon_id="d",
-        entries=1000,
-        payload_bytes=1000,
-    )
-    found = replace(FOUND, map=replace(FOUND.map, segments=(made(1, (1, 0, 9)), made(3, (3, 5, 8))), history=plan))
+    found = replace(FOUND, map=replace(FOUND.map, segments=(made(1, (1, 0, 9)), made(3, (3, 5, 8))), history=HISTORY))
     waits = f"{TOPIC}: nothing behind 1:9 until history before 3:0 is offloaded"
     assert lag_of([found], at("1:9")) == Lag(4, 4, waits)
     assert lag_of([found], at("1:9"), furthest([found], EntryQuery())) == Lag(), "another step would have none of it"
