@@ -106,7 +106,7 @@ class ValueDecoder:
         """Return the reader of values of a version; it raises MalformedValue, as this does for an unknown version."""
         if version and self._known and (number := int.from_bytes(version, "big", signed=True)) not in self._known:
             given = ", ".join(map(str, sorted(self._known)))
-            raise MalformedValue(f"written with version {number} of the schema, of which {given} were given")
+            raise MalformedValue(f"written with version {number} of the schema, and only {given} can be read")
         return self._of_version(version)
 
     def _of_bytes(self, read: Callable[[bytes], Any]) -> Callable[[bytes], Callable[[bytes], Any]]:

@@ -239,7 +239,14 @@ def to_join(files: Iterable[tuple[P, F, int]]) -> Iterator[tuple[P, list[F]]]:
 
 
 class KeptTable(ExportTarget, Protocol):
-    """A target that is a table, which needs upkeep."""
+    """A target that is a table: its columns change with the topic's schema, and it needs upkeep."""
+
+    def fit(self, columns: StructType, aliases: Mapping[str, Sequence[str]]) -> None:
+        """Have these columns from the next round on; change nothing yet.
+
+        Raises InvalidConfig, with its place, for a column that the table has with another type, and as `last`.
+        """
+        ...
 
     def discard(self, staging: str) -> None:
         """Delete the files of a round that was never begun to be committed."""

@@ -32,6 +32,7 @@ from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
 from offloaderd.spark.export.commit import (
     DELETED,
     DIGITS,
+    NO_ALIASES,
     Commit,
     Upkeep,
     as_target_error,
@@ -101,6 +102,12 @@ class DeltaTarget:
                 if name.startswith(f"{last.number:0{DIGITS}}-") and name != committed:
                     self._files.delete(f"data/{name}")
         return last
+
+    def fit(self, columns: StructType, aliases: Mapping[str, Sequence[str]] = NO_ALIASES) -> None:
+        """See KeptTable; a field that was renamed is a new column."""
+        del aliases
+        fitted(columns, self._schema(self._loaded()))
+        self._columns = columns
 
     def named(self, columns: StructType) -> StructType:
         """See ExportTarget; a column of a wider type keeps it."""

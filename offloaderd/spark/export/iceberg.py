@@ -121,7 +121,7 @@ class ExportTable:
         self._where = where
         self._layout, self._key, self._order = layout, tuple(key), tuple(order)
         self._aliases = aliases
-        self._columns = StructType([one for one in columns.fields if not key or one.name != DELETED])
+        self._columns = self._kept(columns)
         self._named: StructType | None = None
         self._location = ""
         self._catalog = catalog
@@ -142,10 +142,19 @@ class ExportTable:
         self._clear(last, table)
         return last
 
+    def fit(self, columns: StructType, aliases: Mapping[str, Sequence[str]]) -> None:
+        """See KeptTable."""
+        kept = self._kept(columns)
+        self._placed(self._loaded(), kept, aliases)
+        self._columns, self._aliases = kept, aliases
+
+    def _kept(self, columns: StructType) -> StructType:
+        return StructType([one for one in columns.fields if not self._key or one.name != DELETED])
+
     def named(self, columns: StructType) -> StructType:
         """See ExportTarget; a user may have renamed columns of the table."""
         table = self._loaded()
-        self._named, moves = self._placed(table, self._columns)
+        self._named, moves = self._placed(table, self._columns, self._aliases)
         if moves:
             with as_target_error(self.target), table.update_schema() as schema:
                 for place, name in moves.items():
@@ -154,15 +163,17 @@ class ExportTable:
         return self._renamed(table, columns)
 
     def _renamed(self, table: Table, columns: StructType) -> StructType:
-        return self._placed(table, columns)[0]
+        return self._placed(table, columns, self._aliases)[0]
 
-    def _placed(self, table: Table, columns: StructType) -> tuple[StructType, dict[str, str]]:
+    def _placed(
+        self, table: Table, columns: StructType, aliases: Mapping[str, Sequence[str]]
+    ) -> tuple[StructType, dict[str, str]]:
         """Return columns with their names in a table, and the fields that it has by an alias."""
         from pyiceberg.io.pyarrow import schema_to_pyarrow  # noqa: PLC0415 - optional
         from pyiceberg.schema import index_by_name  # noqa: PLC0415 - optional
 
         before = [index_by_name(one) for _, one in sorted(table.schemas().items())]
-        found, moves = renamed(columns, index_by_name(table.schema()), before, self._aliases)
+        found, moves = renamed(columns, index_by_name(table.schema()), before, aliases)
         there = from_arrow_schema(schema_to_pyarrow(table.schema(), include_field_ids=False))
         return fitted(found, there, promotes=True), moves
 
@@ -363,8 +374,7 @@ class ExportTable:
 
     def _now(self, table: Table, column: str) -> str:
         """Return the name that a column has in the table now."""
-        names = self._renamed(table, self._columns).names
-        return names[self._columns.names.index(column)]
+        return self._renamed(table, self._columns).names[self._columns.names.index(column)]
 
     def _last_of(self, table: Table) -> Commit:
         """Return the last commit in the table's newest snapshot.
@@ -467,8 +477,7 @@ class ExportTable:
 
         properties = {COMMIT: nothing.encode(), SEQUENCE: "0", FORGETS: "true"}
         with _OPENING, as_target_error(self.target):
-            if self._catalog is None:
-                self._catalog = _own_catalog(self._where)
+            self._catalog = self._catalog or _own_catalog(self._where)
             self._catalog.create_namespace_if_not_exists(Catalog.namespace_from(self._where.name))
             try:
                 with (

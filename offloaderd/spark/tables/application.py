@@ -7,7 +7,6 @@ of applications may be started, and any of them may be killed at any time.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,7 +28,6 @@ from offloaderd.core.model import TopicName
 from offloaderd.core.names.managed_ledgers import system_reason
 from offloaderd.daemon.settings import Settings
 from offloaderd.daemon.stores import open_ledgers
-from offloaderd.ledgers.pulsar.schemas import KEY_VALUE, key_value_text
 from offloaderd.read.transactions import KnownOutcomes
 from offloaderd.spark.export.export import own_session
 from offloaderd.spark.scan.options import SourceOptions, parse
@@ -37,7 +35,6 @@ from offloaderd.spark.scan.query import NOTHING, parsed
 from offloaderd.spark.scan.snapshot import Held, Snapshot, Stores, known_topics, opened
 from offloaderd.spark.stream import take_snapshots
 from offloaderd.spark.tables.writer import TableWriter, Written
-from offloaderd.spark.value_schema import ENCODING_OF
 from offloaderd.tables import store as stored
 from offloaderd.tables.declaration import Declaration, table_name, table_of
 from offloaderd.tables.store import WAITS_CHARS, States, TableState
@@ -58,8 +55,6 @@ ERROR_CHARS = 500
 """Of an error in a state; the log has all of it."""
 PAUSE_S_MAX = 600.0
 """Longest pause of a table that fails."""
-PAIR_ENCODINGS = {"INLINE", "SEPARATED"}
-"""How a pair of a key and a value is sent."""
 EVERYTHING = "re:.*"
 
 
@@ -122,7 +117,7 @@ class SharedPlanner:
         """See Planner."""
         return self.run(lambda at: take_snapshots(options, at.stores, known))
 
-    def schema(self, topic: TopicName, newest: int | None) -> tuple[str, int]:
+    def versions(self, topic: TopicName) -> Mapping[int, Schema]:
         """See Planner."""
 
         async def versions(at: Opened) -> Mapping[int, Schema]:
@@ -132,46 +127,7 @@ class SharedPlanner:
                 error.message = f"the schema of {topic} cannot be read: {error.message}"
                 raise
 
-        found = self.run(versions)
-        found = {version: one for version, one in found.items() if newest is None or version <= newest}
-        return schema_option(found), max(found, default=-1)
-
-
-def schema_option(versions: Mapping[int, Schema]) -> str:
-    """Return the versions of a schema for the data source; empty for types whose values are given as bytes.
-
-    Of versions of several types those of the newest count: messages of the others are not of this schema.
-    """
-    there = {version: one for version, one in versions.items() if not one.deleted}
-    if not there or not _is_decoded(kinds := _kinds(there[max(there)])):
-        return ""
-    given = [_described(version, one) for version, one in sorted(there.items()) if _kinds(one) == kinds]
-    return json.dumps({"getSchemaResponses": given})
-
-
-def _kinds(schema: Schema) -> tuple[str, ...]:
-    """Return the types of a schema, or of both parts of a pair, and how these are encoded."""
-    if schema.type != KEY_VALUE:
-        return (schema.type,)
-    names = ("key.schema.type", "value.schema.type", "kv.encoding.type")
-    key, value, encoding = (schema.properties.get(name, "") for name in names)
-    return key, value, encoding or "INLINE"
-
-
-def _is_decoded(kinds: tuple[str, ...]) -> bool:
-    return ENCODING_OF.keys() >= set(kinds[:2]) and PAIR_ENCODINGS.issuperset(kinds[2:])
-
-
-def _described(version: int, schema: Schema) -> dict[str, object]:
-    """Return a version as the admin API says it."""
-    described: dict[str, object] = {"version": version, "type": schema.type}
-    if schema.type != KEY_VALUE:
-        return {**described, "data": schema.content.decode(errors="replace")}
-    try:
-        pair = key_value_text(schema.content)
-    except (ValueError, RecursionError):
-        pair = ""  # which the data source refuses, with the topic's name
-    return {**described, "data": pair, "properties": dict(schema.properties)}
+        return self.run(versions)
 
 
 class _NotBegunError(Exception):

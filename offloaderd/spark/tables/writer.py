@@ -17,7 +17,7 @@ import structlog
 from pyspark.sql import Observation, functions
 
 from offloaderd.core.clock import Clock
-from offloaderd.core.errors import Conflict, InvalidInput, OffloaderError
+from offloaderd.core.errors import Conflict, InvalidConfig, InvalidInput, OffloaderError
 from offloaderd.core.model import Position, TopicName
 from offloaderd.core.names.patterns import of_topic
 from offloaderd.read.transactions import KnownOutcomes
@@ -31,6 +31,7 @@ from offloaderd.spark.scan.query import NOTHING, position
 from offloaderd.spark.scan.snapshot import Snapshot
 from offloaderd.spark.stream import Step, advance, furthest, in_history, is_another
 from offloaderd.spark.tables.rows import ORDER, TableRows, dead_columns, key_of
+from offloaderd.spark.tables.versions import NO_VERSION, Choice, choices
 from offloaderd.tables.declaration import DEAD_LETTERS, Declaration, OnError, TableFormat, table_name
 from offloaderd.tables.layout import Layout
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from offloaderd.ledgers.pulsar.schemas import Schema
 
 log = structlog.get_logger(__name__)
 
@@ -53,11 +55,8 @@ class Planner(Protocol):
         """Return what is offloaded of a topic. Raises NotFound, and as the stores do."""
         ...
 
-    def schema(self, topic: TopicName, newest: int | None) -> tuple[str, int]:
-        """Return what the cluster says of a topic's schema, for the option `schema`, and the newest version of it.
-
-        `newest`: later versions are left out. Empty, and -1, for no schema.
-        """
+    def versions(self, topic: TopicName) -> Mapping[int, Schema]:
+        """Return the versions of a topic's schema in the cluster; none without a schema. Raises as the stores do."""
         ...
 
 
@@ -120,6 +119,7 @@ class TableWriter:
         self._settled = False  # whether it is known that no dead letters are ahead of the table
         self._has_dead_letters = False
         self.lag = Lag()
+        self._fallback: int | None = None  # the version that was told to be used instead of a later one
         self._options = {
             **options,
             "topic": of_topic(topic).text,
@@ -150,7 +150,8 @@ class TableWriter:
         source, topics = self.source(plain.settings.daemon.cluster), [str(one.topic) for one in found]
         dead = None if self._settled else self._last_dead_letters(source, topics)
         # Read behind the snapshot: the schema of a message was registered before the message was sent.
-        made = self._made(source, topics, None)
+        versions = {} if self._declared.schema else self._planner.versions(self.topic)
+        made = self._made(source, topics, versions)
         layout = self._declared.layout
         columns, aliases = made.rows.columns, made.rows.aliases
         with self._opened(self.table, columns, topics, layout, key=self._key, aliases=aliases) as target:
@@ -159,13 +160,12 @@ class TableWriter:
             for one in (last, dead) if dead is not None else (last,):
                 self._check_history(found, one)
             ahead = dead if dead is not None and is_ahead(dead, last) else None
-            if ahead is not None:
-                made = self._made(source, topics, ahead.apart - 1)  # as when the dead letters were found
             self._settled = ahead is None
             room, turn = self._declared.step_bytes, self._step.turn
             reached = ahead.positions if ahead is not None else None
             self._step = advance(found, last.positions, plain.query, target=reached, room=room, turn=turn)
             if self._step.object_bytes:
+                made = self._made(source, topics, versions, target, by=ahead.apart - 1 if ahead is not None else None)
                 last = self._written(made, target, last, self._step, repeated=ahead is not None)
             self.lag = lag_of(found, last)
             if last is not before:
@@ -192,15 +192,42 @@ class TableWriter:
                     hint=f"name another place for its table, or drop {self.table} and {self.table}{DEAD_LETTERS}",
                 )
 
-    def _made(self, source: dict[str, str], topics: Sequence[str], newest: int | None) -> _Made:
-        """Return what a step is made of, with the schema as it is now or was with a version."""
-        schema, version = (
-            (self._declared.schema, -1) if self._declared.schema else (self._planner.schema(self.topic, newest))
-        )
-        options = self._options | ({"schema": schema} if schema else {})
-        known = parse(options)
-        rows = TableRows(known.values, self._key, self._declared.layout)
-        return _Made(options, rows.read(known.columns), rows, source, topics, version)
+    def _made(
+        self,
+        source: dict[str, str],
+        topics: Sequence[str],
+        versions: Mapping[int, Schema],
+        target: KeptTable | None = None,
+        by: int | None = None,
+    ) -> _Made:
+        """Return what a step is made of: by the newest version of the schema that its table, and `target`, can have.
+
+        Messages of later versions are no rows. `by` is the version of a step that is repeated. Raises InvalidInput for
+        a version that no table of the declaration can have, InvalidConfig for the newest one if none fits, or the table
+        is to stop before what is no row.
+        """
+        found = choices({number: one for number, one in versions.items() if by is None or number <= by})
+        if self._declared.schema:
+            found = iter([Choice(NO_VERSION, self._declared.schema)])
+        elif by is not None or self._declared.on_error is OnError.FAIL:
+            found = islice(found, 1)
+        problem: OffloaderError | None = None
+        for version, schema in found:
+            options = self._options | ({"schema": schema} if schema else {})
+            known = parse(options)
+            rows = TableRows(known.values, self._key, self._declared.layout)
+            columns = rows.columns
+            try:
+                if target is not None:
+                    target.fit(columns, rows.aliases)
+            except InvalidConfig as error:
+                problem = problem or error
+                continue
+            if problem is not None and version != self._fallback:
+                log.warning("tables.schema_does_not_fit", table=self.table, error=str(problem), written_by=version)
+                self._fallback = version
+            return _Made(options, rows.read(known.columns), rows, source, topics, version)
+        raise problem or AssertionError(f"{self.topic} has no schema to choose")
 
     def _keep(self, target: KeptTable, made: _Made) -> None:
         """Do the upkeep of the table if it is due; one that fails is due again after its time."""

@@ -24,8 +24,6 @@ from offloaderd.spark.export.commit import Commit
 from offloaderd.spark.export.export import OPEN_FILES, WRITERS, export, own_session, pending
 from offloaderd.spark.export.folder import ExportFolder
 from offloaderd.spark.export.iceberg import COMMIT
-from offloaderd.spark.session import spark_session
-from offloaderd.spark.source import register
 from offloaderd.spark.verify import verify
 from tests.authority import Authority, token
 from tests.integration import processes
@@ -52,17 +50,6 @@ if TYPE_CHECKING:
 TOPIC = TopicName("public", "default", "orders")
 ROWS = 2000
 SECRET = b"secret-of-the-tokens-0123456789-abcdef"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def spark() -> Iterator[SparkSession]:
-    """A session with two cores; Spark takes some seconds to start."""
-    options = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC"}
-    with spark_session("tests", master="local[2]", options=options) as session:
-        register(session)
-        server = session.sparkContext._accumulatorServer
-        yield session
-    server.server_close()  # which Spark leaves to the end of the process
 
 
 def held(ledger_id: int, first: int, count: int) -> list[bytes]:

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from prometheus_client import CollectorRegistry
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.expressions import EqualTo, IsNull
@@ -21,29 +20,21 @@ from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import BinaryType
 
 from offloaderd.core.errors import OffloaderError
-from offloaderd.core.model import TopicName
 from offloaderd.format.pulsar import broker_entry
-from offloaderd.ledgers.pulsar.schemas import Schema
 from offloaderd.spark.export import commit as export_commit
 from offloaderd.spark.export.delta import DeltaTarget
-from offloaderd.spark.export.export import own_session
-from offloaderd.spark.session import spark_session
-from offloaderd.spark.tables.application import Application, SharedPlanner, schema_option
-from offloaderd.tables import store as stored
-from offloaderd.tables.declaration import Declaration, OnError, TableFormat, TableMode
+from offloaderd.tables.declaration import OnError, TableFormat, TableMode
 from offloaderd.tables.layout import Partition
-from tests.integration.spark.site import CLOCK
+from tests.integration.spark.tables import ORDER, TOPIC, declare, drop, order, run
 from tests.real.iceberg_catalogue import in_settings
-from tests.real.table_rows import delta, iceberg, rows_of
+from tests.real.table_rows import delta, rows_of
 from tests.unit.format.test_pulsar_message import batch, entry
 from tests.unit.read.build import Piece
-from tests.unit.spark.iceberg_lake import library_threads
 from tests.unit.spark.test_value_protobuf import NESTED, definition
 from tests.unit.spark.test_value_protobuf import written as protobuf
 from tests.unit.spark.test_value_schema import inline, pair, record, written
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -51,70 +42,7 @@ if TYPE_CHECKING:
     from offloaderd.spark.export.commit import Commit
     from tests.integration.spark.site import Site
 
-TOPIC = TopicName("public", "default", "orders")
-ORDER = record(("id", "int"), ("item", "string"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def spark() -> Iterator[SparkSession]:
-    """A session with two cores."""
-    options = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC"}
-    with spark_session("tests", master="local[2]", options=options) as session:
-        server = session.sparkContext._accumulatorServer
-        yield own_session(session)
-    server.server_close()  # which Spark leaves to the end of the process
-
-
-@pytest.fixture(autouse=True)
-def pools() -> Iterator[None]:
-    """Threads of pyiceberg for the time of a test."""
-    with library_threads():
-        yield
-
-
-def declare(site: Site, **given: Any) -> None:  # noqa: ANN401 - fields of a declaration
-    """Declare a table of the topic."""
-
-    async def create() -> None:
-        async with site.stores() as (metadata, _):
-            await stored.create(metadata, Declaration(**{"name": "orders", "topics": "public/default/orders", **given}))
-
-    asyncio.run(create())
-
-
-def drop(site: Site) -> None:
-    """Drop the declaration."""
-
-    async def dropped() -> None:
-        async with site.stores() as (metadata, _):
-            await stored.drop(metadata, "orders")
-
-    asyncio.run(dropped())
-
-
-def run(
-    spark: SparkSession, site: Site, tell: Callable[[stored.TableState], None] = lambda _: None
-) -> tuple[bool, list[stored.TableState]]:
-    """Run the application until all tables are up to date; return what it said last of each."""
-    said: dict[str, stored.TableState] = {}
-
-    def told(_: str, state: stored.TableState) -> None:
-        said[state.table] = state
-        tell(state)
-
-    application = Application(
-        spark,
-        site.options(),
-        clock=CLOCK,
-        registry=CollectorRegistry(),
-        tell=told,
-    )
-    return application.run(once=True), list(said.values())
-
-
-def order(schema: Any, value: dict[str, Any], **fields: Any) -> bytes:  # noqa: ANN401 - as Avro and protobuf have it
-    """Return the entry of an order."""
-    return entry(written(schema, value), **fields)
+pytestmark = pytest.mark.usefixtures("pools")
 
 
 def files_of(form: TableFormat, folder: Path, name: str) -> list[tuple[str, list[tuple[str, int]]]]:
@@ -493,100 +421,3 @@ def test_keys_in_partitions(spark: SparkSession, site: Site, tmp_path: Path) -> 
     ]
     found = [rows for _, rows in files_of(TableFormat.ICEBERG, tmp_path / "iceberg", "orders")]
     assert sorted(found) == [[("b", 2)], [("d", 3), ("a", 4)]]
-
-
-@pytest.fixture
-def versions(monkeypatch: pytest.MonkeyPatch) -> dict[int, Schema]:
-    """The versions of the topic's schema in the cluster, of which a test may add more."""
-    versions = {0: Schema(type="AVRO", content=json.dumps(ORDER).encode(), deleted=False, created_ms=0)}
-
-    def schema(_: SharedPlanner, topic: TopicName, newest: int | None) -> tuple[str, int]:
-        del topic
-        found = {number: one for number, one in versions.items() if newest is None or number <= newest}
-        return schema_option(found), max(found, default=-1)
-
-    monkeypatch.setattr(SharedPlanner, "schema", schema)
-    return versions
-
-
-@pytest.mark.parametrize("mode", TableMode)
-def test_a_field_that_is_renamed(
-    spark: SparkSession, site: Site, tmp_path: Path, versions: dict[int, Schema], mode: TableMode
-) -> None:
-    """Its column has the new name in all rows, also in those that were written by the old one and come later."""
-    new = json.loads(json.dumps(ORDER))
-    (field,) = (one for one in new["fields"] if one["name"] == "item")
-    field |= {"name": "article", "aliases": ["item"]}
-    older, newer = ({"schema_version": number.to_bytes(8, "big")} for number in (0, 1))
-    held = [order(ORDER, {"id": number, "item": f"old {number}"}, **older) for number in range(2)]
-    asyncio.run(site.commit(TOPIC, [Piece(1, 0, held, 2)]))
-    key = ("id",) if mode is TableMode.UPSERT else ()
-    declare(site, to=str(tmp_path), format=TableFormat.ICEBERG, mode=mode, key=key)
-    assert run(spark, site)[0]
-    versions[1] = Schema(type="AVRO", content=json.dumps(new).encode(), deleted=False, created_ms=0)
-    late = [order(new, {"id": 2, "article": "new"}, **newer), order(ORDER, {"id": 3, "item": "late"}, **older)]
-    asyncio.run(site.commit(TOPIC, [Piece(2, 0, late, 2)]))
-    assert run(spark, site)[0]
-    rows = iceberg(tmp_path, "public_default.orders")
-    assert [(row["id"], row["article"]) for row in rows] == [(0, "old 0"), (1, "old 1"), (2, "new"), (3, "late")]
-    assert "item" not in rows[0]
-
-
-def test_a_schema_that_changes_under_a_repeated_step(
-    spark: SparkSession,
-    site: Site,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    versions: dict[int, Schema],
-) -> None:
-    """The step is repeated by the versions that its dead letters were found with: no message falls between the two."""
-    version: dict[str, Any] = {"schema_version": (0).to_bytes(8, "big")}
-    held = [order(ORDER, {"id": 1, "item": "x"}, **version), entry(b"\x80", **version)]
-    asyncio.run(site.commit(TOPIC, [Piece(1, 0, held, 2)]))
-    declare(site, to=str(tmp_path), format=TableFormat.DELTA)
-    commit = DeltaTarget.commit
-
-    def killed(self: DeltaTarget, *given: Any) -> Commit:  # noqa: ANN401 - as it takes
-        if self.target.endswith("/orders"):
-            raise OffloaderError("killed")
-        return commit(self, *given)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(DeltaTarget, "commit", killed)
-        assert not run(spark, site)[0]
-    versions[1] = Schema(type="STRING", content=b"", deleted=False, created_ms=0)
-    asyncio.run(site.commit(TOPIC, [Piece(2, 0, [entry("å".encode(), schema_version=(1).to_bytes(8, "big"))], 1)]))
-    sound, (state,) = run(spark, site)
-    assert (sound, state.apart) == (True, 1)
-    assert [(row["id"], row["value"]) for row in delta(tmp_path / "orders")] == [(1, None), (None, "å")]
-    assert [row["message"] for row in delta(tmp_path / "orders_dead_letters")] == [b"\x80"]
-
-
-@pytest.mark.parametrize("form", TableFormat)
-def test_a_type_that_a_table_cannot_have(
-    spark: SparkSession, site: Site, tmp_path: Path, versions: dict[int, Schema], form: TableFormat
-) -> None:
-    """The table stops, and loses nothing, until a version fits; messages of the one before are dead letters then."""
-    other, later = record(("id", "int"), ("item", "int")), record(("id", "int"), ("item", "string"), ("price", "int"))
-
-    def sent(version: int, schema: Any, **value: Any) -> bytes:  # noqa: ANN401 - as `order` has it
-        return order(schema, value, schema_version=version.to_bytes(8, "big"))
-
-    def add(ledger_id: int, schema: Any, *held: bytes) -> tuple[bool, stored.TableState]:  # noqa: ANN401 - as above
-        versions[ledger_id - 1] = Schema(type="AVRO", content=json.dumps(schema).encode(), deleted=False, created_ms=0)
-        asyncio.run(site.commit(TOPIC, [Piece(ledger_id, 0, [*held], len(held))]))
-        sound, (state,) = run(spark, site)
-        return sound, state
-
-    declare(site, to=str(tmp_path), format=form)
-    assert add(1, ORDER, sent(0, ORDER, id=1, item="x"))[0]
-    sound, state = add(2, other, sent(1, other, id=2, item=5), sent(0, ORDER, id=3, item="y"))
-    assert not sound
-    assert "the schema has item as int, and the table has it as string" in state.error
-    assert [row["id"] for row in rows_of(form, tmp_path, "orders")] == [1]
-    assert add(3, later, sent(2, later, id=4, item="z", price=7), sent(1, other, id=5, item=5))[0]
-    rows = rows_of(form, tmp_path, "orders")
-    assert [(row["id"], row["item"], row["price"]) for row in rows] == [(1, "x", None), (3, "y", None), (4, "z", 7)]
-    dead = rows_of(form, tmp_path, "orders_dead_letters")
-    assert [(row["_ledger_id"], row["_entry_id"]) for row in dead] == [(2, 0), (3, 1)]
-    assert "version 1 of the schema" in dead[0]["reason"]

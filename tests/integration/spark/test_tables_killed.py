@@ -14,7 +14,7 @@ from offloaderd.tables.declaration import Declaration, TableFormat
 from tests.integration import processes
 from tests.integration.command_line import ran, started
 from tests.integration.spark.site import CLOCK, Site
-from tests.integration.spark.test_tables import ORDER, TOPIC, order
+from tests.integration.spark.tables import ORDER, TOPIC, order
 from tests.patience import PATIENCE_S
 from tests.real.table_rows import rows_of
 from tests.unit.format.test_pulsar_message import entry

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, nullcontext
 from dataclasses import replace
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -19,25 +17,22 @@ from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, Denied, InvalidInput, NotFound, OffloaderError, Transient
 from offloaderd.core.metrics.tables import OUTCOMES
 from offloaderd.core.model import TopicName
-from offloaderd.ledgers.pulsar.schemas import Schema
 from offloaderd.metadata import paths
 from offloaderd.metadata.committed import LedgerSlice
 from offloaderd.spark.export.commit import Commit
 from offloaderd.spark.scan.snapshot import Stores
 from offloaderd.spark.tables import application as tables
-from offloaderd.spark.tables.application import Application, Opened, schema_option
+from offloaderd.spark.tables.application import Application, Opened
 from offloaderd.spark.tables.writer import Lag, TableWriter, Written
-from offloaderd.spark.value_schema import read_schema
 from offloaderd.tables import store as stored
 from offloaderd.tables.declaration import Declaration
 from offloaderd.testing.memory.metadata import MemoryTree
 from tests.unit.metadata.segments import made
 from tests.unit.read.build import TOPIC
 from tests.unit.spark.lake import snapshot
-from tests.unit.spark.test_value_schema import inline
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -376,39 +371,6 @@ def test_a_topic_that_is_gone_has_no_table_any_more(scene: Scene, monkeypatch: p
     assert application.run()
     assert [one.table for one in scene.states("all").tables] == ["b"]
     assert metric(scene, "table_lag_seconds", table="all/a") is None
-
-
-def test_the_schema_is_that_of_the_newest_type() -> None:
-    """All its versions, without deletions; types whose values are bytes have none."""
-
-    def version(kind: str, properties: Mapping[str, str] = MappingProxyType({}), *, deleted: bool = False) -> Schema:
-        return Schema(type=kind, content=b"{}", deleted=deleted, created_ms=0, properties=properties)
-
-    assert schema_option({}) == ""
-    assert schema_option({0: version("AVRO", deleted=True)}) == ""
-    assert schema_option({0: version("KEY_VALUE")}) == ""
-    made: dict[str, Any] = json.loads(
-        schema_option({0: version("JSON"), 1: version("JSON", deleted=True), 2: version("AVRO"), 3: version("AVRO")})
-    )
-    assert [(one["version"], one["type"]) for one in made["getSchemaResponses"]] == [(2, "AVRO"), (3, "AVRO")]
-    assert schema_option({0: version("PROTOBUF")}) == ""
-    assert json.loads(schema_option({0: version("PROTOBUF_NATIVE")}))["getSchemaResponses"][0]["data"] == "{}"
-    types = {"key.schema.type": "INT32", "value.schema.type": "AVRO"}
-    assert schema_option({0: version("KEY_VALUE", {**types, "kv.encoding.type": "OTHER"})}) == ""
-    assert schema_option({0: version("KEY_VALUE", {**types, "key.schema.type": "PROTOBUF"})}) == ""
-    content = inline(b"", b'{"type": "int"}')
-    pairs = {
-        0: version("KEY_VALUE", {**types, "kv.encoding.type": "SEPARATED"}),
-        1: replace(version("KEY_VALUE", types), content=content),
-        2: replace(version("KEY_VALUE", {**types, "kv.encoding.type": "INLINE"}), content=content),
-    }
-    (first, last) = json.loads(schema_option(pairs))["getSchemaResponses"]
-    assert (first["version"], last["version"]) == (1, 2), "one that is encoded in another way is left out"
-    assert json.loads(last["data"]) == {"key": "", "value": {"type": "int"}}
-    assert read_schema(schema_option(pairs)).type.simpleString() == "struct<key:int,value:int>"
-    damaged = schema_option({0: version("KEY_VALUE", types)})
-    with pytest.raises(InvalidInput, match="no JSON"):
-        read_schema(damaged)
 
 
 def test_an_answer_that_is_an_error_ends_no_session(scene: Scene) -> None:
