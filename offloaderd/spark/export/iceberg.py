@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -47,6 +46,7 @@ from offloaderd.spark.export.commit import (
     renamed,
     to_join,
 )
+from offloaderd.spark.export.expiry import ORPHAN_S_MIN, expire, owns_files, snapshot_files, unnamed
 from offloaderd.spark.files import SparkFiles
 from offloaderd.spark.session import check_libraries
 from offloaderd.tables.layout import KEY, Layout, Partition, bucket_text
@@ -214,16 +214,16 @@ class ExportTable:
         with as_target_error(self.target):
             joined = self._join(self._loaded()) if not self._key else 0
             table, now_ms = self._loaded(), SystemClock().wall_ms()
-            before = _data_files(table)
-            older = datetime.fromtimestamp(now_ms / 1000 - keep_s, UTC).replace(tzinfo=None)
-            table.maintenance.expire_snapshots().older_than(older).commit()
-            files = self._files  # where the table was before it is loaded again
-            gone = before - _data_files(self._loaded()) if _collects(table) else set()
-            ours = f"{_as_hadoop(table.location()).rstrip('/')}/"
-            mine = [name for name in map(_as_hadoop, gone) if name.startswith(ours)]  # others may be of other tables
-            for name in mine:
-                files.delete(name.removeprefix(ours))
-        return Upkeep(joined, len(mine))
+            before, files = snapshot_files(table), self._files  # where the table was before it is loaded again
+            expire(table, now_ms - keep_s * 1000)
+            gone = (
+                unnamed(table, before, self._loaded, now_ms - max(keep_s, ORPHAN_S_MIN) * 1000)
+                if owns_files(table)
+                else []
+            )
+            for name in gone:
+                files.delete(name)
+        return Upkeep(joined, len(gone))
 
     def _join(self, table: Table) -> int:
         """Join small files of each partition; return how many."""
@@ -506,23 +506,6 @@ def _try_once(table: Table) -> None:
 
     once = {**table.metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
     table.metadata = table.metadata.model_copy(update={"properties": once})
-
-
-def _data_files(table: Table) -> set[str]:
-    """Return the paths of the data files that snapshots of a table name."""
-    if not any(one.manifests(table.io) for one in table.snapshots()):  # the library fails where there is no file
-        return set()
-    return set(table.inspect.all_data_files()["file_path"].to_pylist())
-
-
-def _collects(table: Table) -> bool:
-    """Return whether a table owns its files: gc.enabled=false says that others may name them."""
-    return str(table.properties.get("gc.enabled", "true")).lower() != "false"
-
-
-def _as_hadoop(url: str) -> str:
-    """Return a URL as Spark writes it: file:/x for file:///x."""
-    return url.replace("file:///", "file:/", 1)
 
 
 def _tuples(table: pa.Table, columns: Sequence[str]) -> list[tuple[Any, ...]]:

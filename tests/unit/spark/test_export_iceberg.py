@@ -315,7 +315,7 @@ def test_upkeep_of_a_table_without_a_row(lake: Lake, rounds: int) -> None:
         lake.round(number + 1, 0)
     with lake.target() as target:
         target.recover(SOURCE)
-        assert target.upkeep(0.0) == Upkeep()
+        assert target.upkeep(0.0) == Upkeep(deleted=int(rounds == 2)), "the list of the manifests of the first"
     with lake.table() as table:
         assert len(table.snapshots()) == min(rounds, 1)
     lake.round(9, 3)
@@ -330,7 +330,7 @@ def test_files_of_expired_snapshots_go(lake: Lake) -> None:
     spark = cast("SparkSession", None)
     with export_iceberg.opened(spark, lake.where, columns, layout=KEYED, key=("_key",)) as target:
         assert target.upkeep(3600.0).deleted == 0
-        assert target.upkeep(-3600.0).deleted == 2
+        assert target.upkeep(-3600.0).deleted == 10  # two files of rows, lists and manifests
     with lake.table() as table:
         assert table.scan().to_arrow()["value"].to_pylist() == [2]
     assert len(list((lake.folder / "shop" / "orders" / "data").rglob("*.parquet"))) == 1
