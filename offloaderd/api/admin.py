@@ -5,7 +5,7 @@ policy's values are reported by `policy.rules`. The interceptor turns OffloaderE
 """
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -13,7 +13,7 @@ from offloaderd.api.calls import Context, away, metadata_error
 from offloaderd.api.manual_offload import ManualCalls
 from offloaderd.api.paging import page
 from offloaderd.core.aio import each
-from offloaderd.core.errors import CorruptData, InvalidInput, NotFound, Transient
+from offloaderd.core.errors import CorruptData, InvalidInput, NotFound, OffloaderError, Transient
 from offloaderd.core.health import Dependency
 from offloaderd.core.model import Loss, TopicName
 from offloaderd.core.names.patterns import TopicPattern
@@ -32,6 +32,7 @@ from offloaderd.protocol.conversion import to_position
 from offloaderd.protocol.v1 import admin_pb2 as pb
 from offloaderd.protocol.v1 import policy_pb2
 from offloaderd.segment.states import SegmentState, state_of
+from offloaderd.tables.reporter import Summary
 from offloaderd.topic.status import TopicStatus
 from offloaderd.upkeep.grants import records as grant_records
 
@@ -61,12 +62,13 @@ class AdminService(ManualCalls):
     """Topics, policies, manual offload, segments and status.
 
     `places` are the buckets and prefixes that the daemon stores in. `lost` returns the alarm that the metadata has lost
-    what the bucket holds, empty without a sign of it.
+    what the bucket holds, empty without a sign of it. `tables` returns declared tables, and how many more there are.
     """
 
     snapshot: Callable[[], DaemonSnapshot]
     places: tuple[tuple[str, str], ...] = ()
     lost: Callable[[], Awaitable[str]] | None = None
+    tables: Callable[[], Awaitable[tuple[Sequence[Summary], int]]] | None = None
 
     async def ListTopics(self, request: pb.ListTopicsRequest, context: Context) -> pb.ListTopicsResponse:
         """Return the topics that have a policy or that the ledger source has, in name order."""
@@ -188,6 +190,8 @@ class AdminService(ManualCalls):
         found = self.response(topics, failure)
         if not (failure or topics) and self.lost is not None and (alarm := await self.lost()):
             found.alarms.append(alarm)
+        if request.tables and not request.topic and self.tables is not None:
+            found.tables.CopyFrom(await _declared(self.tables, failure))
         return found
 
     def response(self, topics: Iterable[pb.TopicStatus] = (), failure: str = "") -> pb.StatusResponse:
@@ -198,7 +202,13 @@ class AdminService(ManualCalls):
             replace(one, up=False, message=failure) if one in overruled else one for one in now.dependencies
         ]
         return filled(
-            pb.StatusResponse, now, dependencies=dependencies, topics=topics, alarms=self.engine.alarms(), bucket=None
+            pb.StatusResponse,
+            now,
+            dependencies=dependencies,
+            topics=topics,
+            alarms=self.engine.alarms(),
+            bucket=None,
+            tables=None,
         )
 
     async def topic_status(self, topic: TopicName, failure: str = "") -> pb.TopicStatus:
@@ -297,6 +307,17 @@ def selection(pattern: str, found: Selection | CorruptData, topics: int) -> pb.S
         policies=policies_message(found.policy),
         damage=found.refused,
     )
+
+
+async def _declared(tables: Callable[[], Awaitable[tuple[Sequence[Summary], int]]], failure: str) -> pb.DeclaredTables:
+    """Return the declared tables, or why they are unknown; `failure` is that of the metadata store."""
+    if failure:
+        return pb.DeclaredTables(failure=failure)
+    try:
+        found, more = await tables()
+    except OffloaderError as error:
+        return pb.DeclaredTables(failure=str(error))
+    return filled(pb.DeclaredTables, declarations=found, not_shown=more, failure="")
 
 
 def committed_segment(segment: CommittedSegment) -> pb.Segment:

@@ -86,6 +86,7 @@ class BucketAdminService:
             self.snapshot(),
             topics=rows,
             alarms=[problem.text for problem in self.topics.problems],
+            tables=None,
             bucket=filled(
                 admin_pb2.BucketListing,
                 self.topics.counts,

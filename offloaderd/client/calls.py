@@ -164,9 +164,10 @@ class Calls(Connection):
         with self._errors():
             return [segment async for segment in self._admin.ListSegments(request, timeout=self._timeout_s)]
 
-    async def status(self, topic: TopicName | str | None = None) -> admin_pb2.StatusResponse:
-        """Return the daemon's state with one topic, or all of its topics."""
-        return await self._ask(self._admin.Status, admin_pb2.StatusRequest(topic="" if topic is None else str(topic)))
+    async def status(self, topic: TopicName | str | None = None, *, tables: bool = False) -> admin_pb2.StatusResponse:
+        """Return the daemon's state with one topic, or all of its topics; `tables`: and the declared tables."""
+        request = admin_pb2.StatusRequest(topic="" if topic is None else str(topic), tables=tables)
+        return await self._ask(self._admin.Status, request)
 
     def offload(
         self,

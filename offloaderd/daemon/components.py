@@ -108,6 +108,7 @@ class Components:
         admin = AdminService(
             engine=engine, metadata=metadata, source=ledgers.source, snapshot=snapshot, places=around.places, lost=lost
         )
+        admin.tables = self.tables.summaries
         kind = settings.ledgers.kind if ledgers.source is not None else ""
         buckets = frozenset(bucket for bucket, _ in services_of(settings))
         layouts = Layouts(reader, engine, metadata, clock, settings.daemon.id, kind, buckets)

@@ -84,6 +84,21 @@ def topic_json(one: admin_pb2.TopicStatus) -> dict[str, object]:
     }
 
 
+def tables_json(found: admin_pb2.StatusResponse) -> dict[str, object] | None:
+    """Return the declared tables of the cluster as JSON; None from a daemon that does not say."""
+    if not found.HasField("tables"):
+        return None
+    return picked(found.tables, "failure", "declarations", "not_shown")
+
+
+def table_lines(found: admin_pb2.StatusResponse) -> list[str]:
+    """Return what is wrong with the declared tables, a line each."""
+    said = found.tables
+    lines = [f"tables UNKNOWN: {said.failure}"] if said.failure else []
+    lines += [f"tables {one.name}: {one.failure}" for one in said.declarations if one.failure]
+    return [*lines, *([f"and {words.number(said.not_shown)} more: offloadctl tables list"] if said.not_shown else [])]
+
+
 MIRROR = (
     "place",
     "bucket",

@@ -1,9 +1,10 @@
 """How far declared tables are behind, in the metrics of a daemon: their application's own end with it.
 
-One daemon of the cluster looks twice a minute at what the applications have said last.
+One daemon of the cluster looks twice a minute at what the applications have said last; any daemon does when asked.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import islice
 
 import structlog
@@ -24,7 +25,28 @@ LOOK_S = 30.0
 """Longest pause between two looks."""
 SHOWN_MAX = 1000
 """Declarations, and tables, that have series: the first declarations by name, and of these the tables that lag most."""
+ASKED_MAX = 200
+"""Declarations that a status has, the first by name: each may have a megabyte of states to read."""
 Values = Mapping[tuple[str, ...], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A declaration, with the largest lags of its tables by now, in seconds and entries.
+
+    `writer` holds it now, empty for nobody; `said_ms` is when one has said something last, before the first when it was
+    declared; `failure` why something of this is unknown.
+    """
+
+    name: str
+    topics: str = ""
+    tables: int = 0
+    failing: int = 0
+    lag_seconds: float = 0.0
+    lag_entries: int = 0
+    writer: str = ""
+    said_ms: int = 0
+    failure: str = ""
 
 
 class TablesReporter:
@@ -60,6 +82,36 @@ class TablesReporter:
                 if not isinstance(error, Transient):
                     self._show()  # what was seen last would stand for ever
                 log.warning("tables.states_unread", error=str(error), error_class=type(error).__name__)
+
+    async def summaries(self) -> tuple[list[Summary], int]:
+        """Return the declarations of the cluster as they are now, and how many more there are than ASKED_MAX.
+
+        Raises Transient, Denied.
+        """
+        found = list((await store.load(self._metadata)).items())
+        return await each(found[:ASKED_MAX], self._summary), max(0, len(found) - ASKED_MAX)
+
+    async def _summary(self, found: tuple[str, Declaration | CorruptData]) -> Summary:
+        name, declared = found
+        if not isinstance(declared, Declaration):
+            return Summary(name=name, failure=str(declared))
+        writer = await store.writer(self._metadata, name)
+        try:
+            states, failure = await store.states(self._metadata, name), ""
+        except CorruptData as error:
+            states, failure = States(), str(error)
+        tables = states.by(self._clock.wall_ms())
+        return Summary(
+            name=name,
+            topics=declared.topics,
+            tables=len(tables),
+            failing=sum(bool(one.error) for one in tables),
+            lag_seconds=max((one.lag_s for one in tables), default=0.0),
+            lag_entries=max((one.lag_entries for one in tables), default=0),
+            writer=writer,
+            said_ms=states.at_ms or declared.created_ms,
+            failure=failure,
+        )
 
     async def look(self) -> None:
         """Read what was said last of all tables, and show it. Raises Transient, Denied."""

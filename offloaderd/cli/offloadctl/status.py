@@ -32,6 +32,8 @@ from offloaderd.protocol.status import (
     lag_cells,
     pause_text,
     rated_json,
+    table_lines,
+    tables_json,
     topic_facts,
     topic_json,
 )
@@ -42,24 +44,30 @@ from offloaderd.protocol.v1 import admin_pb2, read_pb2
 @click.argument("topic", type=options.TOPIC, required=False)
 @options.common
 def status(session: Session, topic: TopicName | None) -> None:
-    """Show the daemon, its dependencies and the progress of each topic; or one topic with its positions.
+    """Show the daemon, its dependencies, each topic's progress and declared tables; or one topic with its positions.
+
+    Tables are those of the whole cluster (offloadctl tables): the largest lag of each declaration, how many of its
+    tables fail, and who writes them.
 
     \b
     Examples:
       offloadctl status
       offloadctl status orders
       offloadctl status orders -o json | jq '.topics[0].lag_entries'
+      offloadctl status -o json | jq '.tables.declarations[] | select(.failing > 0 or .writer == null)'
     """
 
     async def asked(client: DaemonClient) -> tuple[admin_pb2.StatusResponse, read_pb2.LastPositionsResponse | None]:
         """Return the status, and the positions of a topic unless ZooKeeper is unreachable."""
-        found = await client.status(topic)
+        found = await client.status(topic, tables=topic is None)
         if topic is None or not all(one.up for one in found.dependencies if one.name == "metadata"):
             return found, None
         return found, await client.last_positions(topic)
 
     found, positions = session.ask(asked)
-    document = {"daemon": daemon_json(found), "topics": [topic_json(one) for one in found.topics]}
+    document: dict[str, object] = {"daemon": daemon_json(found), "topics": [topic_json(one) for one in found.topics]}
+    if topic is None:
+        document["tables"] = tables_json(found)
     if positions is not None:
         document["positions"] = {field: show.position_of(positions, field) for field in POSITIONS}
     session.tell(document, lambda: _show_status(topic, found, positions))
@@ -73,10 +81,17 @@ def _show_status(
         for one in found.topics:
             click.echo()
             show.facts(topic_facts(one, positions))
-    elif found.topics:
+        return
+    if found.topics:
         click.echo()
         TABLE.show(found.topics)
         for line in _state_lines(found.topics):
+            click.echo(line)
+    if found.tables.declarations or found.tables.failure:
+        click.echo()
+        if found.tables.declarations:
+            DECLARED.show(found.tables.declarations)
+        for line in table_lines(found):
             click.echo(line)
 
 
@@ -107,6 +122,16 @@ TABLE: show.Table[admin_pb2.TopicStatus] = show.Table(
     (">LAG AGE", lambda one: lag_cells(one)[2]),
     (">OPEN SEGMENT", lambda one: show.size(one.open_segment_bytes) if one.open_segment_id else "-"),
     (">SEGMENTS", "segments_committed"),
+)
+
+DECLARED: show.Table[admin_pb2.DeclaredTables.Declaration] = show.Table(
+    ("TABLES", "name"),
+    ("TOPICS", "topics"),
+    (">NUMBER", "tables"),
+    (">FAILING", "failing"),
+    (">LAG", lambda one: show.age(one.lag_seconds) if one.lag_entries else "-"),
+    (">LAG ENTRIES", "lag_entries"),
+    ("WRITER", lambda one: f"{one.writer or 'nobody'}, states of {show.moment(one.said_ms)}" if one.said_ms else ""),
 )
 
 

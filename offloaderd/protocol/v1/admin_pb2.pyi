@@ -780,16 +780,20 @@ class StatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """empty: all topics of this daemon"""
+    tables: _builtins.bool
+    """also the declared tables of the cluster; without a topic only"""
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
+        tables: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tables", b"tables", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -838,6 +842,7 @@ class StatusResponse(_message.Message):
     ALARMS_FIELD_NUMBER: _builtins.int
     STATE_CODE_FIELD_NUMBER: _builtins.int
     BUCKET_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
     daemon_id: _builtins.str
     version: _builtins.str
     state: _builtins.str
@@ -858,6 +863,10 @@ class StatusResponse(_message.Message):
     def bucket(self) -> Global___BucketListing:
         """set by a daemon that only reads (serve --read-only)"""
 
+    @_builtins.property
+    def tables(self) -> Global___DeclaredTables:
+        """if they were asked for; never of a daemon that only reads"""
+
     def __init__(
         self,
         *,
@@ -872,14 +881,94 @@ class StatusResponse(_message.Message):
         alarms: _abc.Iterable[_builtins.str] | None = ...,
         state_code: _states_pb2.DaemonState.ValueType = ...,
         bucket: Global___BucketListing | None = ...,
+        tables: Global___DeclaredTables | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "tables", b"tables"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms", "bucket", b"bucket", "daemon_id", b"daemon_id", "dependencies", b"dependencies", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "started_ms", b"started_ms", "state", b"state", "state_code", b"state_code", "topics", b"topics", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alarms", b"alarms", "bucket", b"bucket", "daemon_id", b"daemon_id", "dependencies", b"dependencies", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "started_ms", b"started_ms", "state", b"state", "state_code", b"state_code", "tables", b"tables", "topics", b"topics", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatusResponse: _TypeAlias = StatusResponse  # noqa: Y015
+
+@_typing.final
+class DeclaredTables(_message.Message):
+    """The declarations of `offloadctl tables`, of the whole cluster, with what their application has said last."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Declaration(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NAME_FIELD_NUMBER: _builtins.int
+        TOPICS_FIELD_NUMBER: _builtins.int
+        TABLES_FIELD_NUMBER: _builtins.int
+        FAILING_FIELD_NUMBER: _builtins.int
+        LAG_SECONDS_FIELD_NUMBER: _builtins.int
+        LAG_ENTRIES_FIELD_NUMBER: _builtins.int
+        WRITER_FIELD_NUMBER: _builtins.int
+        SAID_MS_FIELD_NUMBER: _builtins.int
+        FAILURE_FIELD_NUMBER: _builtins.int
+        name: _builtins.str
+        topics: _builtins.str
+        """a topic, or a pattern"""
+        tables: _builtins.int
+        failing: _builtins.int
+        """of these tables"""
+        lag_seconds: _builtins.float
+        """of the table that lags most, by now"""
+        lag_entries: _builtins.int
+        """of the table that lacks most"""
+        writer: _builtins.str
+        """the application that holds it now; empty: nobody"""
+        said_ms: _builtins.int
+        """when an application has said something of it last; before the first: when it was declared"""
+        failure: _builtins.str
+        """why it, or what was said of its tables, cannot be read; empty: it was read"""
+        def __init__(
+            self,
+            *,
+            name: _builtins.str = ...,
+            topics: _builtins.str = ...,
+            tables: _builtins.int = ...,
+            failing: _builtins.int = ...,
+            lag_seconds: _builtins.float = ...,
+            lag_entries: _builtins.int = ...,
+            writer: _builtins.str = ...,
+            said_ms: _builtins.int = ...,
+            failure: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["failing", b"failing", "failure", b"failure", "lag_entries", b"lag_entries", "lag_seconds", b"lag_seconds", "name", b"name", "said_ms", b"said_ms", "tables", b"tables", "topics", b"topics", "writer", b"writer"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    DECLARATIONS_FIELD_NUMBER: _builtins.int
+    NOT_SHOWN_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    not_shown: _builtins.int
+    failure: _builtins.str
+    """why they cannot be read; empty: they were read"""
+    @_builtins.property
+    def declarations(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeclaredTables.Declaration]:
+        """the first 200 by name"""
+
+    def __init__(
+        self,
+        *,
+        declarations: _abc.Iterable[Global___DeclaredTables.Declaration] | None = ...,
+        not_shown: _builtins.int = ...,
+        failure: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["declarations", b"declarations", "failure", b"failure", "not_shown", b"not_shown"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeclaredTables: _TypeAlias = DeclaredTables  # noqa: Y015
 
 @_typing.final
 class BucketListing(_message.Message):

@@ -336,6 +336,33 @@ def test_status_names_the_first_topics_that_are_held_up(ctl: Ctl, fake: FakeDaem
     assert len(told) == 1 + 2 * 11
 
 
+def test_status_names_declared_tables(ctl: Ctl, fake: FakeDaemon) -> None:
+    """A row a declaration, and what is unknown; from a daemon that does not say there is neither a row nor `none`."""
+    fake.status = full_status()
+    assert "TABLES" not in ctl("status").out
+    assert ctl("status", "-o", "json").json["tables"] is None
+    row = {"name": "sales", "topics": "a/b/*", "tables": 3, "failing": 1, "lag_seconds": 65, "lag_entries": 1200}
+    fake.status.tables.declarations.add(**row, said_ms=1_700_000_000_000)
+    fake.status.tables.declarations.add(name="odd", failure="tables/odd: no JSON")
+    fake.status.tables.not_shown = 5
+    lines = ctl("status").out.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("TABLES"))
+    assert lines[at + 1].split() == ["sales", "a/b/*", "3", "1", "1", "min", "05", "s", "1,200", *NOBODY]
+    assert lines[at + 2].split() == ["odd", "-", "0", "0", "-", "0"]
+    assert lines[at + 3 :] == ["tables odd: tables/odd: no JSON", "and 5 more: offloadctl tables list"]
+    found = ctl("status", "--json").json["tables"]
+    assert (found["failure"], found["not_shown"]) == (None, 5)
+    assert found["declarations"][0] == {**row, "writer": None, "said_ms": 1_700_000_000_000, "failure": None}
+    fake.status.tables.Clear()
+    fake.status.tables.failure = "no answer"
+    assert ctl("status").out.splitlines()[-1] == "tables UNKNOWN: no answer"
+    assert "UNKNOWN" not in ctl("status", "orders").out
+    assert [one.tables for one in fake.requests if isinstance(one, admin_pb2.StatusRequest)][-2:] == [True, False]
+
+
+NOBODY = ["nobody,", "states", "of", "2023-11-14", "22:13:20"]
+
+
 def test_status_of_a_topic_has_its_positions(ctl: Ctl, fake: FakeDaemon) -> None:
     """A single topic is shown in full, with what LastPositions says."""
     fake.status = full_status()

@@ -13,7 +13,7 @@ from offloaderd.metadata import paths
 from offloaderd.tables import reporter as module
 from offloaderd.tables import store
 from offloaderd.tables.declaration import Declaration
-from offloaderd.tables.reporter import LOOK_S, TablesReporter
+from offloaderd.tables.reporter import LOOK_S, Summary, TablesReporter
 from offloaderd.tables.store import States, TableState
 from offloaderd.testing.memory.metadata import MemoryMetadata, MemoryTree
 from tests.virtual import LoopClock
@@ -134,6 +134,34 @@ async def test_what_cannot_be_read_hides_nothing(scene: Scene, damage: bytes) ->
     await scene.metadata.create(paths.table_state("orders"), damage)
     await scene.reporter.look()
     assert set(scene.series()) == {"ation_unwritten_seconds:orders", "ation_interval_seconds:orders"}
+
+
+async def test_what_a_status_says(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest lags by now, who writes, and since when nobody does; what cannot be read says why."""
+    clock = scene.clock
+    declared_ms = (await store.named(scene.metadata, "orders")).created_ms
+    assert await scene.reporter.summaries() == ([Summary(name="orders", topics=ORDERS.topics, said_ms=declared_ms)], 0)
+    await clock.sleep(100)
+    await scene.say(BEHIND, UP_TO_DATE, replace(UP_TO_DATE, lag_s=5.0, lag_entries=8))
+    said_ms = (await store.states(scene.metadata, "orders")).at_ms
+    await clock.sleep(50)
+    ([found], _) = await scene.reporter.summaries()
+    assert (found.tables, found.failing, found.lag_entries, found.writer) == (3, 1, 8, "tables-1")
+    assert found.lag_seconds == pytest.approx(60, abs=0.01)
+    assert found.said_ms == said_ms
+    scene.application.close()
+    await scene.metadata.create(paths.table("broken"), b"{}")
+    (broken, found), _ = await scene.reporter.summaries()
+    assert (found.writer, found.said_ms) == ("", said_ms)
+    assert "broken" in broken.failure
+    damaged = await scene.metadata.get(paths.table_state("orders"))
+    await scene.metadata.replace(paths.table_state("orders"), b"{}", damaged.version)
+    _, found = (await scene.reporter.summaries())[0]
+    assert (found.topics, found.tables) == (ORDERS.topics, 0)
+    assert found.failure
+    monkeypatch.setattr(module, "ASKED_MAX", 1)
+    shown, more = await scene.reporter.summaries()
+    assert ([one.name for one in shown], more) == (["broken"], 1)
 
 
 async def test_series_are_bounded(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
