@@ -21,7 +21,7 @@ from offloaderd.core.names.patterns import Breadth, TopicPattern, partitioned_to
 from offloaderd.tables.layout import BUCKETS_MAX, BUCKETS_MIN, Layout, Partition
 
 VERSION = 1
-INTERVAL_S_MIN, INTERVAL_S_MAX = 1.0, 86_400.0
+INTERVAL_S_MIN, INTERVAL_S_MAX = 1.0, 31 * 86_400.0
 KEEP_S_MIN = 3600.0
 COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """Names in Avro. Other ones mean something else in expressions of Spark, Iceberg or Delta Lake."""
@@ -133,7 +133,7 @@ class Declaration:
             ),
             (
                 INTERVAL_S_MIN <= self.interval_s <= INTERVAL_S_MAX,
-                f"interval {self.interval_s:g} s: {INTERVAL_S_MIN:g} s to {INTERVAL_S_MAX:g} s",
+                f"interval {self.interval_s:.12g} s: {INTERVAL_S_MIN:g} s to {INTERVAL_S_MAX / 86_400:g} d",
             ),
             (self.upkeep_s >= 0, f"upkeep every {self.upkeep_s:g} s: 0 s (never) or more"),
             (self.keep_s >= KEEP_S_MIN, f"keep {self.keep_s:g} s: {KEEP_S_MIN:g} s at least, for queries that run"),

@@ -19,7 +19,7 @@ from offloaderd.cli.settings import CONFIG
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import CorruptData
 from offloaderd.core.names.patterns import TopicPattern
-from offloaderd.core.units import size
+from offloaderd.core.units import age, size
 from offloaderd.daemon.stores import metadata_store
 from offloaderd.tables import store as stored
 from offloaderd.tables.declaration import Declaration, OnError, TableFormat, TableMode
@@ -162,7 +162,7 @@ def create(session: Session, *, topics: str, config: Path | None, dry_run: bool,
     session.tell(
         {"declaration": _document(declared), "declared": not dry_run},
         f"{said} {declared.name}: {declared.topics} -> {declared.format} tables in {declared.to}, every "
-        f"{declared.interval_s:g} s\nhint: `offloaderd spark tables run` writes them",
+        f"{age(declared.interval_s)}\nhint: `offloaderd spark tables run` writes them",
     )
     return OK
 
@@ -274,7 +274,7 @@ def show_(session: Session, *, name: str, config: Path | None) -> int:
                 ("partition", declared.layout.text),
                 ("sorted by", ", ".join(declared.sort) or "nothing"),
                 ("on error", declared.on_error),
-                ("interval", f"{declared.interval_s:g} s, {size(declared.step_bytes)} at a time"),
+                ("interval", f"{age(declared.interval_s)}, {size(declared.step_bytes)} at a time"),
                 ("declared", f"{show.moment(declared.created_ms)} by {declared.created_by}"),
                 ("writer", _writer_text(states, writer)),
             ]

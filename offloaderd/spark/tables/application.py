@@ -399,7 +399,7 @@ class Application:
                 table.due_s = now_s if more else table.begun_s + interval_s
                 outcome = "committed" if written.moved else "idle"
             else:
-                table.pause_s = min(max(interval_s, 2 * table.pause_s), max(interval_s, PAUSE_S_MAX))
+                table.pause_s = min(max(interval_s, 2 * table.pause_s), PAUSE_S_MAX)
                 table.due_s = now_s + table.pause_s
                 table.state = replace(table.state, error=_said(error))
                 log.warning(

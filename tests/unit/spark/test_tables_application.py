@@ -329,6 +329,31 @@ def test_the_interval_counts_from_the_beginning_of_a_step(scene: Scene, monkeypa
     assert 30 <= begun_s[1] - begun_s[0] < 55
 
 
+@pytest.mark.parametrize("interval_s", [60.0, 31 * 86_400.0])
+def test_a_table_that_fails_is_tried_again(scene: Scene, monkeypatch: pytest.MonkeyPatch, interval_s: float) -> None:
+    """Within ten minutes, also one that is written once a month; the pauses grow up to that."""
+    now_s, begun_s = itertools.count(step=1.0), []
+    monkeypatch.setattr(SystemClock, "monotonic", lambda _: next(now_s))
+    monkeypatch.setattr(tables, "POLL_S", 0.0)
+    monkeypatch.setattr(tables, "ThreadPoolExecutor", AtOnce)
+    scene.declare(replace(ORDERS, interval_s=interval_s))
+
+    def step(_: str) -> Written:
+        begun_s.append(next(now_s))
+        if len(begun_s) > 6:
+            application.stop()
+        raise OffloaderError("no space")
+
+    scene.step = step
+    application = scene.application()
+    assert not application.run()
+    pauses = [after - before for before, after in itertools.pairwise(begun_s)]
+    first_s = min(interval_s, tables.PAUSE_S_MAX)
+    assert pauses[0] == pytest.approx(first_s, abs=15)
+    assert pauses[-1] == pytest.approx(tables.PAUSE_S_MAX, abs=15)
+    assert pauses[1] == pytest.approx(min(2 * first_s, tables.PAUSE_S_MAX), abs=15)
+
+
 def test_a_second_signal_ends_the_steps_that_run(scene: Scene) -> None:
     """Steps that wait for a thread are never begun; the declaration is given back."""
     scene.declare(ALL, topics=tuple(f"t{number}" for number in range(12)))

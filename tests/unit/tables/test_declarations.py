@@ -33,6 +33,7 @@ KEYED = replace(
         ({"format": TableFormat.DELTA}, "tables of Delta Lake are in a folder"),
         ({"key": ("id",)}, "key: only with mode upsert"),
         ({"interval_s": 0.5}, "interval 0.5 s"),
+        ({"interval_s": 31 * 86_400.0 + 1}, "interval 2678401 s: 1 s to 31 d"),
         ({"interval_s": float("nan")}, "interval nan s"),
         ({"step_bytes": 0}, "step of 0 bytes"),
         ({"upkeep_s": -1.0}, "upkeep every -1 s"),
