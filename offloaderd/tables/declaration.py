@@ -20,7 +20,8 @@ from offloaderd.core.model import TopicName
 from offloaderd.core.names.patterns import Breadth, TopicPattern, partitioned_topic
 from offloaderd.tables.layout import BUCKETS_MAX, BUCKETS_MIN, Layout, Partition
 
-VERSION = 1
+VERSION = 2
+"""Version 1 had the history first; a declaration without the later fields is still written as one."""
 INTERVAL_S_MIN, INTERVAL_S_MAX = 1.0, 31 * 86_400.0
 KEEP_S_MIN = 3600.0
 COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -54,6 +55,15 @@ class TableMode(StrEnum):
     """It adds a row."""
     UPSERT = "upsert"
     """It replaces the row of its key; one without a value deletes it."""
+
+
+class History(StrEnum):
+    """When a table gets what was offloaded before it was declared."""
+
+    FIRST = "first"
+    """Before everything else."""
+    BESIDE = "beside"
+    """Between steps with what is new, which begin with the newest segment of each topic."""
 
 
 class OnError(StrEnum):
@@ -93,6 +103,7 @@ class Declaration:
     partition: Partition | None = None
     buckets: int = 0
     sort: tuple[str, ...] = ()
+    history: History = History.FIRST
     created_ms: int = 0
     created_by: str = ""
 
@@ -124,6 +135,11 @@ class Declaration:
         checks = [
             (bool(NAME.fullmatch(self.name)), f"name {self.name!r}: letters, digits, . _ - and 100 characters at most"),
             (self.mode is TableMode.UPSERT or not self.key, "key: only with mode upsert"),
+            (
+                self.mode is TableMode.APPEND or self.history is History.FIRST,
+                f"history {self.history}: not with mode upsert, where a row of the history could bring back a key that "
+                "was deleted since; leave it out, or take mode append",
+            ),
             *(
                 (
                     all(map(COLUMN.fullmatch, names)) and len(set(names)) == len(names),
@@ -209,8 +225,12 @@ class Declaration:
 
 
 def encode(value: Declaration) -> bytes:
-    """Return the node's content."""
-    return json.dumps({"version": VERSION, **asdict(value)}, sort_keys=True).encode()
+    """Return the node's content; an earlier release reads it, unless it would write another table by it."""
+    found = asdict(value)
+    if value.history is History.FIRST:
+        del found["history"]
+    version = VERSION if "history" in found else 1
+    return json.dumps({"version": version, **found}, sort_keys=True).encode()
 
 
 def decode(data: bytes, *, path: str) -> Declaration:
@@ -220,6 +240,7 @@ def decode(data: bytes, *, path: str) -> Declaration:
         known = {one.name: found[one.name] for one in fields(Declaration) if one.name in found}
         known["format"], known["mode"] = TableFormat(known["format"]), TableMode(known["mode"])
         known["on_error"], known["key"] = OnError(known["on_error"]), tuple(known["key"])
+        known["history"] = History(known.get("history", History.FIRST))
         known["sort"] = tuple(known.get("sort", ()))  # those of earlier releases have no layout
         if (partition := known.get("partition")) is not None:
             known["partition"] = Partition(partition)

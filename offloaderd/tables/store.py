@@ -22,7 +22,7 @@ TABLES_MAX = 1000
 """Tables of a declaration whose state is kept, at most 900 bytes each; those that fail or lag most."""
 STATES_BYTES_MAX = 1_000_000
 """Most bytes of the states with positions, and why tables wait; of more these are left out. A node has no more room."""
-ADDED = {"positions", "waits"}
+ADDED = {"positions", "waits", "history_entries"}
 """Fields of a state that records of earlier releases lack."""
 WAITS_CHARS = 500
 """Of the reason why a table waits, which may name each of many partitions."""
@@ -34,7 +34,8 @@ class TableState:
 
     `lag_s` counts from when the oldest segment that it lacks was offloaded, whatever holds the table back; `waits` is
     why it cannot have all of them yet, empty if it can. `apart` are rows that went to dead letters or were skipped.
-    `positions` has the last entry that is in the table, by the local name of the topic or partition.
+    `positions` has the last entry up to which all is in the table, by the local name of the topic or partition. With
+    the history beside what is new the lag is that of what is new, and `history_entries` are left of the history.
     """
 
     table: str
@@ -47,11 +48,12 @@ class TableState:
     error: str = ""
     waits: str = ""
     positions: Mapping[str, str] = field(default_factory=dict)
+    history_entries: int = 0
 
     @property
     def numbers(self) -> tuple[float, ...]:
         """All of its numbers."""
-        return self.rows, self.apart, self.lag_s, self.lag_entries, self.committed_ms
+        return self.rows, self.apart, self.lag_s, self.lag_entries, self.committed_ms, self.history_entries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

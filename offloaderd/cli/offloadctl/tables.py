@@ -22,7 +22,7 @@ from offloaderd.core.names.patterns import TopicPattern
 from offloaderd.core.units import age, size
 from offloaderd.daemon.stores import metadata_store
 from offloaderd.tables import store as stored
-from offloaderd.tables.declaration import Declaration, OnError, TableFormat, TableMode
+from offloaderd.tables.declaration import Declaration, History, OnError, TableFormat, TableMode
 from offloaderd.tables.layout import Partition, parse_partition
 from offloaderd.tables.store import States, TableState
 
@@ -49,6 +49,7 @@ class Wish(TypedDict):
     schema: Path | None
     partition: tuple[Partition, int] | None
     sort: str | None
+    history: str
 
 
 @click.group()
@@ -136,6 +137,13 @@ def _with_store(session: Session, config: Path | None, work: Callable[[MetadataS
     "[default: day; with upsert none]",
 )
 @click.option("--sort", metavar="COLUMN,...", help="The rows of each file are sorted by these columns.")
+@click.option(
+    "--history",
+    type=click.Choice([one.value for one in History]),
+    default=History.FIRST.value,
+    show_default=True,
+    help="first: what is there already, before what is new. beside: what is new at each interval, the rest in between.",
+)
 @click.option("--dry-run", is_flag=True, help="Only check, and show the declaration.")
 @CONFIG
 @options.common
@@ -153,6 +161,7 @@ def create(session: Session, *, topics: str, config: Path | None, dry_run: bool,
       offloadctl tables create customers --to /lake --format delta --mode upsert --key id --config offloaderd.toml
       offloadctl tables create clicks --to lake.shop --partition hour --sort user --config offloaderd.toml
       offloadctl tables create visits --to lake.shop --partition bucket:16 --config offloaderd.toml
+      offloadctl tables create events --to lake.shop --history beside --config offloaderd.toml
     """
     declared = _declared(topics, wish).checked()
     _check_schema(declared)
@@ -188,6 +197,7 @@ def _declared(topics: str, wish: Wish) -> Declaration:
         partition=partition,
         buckets=buckets,
         sort=_columns(wish["sort"]),
+        history=History(wish["history"]),
         created_ms=SystemClock().wall_ms(),
         created_by=_user(),
     )
@@ -233,11 +243,14 @@ def list_(session: Session, *, config: Path | None) -> int:
         return rows
 
     rows = _with_store(session, config, read)
-    columns = ("NAME", "TOPICS", "TO", "FORMAT", "MODE", "PARTITION", "SORT", "TABLES", "FAILING", "LAG", "WRITER")
-    fields = ("name", "topics", "to", "format", "mode", "partition", "sort", "tables", "failing", "lag_s", "writer")
+    heads = "NAME,TOPICS,TO,FORMAT,MODE,PARTITION,SORT,TABLES,FAILING,LAG,HISTORY LEFT,WRITER"
+    fields = (
+        *("name", "topics", "to", "format", "mode", "partition", "sort", "tables", "failing", "lag_s"),
+        *("history_entries", "writer"),
+    )
 
     def write() -> None:
-        show.table(columns, [[_text(name, row) for name in fields] for row in rows])
+        show.table(heads.split(","), [[_text(name, row) for name in fields] for row in rows])
 
     session.tell({"declarations": rows}, write)
     return FAILED if any(row["failing"] for row in rows) else OK
@@ -271,6 +284,7 @@ def show_(session: Session, *, name: str, config: Path | None) -> int:
                 ("topics", declared.topics),
                 ("to", f"{declared.to}, {declared.format}"),
                 ("mode", declared.mode + (f" by {', '.join(declared.key)}" if declared.key else "")),
+                ("history", declared.history),
                 ("partition", declared.layout.text),
                 ("sorted by", ", ".join(declared.sort) or "nothing"),
                 ("on error", declared.on_error),
@@ -282,7 +296,7 @@ def show_(session: Session, *, name: str, config: Path | None) -> int:
         if states.tables:
             click.echo()
             show.table(
-                ("TABLE", "ROWS", "APART", "LAG", "ENTRIES BEHIND", "COMMITTED", "ERROR OR WAIT"),
+                ("TABLE", "ROWS", "APART", "LAG", "ENTRIES BEHIND", "HISTORY LEFT", "COMMITTED", "ERROR OR WAIT"),
                 [_row(one) for one in by_now],
             )
 
@@ -344,6 +358,7 @@ def _summary(states: States, writer: str) -> dict[str, object]:
         "tables": len(states.tables),
         "failing": sum(bool(one.error) for one in states.tables),
         "lag_s": max((one.lag_s for one in states.by(SystemClock().wall_ms())), default=0.0),
+        "history_entries": sum(one.history_entries for one in states.tables),
         **_writers(states, writer),
     }
 
@@ -371,4 +386,5 @@ def _text(name: str, row: Mapping[str, Any]) -> str:
 def _row(one: TableState) -> list[str]:
     committed = show.moment(one.committed_ms) if one.committed_ms else ""
     why = one.error or (one.waits and f"waits: {one.waits}")
-    return [one.table, str(one.rows), str(one.apart), f"{one.lag_s:.0f} s", str(one.lag_entries), committed, why]
+    numbers = str(one.rows), str(one.apart), f"{one.lag_s:.0f} s", str(one.lag_entries), str(one.history_entries)
+    return [one.table, *numbers, committed, why]

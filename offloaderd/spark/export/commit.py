@@ -69,9 +69,9 @@ class Commit:
     def encode_move(self, last: "Commit") -> str:
         """Return the record of the changes since the commit before."""
         moved = {
-            name: [last.positions.get(name), at]
-            for name, at in self.positions.items()
-            if last.positions.get(name) != at
+            name: [last.positions.get(name), self.positions.get(name)]
+            for name in {**last.positions, **self.positions}
+            if last.positions.get(name) != self.positions.get(name)
         }
         step = {"version": VERSION, "number": self.number, "staging": self.staging, "rows": self.rows, "moved": moved}
         return json.dumps({**step, **({"apart": self.apart} if self.apart else {})})
@@ -102,12 +102,12 @@ class Upkeep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """The changes of one commit: `moved` has the positions before (None: there was none) and after it."""
+    """The changes of one commit: `moved` has the positions before and after it; None: there was none."""
 
     number: int
     staging: str
     rows: int
-    moved: dict[str, tuple[str | None, str]]
+    moved: dict[str, tuple[str | None, str | None]]
     apart: int = 0
 
     def of(self, source: dict[str, str], positions: dict[str, str]) -> Commit:

@@ -34,6 +34,7 @@ from offloaderd.spark.scan.options import SourceOptions, parse
 from offloaderd.spark.scan.query import NOTHING, parsed
 from offloaderd.spark.scan.snapshot import Held, Snapshot, Stores, known_topics, opened
 from offloaderd.spark.stream import take_snapshots
+from offloaderd.spark.tables.parts import Parts
 from offloaderd.spark.tables.writer import TableWriter, Written
 from offloaderd.tables import store as stored
 from offloaderd.tables.declaration import Declaration, table_name, table_of
@@ -421,7 +422,8 @@ class Application:
         """Return the state of a table with what it lacks, as its last step has seen it."""
         lag = table.writer.lag
         lag_s = max(0.0, (self._clock.wall_ms() - lag.oldest_ms) / 1000) if lag.oldest_ms is not None else 0.0
-        return replace(table.state, lag_s=lag_s, lag_entries=lag.entries, waits=lag.waits[:WAITS_CHARS])
+        waits = lag.waits[:WAITS_CHARS]
+        return replace(table.state, lag_s=lag_s, lag_entries=lag.entries, waits=waits, history_entries=lag.history)
 
     def _state(self, before: TableState, written: Written) -> TableState:
         return replace(
@@ -432,7 +434,7 @@ class Application:
             error="",
             positions={
                 TopicName.parse(name).local: str(at)
-                for name, text in written.commit.positions.items()
+                for name, text in Parts.of(written.commit.positions).history.items()
                 if (at := parsed(text)[0]) != NOTHING
             },
         )

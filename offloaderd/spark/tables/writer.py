@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
@@ -27,12 +27,13 @@ from offloaderd.spark.export.delta import DeltaTarget
 from offloaderd.spark.export.export import read_of, write
 from offloaderd.spark.export.iceberg import IcebergTable, opened
 from offloaderd.spark.scan.options import SourceOptions, parse
-from offloaderd.spark.scan.query import NOTHING, position
+from offloaderd.spark.scan.query import NOTHING, Offset, position
 from offloaderd.spark.scan.snapshot import Snapshot
-from offloaderd.spark.stream import Step, advance, furthest, in_history, is_another
+from offloaderd.spark.stream import Step, in_history, is_another
+from offloaderd.spark.tables.parts import Part, Parts, Turns, names_of
 from offloaderd.spark.tables.rows import ORDER, TableRows, dead_columns, key_of
 from offloaderd.spark.tables.versions import NO_VERSION, Choice, choices
-from offloaderd.tables.declaration import DEAD_LETTERS, Declaration, OnError, TableFormat, table_name
+from offloaderd.tables.declaration import DEAD_LETTERS, Declaration, History, OnError, TableFormat, table_name
 from offloaderd.tables.layout import Layout
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from offloaderd.ledgers.pulsar.schemas import Schema
+    from offloaderd.spark.scan.query import EntryQuery
 
 log = structlog.get_logger(__name__)
 
@@ -74,12 +76,14 @@ class Written:
 class Lag(NamedTuple):
     """What a table lacks: entries, and when the oldest segment with one of them was offloaded; None for none.
 
-    `waits`: why it cannot have all of them yet; empty if it can.
+    `waits`: why it cannot have all of them yet; empty if it can. `history`: entries that it lacks besides, of a part of
+    its own.
     """
 
     entries: int = 0
     oldest_ms: int | None = None
     waits: str = ""
+    history: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,8 @@ class TableWriter:
         self._clock = clock
         self._kept_s: float | None = None
         self._known = KnownOutcomes()
-        self._step = Step({})
+        self._turns = Turns(declared.interval_s)
+        self._served = dict.fromkeys(Part, "")  # of each part the topic that was served last
         self._settled = False  # whether it is known that no dead letters are ahead of the table
         self._has_dead_letters = False
         self.lag = Lag()
@@ -134,7 +139,8 @@ class TableWriter:
     def source(self, cluster: str) -> dict[str, str]:
         """Return what the table is made of; a table of something else is refused."""
         key = {"key": ",".join(self._key)} if self._key else {}
-        return {"cluster": cluster, "topic": str(self.topic), "mode": self._declared.mode.value, **key}
+        history = {"history": self._declared.history.value} if self._declared.history is not History.FIRST else {}
+        return {"cluster": cluster, "topic": str(self.topic), "mode": self._declared.mode.value, **key, **history}
 
     def step(self) -> Written:
         """Take the next step. Raises OffloaderError with what stops the table, and as the stores do."""
@@ -156,18 +162,25 @@ class TableWriter:
         columns, aliases = made.rows.columns, made.rows.aliases
         with self._opened(self.table, columns, topics, layout, key=self._key, aliases=aliases) as target:
             last = before = target.recover(source)
-            self.lag = lag_of(found, last)
-            for one in (last, dead) if dead is not None else (last,):
-                self._check_history(found, one)
-            ahead = dead if dead is not None and is_ahead(dead, last) else None
+            parts, apart = Parts.of(last.positions), Parts.of(dead.positions if dead is not None else {})
+            ahead, upto = (dead, apart) if parts.is_behind(apart) else (None, None)
             self._settled = ahead is None
-            room, turn = self._declared.step_bytes, self._step.turn
-            reached = ahead.positions if ahead is not None else None
-            self._step = advance(found, last.positions, plain.query, target=reached, room=room, turn=turn)
-            if self._step.object_bytes:
+            if not last.number and self._declared.history is History.BESIDE:
+                parts = Parts.begun(found, plain.query, upto)
+            self.lag = _lag(found, parts)
+            for one in (parts, apart):
+                self._check_history(found, one)
+            steps = self._steps(found, parts, plain.query, upto)
+            if steps:
+                part = self._turns.begin(steps, self._clock.monotonic())
                 made = self._made(source, topics, versions, target, by=ahead.apart - 1 if ahead is not None else None)
-                last = self._written(made, target, last, self._step, repeated=ahead is not None)
-            self.lag = lag_of(found, last)
+                reached = parts.after(part, steps[part].offset).positions
+                last = self._written(made, target, last, steps[part], reached, repeated=ahead is not None)
+                self._served[part] = steps[part].turn
+                parts = Parts.of(last.positions)
+            left = self._steps(found, parts, plain.query)
+            self._turns.end(more=Part.LIVE in left)
+            self.lag = _lag(found, parts)
             if last is not before:
                 self._keep(target, made)
             return Written(
@@ -175,13 +188,24 @@ class TableWriter:
                 apart=last.apart - before.apart,
                 moved=last is not before,
                 commit=last,
-                more=lag_of(found, last, furthest(found, plain.query)).entries > 0,
+                more=bool(left),
             )
 
-    def _check_history(self, found: Sequence[Snapshot], last: Commit) -> None:
+    def _steps(
+        self, found: Sequence[Snapshot], parts: Parts, query: EntryQuery, upto: Parts | None = None
+    ) -> dict[Part, Step]:
+        """Return the next step of each part that has something new."""
+        room, made = self._declared.step_bytes, dict[Part, Step]()
+        for part in Part:
+            step = parts.step(part, found, query, upto=upto, room=room, turn=self._served[part])
+            if step is not None:
+                made[part] = step
+        return made
+
+    def _check_history(self, found: Sequence[Snapshot], parts: Parts) -> None:
         """Raise InvalidInput if a topic was deleted and made again since a commit."""
-        for snapshot in found:
-            text = last.positions.get(str(snapshot.topic))
+        for snapshot, positions in product(found, (parts.history, parts.live)):
+            text = positions.get(str(snapshot.topic))
             if text is None:
                 continue
             at, segments = in_history(snapshot, text), snapshot.map.segments
@@ -245,8 +269,10 @@ class TableWriter:
             return
         log.info("tables.upkeep_done", table=self.table, joined=done.joined, deleted=done.deleted)
 
-    def _written(self, made: _Made, target: KeptTable, last: Commit, step: Step, *, repeated: bool) -> Commit:
-        """Write and commit a step. `repeated`: its dead letters are committed already."""
+    def _written(
+        self, made: _Made, target: KeptTable, last: Commit, step: Step, reached: Offset, *, repeated: bool
+    ) -> Commit:
+        """Write and commit a step with the positions reached. `repeated`: its dead letters are committed already."""
         staging = target.staging(last)
         with _discarded(target, staging):
             with from_spark(f"step {last.number + 1} failed, and nothing of it was added: "):
@@ -259,8 +285,8 @@ class TableWriter:
             if apart and self._declared.on_error is OnError.FAIL:
                 raise OffloaderError(self._first_apart(made, step))
             if apart and self._declared.on_error is OnError.DEAD_LETTER and not repeated:
-                self._write_dead_letters(made, last, step)
-        return target.commit(last, staging, step.offset, count, last.apart + apart)
+                self._write_dead_letters(made, last, step, reached)
+        return target.commit(last, staging, reached, count, last.apart + apart)
 
     def _read(self, made: _Made, step: Step) -> DataFrame:
         return read_of(self._spark, made.options, step).schema(made.read).load()
@@ -280,14 +306,14 @@ class TableWriter:
         self._has_dead_letters = last.number > 0
         return last
 
-    def _write_dead_letters(self, made: _Made, last: Commit, step: Step) -> None:
+    def _write_dead_letters(self, made: _Made, last: Commit, step: Step, reached: Offset) -> None:
         """Commit the dead letters of a step, with the newest version of the schema by which they are none.
 
         Raises Conflict if another application has done so meanwhile.
         """
         with self._dead_letters(made.topics) as target:
             before = target.recover(_dead(made.source))
-            if is_ahead(before, last):
+            if Parts.of(last.positions).is_behind(Parts.of(before.positions)):
                 raise Conflict(
                     f"another application has written dead letters of {self.table} meanwhile",
                     hint="the next step writes the rest of that one",
@@ -301,7 +327,7 @@ class TableWriter:
                 rows = rows.observe(counted, functions.count(functions.lit(1)).alias("count"))
                 write(rows, target, staging, DEAD_LAYOUT)
                 count = counted.get["count"]
-            target.commit(before, staging, step.offset, count, made.version + 1)
+            target.commit(before, staging, reached, count, made.version + 1)
             self._has_dead_letters = True
 
     def _dead_letters(self, topics: Sequence[str]) -> AbstractContextManager[KeptTable]:
@@ -321,7 +347,8 @@ class TableWriter:
         to = self._declared.to
         if self._declared.format is TableFormat.DELTA:
             folder = f"{to.rstrip('/')}/{name}"
-            yield DeltaTarget(self._spark, folder, columns, topics, layout=layout, order=ORDER, key=key)
+            names = names_of(topics) if self._declared.history is History.BESIDE else topics
+            yield DeltaTarget(self._spark, folder, columns, names, layout=layout, order=ORDER, key=key)
             return
         if self._declared.in_folder:
             place = IcebergTable(folder=to, name=f"{self.topic.tenant}_{self.topic.namespace}.{name}")
@@ -347,17 +374,17 @@ def _dead(source: dict[str, str]) -> dict[str, str]:
     return {**source, "rows": "dead letters"}
 
 
-def is_ahead(dead: Commit, last: Commit) -> bool:
-    """Return whether there are dead letters of messages that the table does not reach yet."""
-    return any(position(dead.positions, name) > position(last.positions, name) for name in dead.positions)
+def _lag(found: Sequence[Snapshot], parts: Parts) -> Lag:
+    history = lag_of(found, parts.history, parts.boundaries)
+    return lag_of(found, parts.live)._replace(history=history.entries)
 
 
-def lag_of(found: Sequence[Snapshot], last: Commit, ends: Mapping[str, str] | None = None) -> Lag:
+def lag_of(found: Sequence[Snapshot], positions: Mapping[str, str], ends: Mapping[str, str] | None = None) -> Lag:
     """Return what a table lacks of what is offloaded; with `ends`: of what is up to these positions of its topics."""
     entries, oldest = 0, None
     for snapshot in found:
         name, newest = str(snapshot.topic), snapshot.newest
-        at, end = position(last.positions, name), position(ends, name) if ends is not None else newest
+        at, end = position(positions, name), position(ends, name) if ends is not None else newest
         segments = snapshot.map.segments
         for segment in islice(segments, bisect_right(segments, at, key=lambda one: one.end), None):
             if end is None or segment.begin > end:

@@ -87,7 +87,7 @@ def test_tables_from_the_first_to_the_last(scene: Scene) -> None:
         ("acme.eu", 300.0, "/lake", 0)
     ]
     states = [
-        TableState(table="a", topic="a", rows=5, lag_s=3.0, lag_entries=7, committed_ms=1000),
+        TableState(table="a", topic="a", rows=5, lag_s=3.0, lag_entries=7, committed_ms=1000, history_entries=40),
         TableState(table="b", topic="b", error="no space"),
         TableState(table="c", topic="c", lag_entries=1, waits="nothing until history is offloaded"),
     ]
@@ -96,11 +96,12 @@ def test_tables_from_the_first_to_the_last(scene: Scene) -> None:
         listed_again = scene.run("list")
     assert listed_again.exit_code == 1
     assert listed_again.stdout.splitlines()[1].split() == [
-        *("acme.eu", "acme/eu/*", "/lake", "delta", "append", "day", "-", "3", "1", "3", "s", "tables-1")
+        *("acme.eu", "acme/eu/*", "/lake", "delta", "append", "day", "-", "3", "1", "3", "s", "40", "tables-1")
     ]
     shown = scene.run("show", "acme.eu")
     assert shown.exit_code == 1
     assert "no space" in shown.stdout
+    assert ["s", "7", "40"] in [line.split()[4:7] for line in shown.stdout.splitlines()]
     assert "waits: nothing until history is offloaded" in shown.stdout
     assert json.loads(scene.run("show", "acme.eu", "-o", "json").stdout)["tables"][1]["lag_entries"] == 7
     assert "nothing was done" in scene.run("drop", "acme.eu").stdout
@@ -121,7 +122,7 @@ def test_tables_of_a_dead_application(scene: Scene) -> None:
         assert f"tables-2, states of {since}, when tables-1 was heard of last" in scene.run("show", "orders").stdout
         assert json.loads(scene.run("show", "orders", "-o", "json").stdout)["writer"] == "tables-2"
     assert f"nobody since {since}, when tables-1 was heard of last" in scene.run("show", "orders").stdout
-    assert f" s  nobody since {since}\n" in scene.run("list").stdout
+    assert f" nobody since {since}\n" in scene.run("list").stdout
     document = json.loads(scene.run("show", "orders", "-o", "json").stdout)
     assert (document["writer"], document["last_writer"], document["at_ms"]) == ("", "tables-1", LONG_AGO_MS)
     grown, none = (one["lag_s"] for one in document["tables"])
@@ -137,6 +138,7 @@ def test_the_layout_of_tables(scene: Scene) -> None:
         ("keyed", ("--mode", "upsert", "--sort", "_key")),
         ("hourly", ("--partition", "hour", "--sort", "region, id")),
         ("buckets", ("--partition", "bucket:16")),
+        ("beside", ("--history", "beside")),
     ):
         assert scene.run("create", name, "--to", "/lake", *words).exit_code == 0
     listed = json.loads(scene.run("list", "-o", "json").stdout)["declarations"]
@@ -145,7 +147,10 @@ def test_the_layout_of_tables(scene: Scene) -> None:
         "keyed": ("none", ["_key"]),
         "hourly": ("hour", ["region", "id"]),
         "buckets": ("bucket:16", []),
+        "beside": ("day", []),
     }
+    assert [one["name"] for one in listed if one["history"] == "beside"] == ["beside"]
+    assert ["history", "beside"] in [line.split() for line in scene.run("show", "beside").stdout.splitlines()]
     assert ["hour", "region,id"] in [line.split()[5:7] for line in scene.run("list").stdout.splitlines()]
     shown = [line.split() for line in scene.run("show", "hourly").stdout.splitlines()]
     assert ["partition", "hour"] in shown

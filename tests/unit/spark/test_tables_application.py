@@ -23,6 +23,7 @@ from offloaderd.spark.export.commit import Commit
 from offloaderd.spark.scan.snapshot import Stores
 from offloaderd.spark.tables import application as tables
 from offloaderd.spark.tables.application import Application, Opened
+from offloaderd.spark.tables.parts import Parts
 from offloaderd.spark.tables.writer import Lag, TableWriter, Written
 from offloaderd.tables import store as stored
 from offloaderd.tables.declaration import Declaration
@@ -476,13 +477,16 @@ def test_a_schema_that_cannot_be_read_stops_the_table(
     assert not (tmp_path / "lake").exists()
 
 
-@pytest.mark.parametrize(("at", "again"), [("1:4", False), ("0:4@5", True), ("9:0", True)])
-def test_a_topic_that_was_made_again_stops_its_table(at: str, again: bool) -> None:
+@pytest.mark.parametrize(
+    ("at", "live", "again"),
+    [("1:4", "", False), ("0:4@5", "", True), ("9:0", "", True), ("1:2", "1:8", False), ("1:2", "9:0", True)],
+)
+def test_a_topic_that_was_made_again_stops_its_table(at: str, live: str, again: bool) -> None:
     """Also where its ledgers have higher ids: it is another history. A position that retention has passed is none."""
     spark, planner = cast("SparkSession", NoSpark(Scene())), cast("tables.SharedPlanner", None)
     writer = TableWriter(spark, planner, ORDERS, TOPIC, OPTIONS, SystemClock())
     slices = (LedgerSlice(1, 0, 9, 100, 7),)
     found = snapshot([replace(made(0), slices=slices)])
-    last = Commit(number=1, source={}, positions={str(TOPIC): at})
+    last = Parts({str(TOPIC): at}, {str(TOPIC): live or at}, {})
     with pytest.raises(InvalidInput, match="made again") if again else nullcontext():
         writer._check_history([found], last)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from offloaderd.core.model import Position
-from offloaderd.spark.export.commit import Commit
 from offloaderd.spark.scan.query import EntryQuery
 from offloaderd.spark.stream import furthest
 from offloaderd.spark.tables.writer import Lag, lag_of
@@ -19,9 +18,9 @@ from tests.unit.spark.test_source_offsets import HISTORY
 FOUND = snapshot([made(1, (1, 0, 9)), made(2, (1, 10, 19), (3, 0, 4)), made(3, (3, 5, 8))])
 
 
-def at(text: str = "") -> Commit:
-    """Return the commit of a table that reaches a position; none yet without one."""
-    return Commit(number=0, source={}, positions={str(TOPIC): text} if text else {})
+def at(text: str = "") -> dict[str, str]:
+    """Return the positions of a table that reaches one; none yet without one."""
+    return {str(TOPIC): text} if text else {}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NewerRec
 from offloaderd.core.model import TopicName
 from offloaderd.metadata import paths
 from offloaderd.tables import declaration, store
-from offloaderd.tables.declaration import Declaration, TableFormat, TableMode, table_name, table_of
+from offloaderd.tables.declaration import Declaration, History, TableFormat, TableMode, table_name, table_of
 from offloaderd.tables.layout import Layout, Partition
 from offloaderd.tables.store import States, TableState
 from offloaderd.testing.memory.metadata import MemoryTree
@@ -42,6 +42,7 @@ KEYED = replace(
         ({"schema": "hello"}, "schema: not JSON"),
         ({"sort": ("id", "id")}, "sort 'id,id': names of columns with commas between, each once"),
         ({"sort": ("a b",)}, "sort 'a b'"),
+        ({"mode": TableMode.UPSERT, "history": History.BESIDE}, "could bring back a key that was deleted since"),
         ({"mode": TableMode.UPSERT, "partition": Partition.HOUR}, "partition hour: with upsert only in Delta Lake"),
         ({"partition": Partition.BUCKET, "buckets": 1}, "partition bucket:1: 2 to 1024 buckets"),
         ({"partition": Partition.BUCKET, "buckets": 1025}, "partition bucket:1025: 2 to 1024 buckets"),
@@ -71,9 +72,12 @@ def test_mistakes_are_told(given: dict[str, object], said: str) -> None:
 
 LAID_OUT = replace(ORDERS, partition=Partition.HOUR, sort=("region", "id"))
 IN_BUCKETS = replace(ORDERS, partition=Partition.BUCKET, buckets=1024)
+BESIDE = replace(ORDERS, history=History.BESIDE)
 
 
-@pytest.mark.parametrize("declared", [ORDERS, KEYED, LAID_OUT, IN_BUCKETS, replace(KEYED, partition=Partition.MONTH)])
+@pytest.mark.parametrize(
+    "declared", [ORDERS, KEYED, LAID_OUT, IN_BUCKETS, BESIDE, replace(KEYED, partition=Partition.MONTH)]
+)
 def test_a_declaration_is_read_as_it_was_written(declared: Declaration) -> None:
     """All fields, with their types."""
     assert declaration.decode(declaration.encode(declared.checked()), path="/x") == declared
@@ -109,9 +113,19 @@ def test_damage_is_told(content: bytes) -> None:
 
 def test_a_later_release_is_told() -> None:
     """Its record is not read by half."""
-    content = declaration.encode(ORDERS).replace(b'"version": 1', b'"version": 2')
+    content = declaration.encode(ORDERS).replace(b'"version": 1', b'"version": 3')
     with pytest.raises(NewerRecord):
         declaration.decode(content, path="/x")
+
+
+def test_an_earlier_release_writes_no_table_in_its_own_way() -> None:
+    """What it reads means the same to it: a history beside what is new is of a version that it refuses."""
+    assert b'"version": 1' in declaration.encode(ORDERS)
+    assert b"history" not in declaration.encode(ORDERS)
+    content = declaration.encode(BESIDE)
+    assert b'"version": 2' in content
+    with pytest.raises(CorruptData, match="aside"):
+        declaration.decode(content.replace(b"beside", b"aside"), path="/x")
 
 
 def test_names_of_tables() -> None:
