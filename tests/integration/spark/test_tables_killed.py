@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -55,8 +55,8 @@ class Run:
         self.process_site.settings["objects"] = {"prefix": PREFIX}
         self.ledgers = 0
 
-    async def declare(self, name: str, folder: Path, form: TableFormat) -> None:
-        """Declare a table of the topic, which takes an entry a step."""
+    async def declare(self, name: str, folder: Path, form: TableFormat, **more: Any) -> None:  # noqa: ANN401 - fields
+        """Declare a table of the topic, which takes an entry a step. `more`: other fields of the declaration."""
         declared = Declaration(
             name=name,
             topics="public/default/orders",
@@ -65,6 +65,7 @@ class Run:
             schema=json.dumps(ORDER),
             interval_s=1.0,
             step_bytes=1,
+            **more,
         )
         async with self._site.stores() as (metadata, _):
             await stored.create(metadata, declared)
