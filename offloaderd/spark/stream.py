@@ -119,10 +119,15 @@ class SegmentsStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 LEFT_OUT = "or leave it out with without=TOPIC: everything else then continues, each entry once"
 
 
-async def take_snapshots(options: SourceOptions, stores: Stores, known: KnownOutcomes | None = None) -> list[Snapshot]:
-    """Take a snapshot of all topics, each with the end of what consumers get; `known`: see `with_held`."""
+async def take_snapshots(
+    options: SourceOptions, stores: Stores, known: KnownOutcomes | None = None, *, beside: bool = False
+) -> list[Snapshot]:
+    """Take a snapshot of all topics, each with the end of what consumers get.
+
+    `known`: see `with_held`; `beside`: see Snapshot.
+    """
     async with segment_reader(stores.objects) as reader:
-        found = await source_snapshot.take(options, stores)
+        found = [replace(one, beside=beside) for one in await source_snapshot.take(options, stores)]
         return await with_held(found, reader, known) if options.holds_back else found
 
 

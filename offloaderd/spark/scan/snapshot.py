@@ -116,7 +116,8 @@ class Snapshot:
     """One topic: its map, the holes in it by position, and the position from which consumers get nothing yet.
 
     `rebuilt`: the map was made from the bucket, which has no record of what retention has deleted. `live`: what is in
-    no segment and a daemon has, if the query asks for it; it ends with the newest entry.
+    no segment and a daemon has, if the query asks for it; it ends with the newest entry. `beside`: who reads it is
+    behind all history, and does not wait for what is not offloaded of that.
     """
 
     map: TopicMap
@@ -124,6 +125,7 @@ class Snapshot:
     held: Position | None = None
     rebuilt: bool = False
     live: tuple[LiveSegment, ...] = ()
+    beside: bool = False
 
     @property
     def topic(self) -> TopicName:
@@ -143,9 +145,10 @@ class Snapshot:
 
     @property
     def unfinished(self) -> HistoryPlan | None:
-        """The plan of history that is not offloaded yet, and that no live segment has."""
+        """The plan of history that is waited for: it is not offloaded yet, and no live segment has it."""
         plan = self.map.unfinished
-        return None if plan is not None and any(one.begin < plan.live_begin for one in self.live) else plan
+        has_it = self.beside or (plan is not None and any(one.begin < plan.live_begin for one in self.live))
+        return None if has_it else plan
 
     @property
     def end(self) -> Position | None:

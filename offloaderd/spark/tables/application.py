@@ -114,9 +114,9 @@ class SharedPlanner:
         with self._lock:
             self._held.close()
 
-    def snapshots(self, options: SourceOptions, known: KnownOutcomes) -> list[Snapshot]:
+    def snapshots(self, options: SourceOptions, known: KnownOutcomes, *, beside: bool = False) -> list[Snapshot]:
         """See Planner."""
-        return self.run(lambda at: take_snapshots(options, at.stores, known))
+        return self.run(lambda at: take_snapshots(options, at.stores, known, beside=beside))
 
     def versions(self, topic: TopicName) -> Mapping[int, Schema]:
         """See Planner."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 
-from offloaderd.spark.scan.query import EntryQuery, Offset, position
+from offloaderd.spark.scan.query import EntryQuery, Offset, parsed, position
 from offloaderd.spark.scan.snapshot import Snapshot
 from offloaderd.spark.stream import Step, advance, begin, reach, written
 
@@ -57,23 +57,35 @@ class Parts:
         live = {name: positions[_LIVE + name] if name in boundaries else at for name, at in history.items()}
         return cls(history, live, boundaries)
 
-    @classmethod
-    def begun(cls, found: Sequence[Snapshot], query: EntryQuery, known: Parts | None) -> Parts:
-        """Return those of a table without a commit: what is new begins with the newest segment of each topic.
+    def begun(self, found: Sequence[Snapshot], query: EntryQuery, upto: Parts | None, *, first: bool) -> Parts:
+        """Return them with the boundaries of topics that begin: what is new begins with the newest segment.
 
-        `known`: those of its dead letters, whose boundaries are taken.
+        All begin with the `first` step of a table, and a topic whose history is not offloaded yet when there are two
+        segments behind that: a message in chunks may have begun before the first. `upto`: dead letters that are ahead,
+        whose boundaries are taken.
         """
-        parts = cls({}, {}, {})
+        history, live, boundaries = dict(self.history), dict(self.live), dict(self.boundaries)
         for snapshot in found:
-            name, segments, start = str(snapshot.topic), snapshot.map.segments, begin(snapshot, query)
+            name, segments, plan = str(snapshot.topic), snapshot.map.segments, snapshot.unfinished
             at = snapshot.before(segments[-1].begin) if segments else None
-            text = written(snapshot, at) if at is not None and at > start else None
-            if known is not None:
-                text = known.boundaries.get(name)
-            if text is not None:
-                parts.history[name], parts.live[name] = written(snapshot, start), text
-                parts.boundaries[name] = text
-        return parts
+            begins = at is not None and (first if plan is None else at >= plan.live_begin)
+            text = written(snapshot, at) if at is not None and begins else None
+            if upto is not None:
+                text = upto.boundaries.get(name)
+            start = self.history.get(name) or written(snapshot, begin(snapshot, query))
+            if name not in boundaries and text is not None and parsed(text)[0] > parsed(start)[0]:
+                history[name], live[name], boundaries[name] = start, text, text
+        return Parts(history, live, boundaries)
+
+    def seen(self, found: Sequence[Snapshot], beside: Iterable[Snapshot]) -> list[Snapshot]:
+        """Return the snapshots for the live part: `beside` for each topic in which that is behind all history."""
+        others = {one.topic: one for one in beside}
+        return [
+            others.get(one.topic, one)
+            if one.unfinished is not None and position(self.live, str(one.topic)) >= one.unfinished.live_begin
+            else one
+            for one in found
+        ]
 
     @property
     def positions(self) -> Offset:
@@ -119,11 +131,11 @@ class Parts:
                 target = {name: min(both, key=lambda one: position(one, name))[name] for name in target}
         step = advance(found, start, query, target=target, room=room, turn=turn)
         for snapshot in found:
-            name, end = str(snapshot.topic), snapshot.end
-            if target is None or name not in step.offset or name not in target or end is None:
+            name = str(snapshot.topic)
+            if target is None or name not in step.offset or name not in target:
                 continue
             at, goal = position(step.offset, name), position(target, name)
-            if at < goal <= end and reach(snapshot, at, goal, 1)[0] == at:
+            if at < goal and reach(snapshot, at, goal, 1)[0] == at:
                 step.offset[name] = target[name]
         return step if step.offset != step.start else None
 

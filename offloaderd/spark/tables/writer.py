@@ -53,8 +53,8 @@ SKIPPED = "losses,retention,malformed"
 class Planner(Protocol):
     """Reads the maps and schemas of topics."""
 
-    def snapshots(self, options: SourceOptions, known: KnownOutcomes) -> list[Snapshot]:
-        """Return what is offloaded of a topic. Raises NotFound, and as the stores do."""
+    def snapshots(self, options: SourceOptions, known: KnownOutcomes, *, beside: bool = False) -> list[Snapshot]:
+        """Return what is offloaded of a topic; `beside`: see Snapshot. Raises NotFound, and as the stores do."""
         ...
 
     def versions(self, topic: TopicName) -> Mapping[int, Schema]:
@@ -118,7 +118,7 @@ class TableWriter:
         self.table = table_name(topic)
         self._clock = clock
         self._kept_s: float | None = None
-        self._known = KnownOutcomes()
+        self._known, self._known_beside = KnownOutcomes(), KnownOutcomes()
         self._turns = Turns(declared.interval_s)
         self._served = dict.fromkeys(Part, "")  # of each part the topic that was served last
         self._settled = False  # whether it is known that no dead letters are ahead of the table
@@ -153,6 +153,9 @@ class TableWriter:
     def _next(self) -> Written:
         plain = parse(self._options)
         found = self._planner.snapshots(plain, self._known)
+        beside = found  # of which what is new does not wait for the history
+        if self._declared.history is History.BESIDE and any(one.unfinished for one in found):
+            beside = self._planner.snapshots(plain, self._known_beside, beside=True)
         source, topics = self.source(plain.settings.daemon.cluster), [str(one.topic) for one in found]
         dead = None if self._settled else self._last_dead_letters(source, topics)
         # Read behind the snapshot: the schema of a message was registered before the message was sent.
@@ -165,12 +168,12 @@ class TableWriter:
             parts, apart = Parts.of(last.positions), Parts.of(dead.positions if dead is not None else {})
             ahead, upto = (dead, apart) if parts.is_behind(apart) else (None, None)
             self._settled = ahead is None
-            if not last.number and self._declared.history is History.BESIDE:
-                parts = Parts.begun(found, plain.query, upto)
-            self.lag = _lag(found, parts)
+            if self._declared.history is History.BESIDE:
+                parts = parts.begun(found, plain.query, upto, first=not last.number)
+            self.lag = _lag(found, beside, parts)
             for one in (parts, apart):
                 self._check_history(found, one)
-            steps = self._steps(found, parts, plain.query, upto)
+            steps = self._steps(found, beside, parts, plain.query, upto)
             if steps:
                 part = self._turns.begin(steps, self._clock.monotonic())
                 made = self._made(source, topics, versions, target, by=ahead.apart - 1 if ahead is not None else None)
@@ -178,9 +181,9 @@ class TableWriter:
                 last = self._written(made, target, last, steps[part], reached, repeated=ahead is not None)
                 self._served[part] = steps[part].turn
                 parts = Parts.of(last.positions)
-            left = self._steps(found, parts, plain.query)
+            left = self._steps(found, beside, parts, plain.query)
             self._turns.end(more=Part.LIVE in left)
-            self.lag = _lag(found, parts)
+            self.lag = _lag(found, beside, parts)
             if last is not before:
                 self._keep(target, made)
             return Written(
@@ -192,12 +195,18 @@ class TableWriter:
             )
 
     def _steps(
-        self, found: Sequence[Snapshot], parts: Parts, query: EntryQuery, upto: Parts | None = None
+        self,
+        found: Sequence[Snapshot],
+        beside: Sequence[Snapshot],
+        parts: Parts,
+        query: EntryQuery,
+        upto: Parts | None = None,
     ) -> dict[Part, Step]:
         """Return the next step of each part that has something new."""
         room, made = self._declared.step_bytes, dict[Part, Step]()
         for part in Part:
-            step = parts.step(part, found, query, upto=upto, room=room, turn=self._served[part])
+            of = parts.seen(found, beside) if part is Part.LIVE else found
+            step = parts.step(part, of, query, upto=upto, room=room, turn=self._served[part])
             if step is not None:
                 made[part] = step
         return made
@@ -374,9 +383,9 @@ def _dead(source: dict[str, str]) -> dict[str, str]:
     return {**source, "rows": "dead letters"}
 
 
-def _lag(found: Sequence[Snapshot], parts: Parts) -> Lag:
+def _lag(found: Sequence[Snapshot], beside: Sequence[Snapshot], parts: Parts) -> Lag:
     history = lag_of(found, parts.history, parts.boundaries)
-    return lag_of(found, parts.live)._replace(history=history.entries)
+    return lag_of(parts.seen(found, beside), parts.live)._replace(history=history.entries)
 
 
 def lag_of(found: Sequence[Snapshot], positions: Mapping[str, str], ends: Mapping[str, str] | None = None) -> Lag:

@@ -12,6 +12,9 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from offloaderd.core.errors import OffloaderError
+from offloaderd.core.model import Position
+from offloaderd.metadata import paths
+from offloaderd.metadata.records.history import encode
 from offloaderd.spark.export.delta import DeltaTarget
 from offloaderd.spark.export.iceberg import ExportTable
 from offloaderd.tables.declaration import History, TableFormat
@@ -19,6 +22,7 @@ from tests.integration.spark.tables import ORDER, TOPIC, declare, order, run
 from tests.real.table_rows import rows_of
 from tests.unit.format.test_pulsar_message import entry
 from tests.unit.read.build import Piece
+from tests.unit.spark.test_source_offsets import HISTORY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,12 +73,13 @@ class Scene:
         assert self.rows("orders_dead_letters") == dict.fromkeys(ledgers, 1)
 
 
-@pytest.fixture(params=[pytest.param(TableFormat.DELTA, marks=pytest.mark.witness("spark")), TableFormat.ICEBERG])
+@pytest.fixture(params=list(TableFormat))
 def scene(request: pytest.FixtureRequest, spark: SparkSession, site: Site, tmp_path: Path) -> Scene:
     """Nothing is declared."""
     return Scene(spark, site, tmp_path, request.param)
 
 
+@pytest.mark.witness("spark")
 def test_what_is_new_is_there_before_the_history(scene: Scene) -> None:
     """The newest segment is first, then the others, and partitions that come later; each message is there once."""
     parts = [replace(TOPIC, local=f"orders-partition-{number}") for number in range(3)]
@@ -211,3 +216,39 @@ def test_an_open_transaction_holds_up_both_parts(scene: Scene) -> None:
     assert (state.error, state.lag_entries, state.history_entries) == ("", 3, 1)
     assert state.waits == f"{TOPIC}: nothing behind 2:0 until the transaction that began at 2:1 ends"
     assert scene.rows() == {1: 2, 2: 1}
+
+
+def test_history_that_is_offloaded_meanwhile(scene: Scene) -> None:
+    """What is behind it is in the table before, up to a transaction; the history follows, each message once."""
+
+    async def plan(done_ms: int) -> None:
+        content = encode(replace(HISTORY, boundary=4, last=Position(3, 2), done_ms=done_ms))
+        async with scene.site.stores() as (metadata, _):
+            if done_ms:
+                await metadata.replace(paths.history_plan(TOPIC), content, 0)
+                return
+            await metadata.create(paths.history(TOPIC), b"")
+            await metadata.create(paths.history_plan(TOPIC), content)
+
+    scene.grow(1)
+    asyncio.run(plan(0))
+    scene.grow(4)
+    scene.declare()
+    state, _ = scene.run()
+    assert (scene.rows(), state.lag_entries, state.history_entries) == ({1: 2}, 3, 0)
+    assert state.waits == f"{TOPIC}: nothing behind 1:2 until history before 4:0 is offloaded"
+    scene.grow(5)
+    state, _ = scene.run()
+    assert (scene.rows(), state.lag_entries, state.history_entries) == ({1: 2, 5: 2}, 0, 3)
+    transaction = {"txnid_most_bits": 1, "txnid_least_bits": 7}
+    held = [order(ORDER, {"id": 6, "item": one}, **more) for one, more in (("x", {}), ("y", transaction))]
+    asyncio.run(scene.site.commit(TOPIC, [Piece(6, 0, held, 2)]))
+    state, _ = scene.run()
+    assert (scene.rows(), state.lag_entries, state.history_entries) == ({1: 2, 5: 2, 6: 1}, 1, 3)
+    assert state.waits == f"{TOPIC}: nothing behind 6:0 until the transaction that began at 6:1 ends"
+    scene.grow(2, 3)
+    asyncio.run(plan(1))
+    state, _ = scene.run()
+    assert (state.error, state.lag_entries, state.history_entries, state.apart) == ("", 1, 0, 5)
+    assert scene.rows() == {**dict.fromkeys(range(1, 6), 2), 6: 1}
+    assert scene.rows("orders_dead_letters") == dict.fromkeys(range(1, 6), 1)

@@ -180,7 +180,7 @@ def test_each_table_until_it_has_all(scene: Scene) -> None:
     def step(name: str) -> Written:
         left[name] -= 1
         commit = replace(NOTHING.commit, positions={name: "1:2"}, apart=1)
-        scene.lags[name] = Lag(max(left[name], 0), 1000 if left[name] > 0 else None)
+        scene.lags[name] = Lag(max(left[name], 0), 1000 if left[name] > 0 else None, history=10 * max(left[name], 0))
         return replace(NOTHING, rows=3, apart=1, moved=True, more=left[name] > 0, commit=commit)
 
     scene.step = step
@@ -190,6 +190,7 @@ def test_each_table_until_it_has_all(scene: Scene) -> None:
     assert (states["orders"].rows, states["eu"].rows, states["eu"].lag_entries) == (6, 3, 0)
     (first,) = [one for _, one in scene.said if one.lag_entries]
     assert first.lag_s > 1_000_000
+    assert first.history_entries == 10
     assert metric(scene, "table_rows_total", table="all/orders") == 6
     assert metric(scene, "table_rows_apart_total", table="all/eu") == 1
     assert metric(scene, "table_steps_total", table="all/orders", outcome="committed") == 2

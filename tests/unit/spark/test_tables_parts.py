@@ -18,16 +18,19 @@ from tests.unit.read.build import TOPIC
 from tests.unit.spark.lake import snapshot
 from tests.unit.spark.local_files import LocalFiles
 from tests.unit.spark.test_export_delta import DAY, SOURCE, Table
+from tests.unit.spark.test_source_offsets import HISTORY
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from offloaderd.metadata.committed import CommittedSegment
     from offloaderd.spark.scan.snapshot import Snapshot
 
 NAME = str(TOPIC)
 FOUND = snapshot([made(1, (1, 0, 9)), made(2, (1, 10, 19), (3, 0, 4)), made(3, (3, 5, 8))])
 QUERY = EntryQuery()
-BEGUN = Parts.begun([FOUND], QUERY, None)
+NONE = Parts({}, {}, {})
+BEGUN = NONE.begun([FOUND], QUERY, None, first=True)
 
 
 def step(parts: Parts, part: Part, found: Snapshot = FOUND, **given: object) -> Parts | None:
@@ -72,14 +75,15 @@ def test_what_a_format_cannot_forget_is_ignored() -> None:
 
 def test_what_has_no_history() -> None:
     """A topic with one segment, without any, and a partition that comes later have one position, as ever."""
-    assert Parts.begun([snapshot([made(1, (1, 0, 9))])], QUERY, None).positions == {}
-    assert Parts.begun([snapshot([])], QUERY, None).positions == {}
+    for found in (snapshot([made(1, (1, 0, 9))]), snapshot([])):
+        assert NONE.begun([found], QUERY, None, first=True) == NONE
+    assert NONE.begun([FOUND], QUERY, None, first=False) == NONE
     other = TopicName("public", "default", "later")
     later = replace(FOUND, map=replace(FOUND.map, topic=other))
-    found = BEGUN.step(Part.LIVE, [FOUND, later], QUERY)
-    assert found is not None
-    assert found.offset == {NAME: "3:8", str(other): "3:8"}
-    assert Parts.of(BEGUN.after(Part.LIVE, found.offset).positions).boundaries == {NAME: "3:4"}
+    found_step = BEGUN.step(Part.LIVE, [FOUND, later], QUERY)
+    assert found_step is not None
+    assert found_step.offset == {NAME: "3:8", str(other): "3:8"}
+    assert Parts.of(BEGUN.after(Part.LIVE, found_step.offset).positions).boundaries == {NAME: "3:4"}
 
 
 def test_a_step_that_is_repeated() -> None:
@@ -88,7 +92,8 @@ def test_a_step_that_is_repeated() -> None:
         dead = step(BEGUN, part, room=1)
         assert dead is not None
         assert BEGUN.is_behind(dead)
-        assert Parts.begun([snapshot([*FOUND.map.segments, made(4, (5, 0, 9))])], QUERY, dead) == BEGUN
+        grown = snapshot([*FOUND.map.segments, made(4, (5, 0, 9))])
+        assert [NONE.begun([grown], QUERY, dead, first=first) for first in (False, True)] == [BEGUN] * 2
         assert step(BEGUN, part, upto=dead) == dead
         assert [one for one in Part if step(BEGUN, one, upto=dead) is not None] == [part]
         assert not dead.is_behind(BEGUN)
@@ -100,6 +105,7 @@ def test_dead_letters_of_before_both_parts_were_one() -> None:
     earlier = Parts.of({NAME: "1:9", f"live:{NAME}": "3:6", f"begin:{NAME}": "3:4"})
     later = Parts.of({NAME: "3:8"})
     assert not later.is_behind(earlier)
+    assert later.begun([FOUND], QUERY, earlier, first=False) == later, "which are ahead in another topic"
     assert earlier.is_behind(later)
     live = step(earlier, Part.LIVE, upto=later)
     assert live is not None
@@ -109,12 +115,52 @@ def test_dead_letters_of_before_both_parts_were_one() -> None:
 
 
 def test_history_that_is_gone_up_to_the_boundary() -> None:
-    """The step that is left has no entry, and ends at the boundary; one that others hold up does not."""
+    """The step that is left has no entry, and ends at the boundary; one that a transaction holds up does not."""
     gone = replace(FOUND, map=replace(FOUND.map, segments=FOUND.map.segments[2:]))
     ended = step(BEGUN, Part.HISTORY, gone)
     assert ended is not None
     assert ended.boundaries == {}
-    assert step(BEGUN, Part.HISTORY, replace(gone, held=Position(3, 0))) is None
+    held = replace(FOUND, held=Position(3, 0))
+    waits = step(BEGUN, Part.HISTORY, held)
+    assert waits is not None
+    assert waits.history == {NAME: "1:19"}
+    assert step(waits, Part.HISTORY, held) is None
+
+
+def waiting(*segments: CommittedSegment) -> list[Snapshot]:
+    """Return a topic whose history before ledger 3 is not all offloaded yet."""
+    return [replace(FOUND, map=replace(FOUND.map, segments=segments, history=HISTORY))]
+
+
+def test_what_is_new_does_not_wait_for_history_that_is_not_offloaded() -> None:
+    """It begins with the second segment behind that at least, with whichever step; the history ends where it does."""
+    old, first, second = made(1, (1, 0, 9)), made(2, (3, 0, 4)), made(3, (3, 5, 8))
+    for first_step in (False, True):
+        assert NONE.begun(waiting(old, first), QUERY, None, first=first_step) == NONE
+        assert NONE.begun(waiting(old), QUERY, None, first=first_step) == NONE
+    found = waiting(old, first, second)
+    parts = Parts.of({NAME: "1:2"}).begun(found, QUERY, None, first=False)
+    assert (parts.history, parts.live, parts.boundaries) == ({NAME: "1:2"}, {NAME: "3:4"}, {NAME: "3:4"})
+    assert step(parts, Part.LIVE, found[0]) is None
+    (beside,) = parts.seen(found, [replace(found[0], beside=True)])
+    live = step(parts, Part.LIVE, beside)
+    assert live is not None
+    assert live.live == {NAME: "3:8"}
+    history = step(live, Part.HISTORY, found[0])
+    assert history is not None
+    assert history.history == {NAME: "1:9"}
+    assert step(history, Part.HISTORY, found[0]) is None
+    assert step(
+        history, Part.HISTORY, replace(FOUND, map=replace(FOUND.map, segments=(old, first, second)))
+    ) == Parts.of({NAME: "3:8"})
+
+
+def test_a_topic_without_a_boundary_waits_for_its_history() -> None:
+    """Else it would go on behind what is missing."""
+    found = waiting(made(1, (1, 0, 9)), made(2, (3, 0, 4)))
+    (seen,) = Parts.of({NAME: "1:2"}).seen(found, [replace(found[0], beside=True)])
+    assert seen.end == Position(1, 9)
+    assert replace(seen, beside=True).end == Position(3, 4)
 
 
 def test_a_change_back_to_one_position_can_be_undone() -> None:
@@ -174,9 +220,10 @@ def test_what_is_new_waits_for_two_intervals_at_most() -> None:
 def test_a_step_that_fails_is_repeated() -> None:
     """A table stops before what it cannot have, and does not seem sound in between."""
     turns = Turns(60.0)
-    turns.begin([*Part], 0.0)
-    turns.end(more=False)
-    assert [turns.begin([*Part], now_s) for now_s in (1.0, 100.0, 200.0)] == [Part.HISTORY] * 3
+    for now_s in (0.0, 1.0):
+        turns.begin([*Part], now_s)
+        turns.end(more=False)
+    assert [turns.begin([*Part], now_s) for now_s in (2.0, 100.0, 200.0)] == [Part.HISTORY] * 3
     turns.end(more=False)
     assert turns.begin([*Part], 201.0) is Part.LIVE
     assert turns.begin([Part.HISTORY], 202.0) is Part.HISTORY, "it has nothing new any more"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 
@@ -230,6 +231,25 @@ async def test_states_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         found = await store.states(metadata, "orders")
     assert (found.writer, found.at_ms) == ("w", 2)
     assert found.tables == [tables[1], tables[2]]
+
+
+def test_states_of_an_earlier_release() -> None:
+    """They lack what came later; a number that is none is damage."""
+    one = {
+        "table": "a",
+        "topic": "a",
+        "rows": 1,
+        "apart": 0,
+        "lag_s": 1,
+        "lag_entries": 2,
+        "committed_ms": 3,
+        "error": "",
+    }
+    said = {"version": 1, "writer": "w", "at_ms": 2}
+    (found,) = store.decode_states(json.dumps({**said, "tables": [one]}).encode(), path="/x").tables
+    assert found == TableState(table="a", topic="a", rows=1, lag_s=1, lag_entries=2, committed_ms=3)
+    with pytest.raises(CorruptData, match="no number"):
+        store.decode_states(json.dumps({**said, "tables": [{**one, "history_entries": "x"}]}).encode(), path="/x")
 
 
 async def test_positions_that_a_node_has_no_room_for_are_not_kept() -> None:
