@@ -127,8 +127,8 @@ class Parts:
             start = {name: self.history[name] for name in self.boundaries}
             target = self.boundaries
             if upto is not None:
-                both = (upto.history, self.boundaries)
-                target = {name: min(both, key=lambda one: position(one, name))[name] for name in target}
+                both, names = (upto.history, self.boundaries), upto.history.keys() & start.keys()
+                target = {name: min(both, key=lambda one: position(one, name))[name] for name in names}
         step = advance(found, start, query, target=target, room=room, turn=turn)
         for snapshot in found:
             name = str(snapshot.topic)

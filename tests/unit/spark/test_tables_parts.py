@@ -98,6 +98,7 @@ def test_a_step_that_is_repeated() -> None:
         assert [one for one in Part if step(BEGUN, one, upto=dead) is not None] == [part]
         assert not dead.is_behind(BEGUN)
         assert not dead.is_behind(dead)
+    assert step(BEGUN, Part.HISTORY, upto=NONE) is None, "it has nothing of the topic"
 
 
 def test_dead_letters_of_before_both_parts_were_one() -> None:
@@ -120,6 +121,7 @@ def test_history_that_is_gone_up_to_the_boundary() -> None:
     ended = step(BEGUN, Part.HISTORY, gone)
     assert ended is not None
     assert ended.boundaries == {}
+    assert step(Parts.of({NAME: "1:2"}), Part.LIVE, gone, upto=Parts.of({NAME: "3:4"})) == Parts.of({NAME: "3:4"})
     held = replace(FOUND, held=Position(3, 0))
     waits = step(BEGUN, Part.HISTORY, held)
     assert waits is not None
