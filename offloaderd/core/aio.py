@@ -215,6 +215,17 @@ B = TypeVar("B")
 IN_FLIGHT_MAX = 32
 
 
+async def both(one: Coroutine[Any, Any, A], other: Coroutine[Any, Any, B]) -> tuple[A, B]:
+    """Return the results of two calls that run at the same time. The first error cancels the other and is raised."""
+    try:
+        async with Group() as group:
+            task = group.create_task(other, name="one of both")
+            first = await one
+    except BaseExceptionGroup as errors:
+        raise first_of(errors) from None
+    return first, task.result()
+
+
 async def each(items: Sequence[A], ask: Callable[[A], Awaitable[B]], *, in_flight_max: int = IN_FLIGHT_MAX) -> list[B]:
     """Return the result of `ask` for every item, in order. At most `in_flight_max` calls run at a time.
 

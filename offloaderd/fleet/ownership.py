@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from offloaderd.core.aio import race
+from offloaderd.core.aio import both, race
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Conflict, NotFound, OffloaderError
 from offloaderd.core.model import TopicName
@@ -48,10 +48,17 @@ async def claim(
     Claims of sessions in `ended`, those of former runs of this daemon, are taken over at once. Cancellation may leave
     the claim with the session: see `release_unclaimed`.
     """
+
+    async def attempt() -> Claim | None:
+        return await until_answered(clock, lambda: _try_claim(store, topic, me, session, clock, ended))
+
+    claimed = await attempt()  # most topics of a daemon that starts have no owner: they need no watch
+    if claimed is not None or not wait:
+        return claimed
     async with aclosing(store.watch(paths.owner(topic))) as changes:
         async for _ in changes:
-            claimed = await until_answered(clock, lambda: _try_claim(store, topic, me, session, clock, ended))
-            if claimed is not None or not wait:
+            claimed = await attempt()
+            if claimed is not None:
                 return claimed
     raise Conflict(f"the watch on {topic}'s owner ended")
 
@@ -61,9 +68,8 @@ async def _try_claim(
 ) -> Claim | None:
     """Claim a topic without an owner; None if there is one. A claim whose answer was lost is found again."""
     epoch_path, owner_path = paths.epoch(topic), paths.owner(topic)
-    node = await nodes.node(store, epoch_path)
+    node, held = await both(nodes.node(store, epoch_path), owner_of(store, topic))
     before = ownership.decode_epoch(node.value, path=epoch_path).epoch if node else 0
-    held = await owner_of(store, topic)
     steps: list[Step] = []
     if held is not None:
         ours = held.daemon_id == me.daemon_id and held.epoch == before

@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from offloaderd.core.aio import Event, Group, Signal, race
+from offloaderd.core.aio import Event, Group, Signal, both, race
 from offloaderd.core.errors import Closed, Fenced, IdentityRefused, OffloaderError, first_of
 from offloaderd.core.limits import FLOW
 from offloaderd.core.model import OffloadMethod, TopicName
@@ -301,8 +301,8 @@ class Supervisor:
         store, topic = self._home.context.metadata, self.topic
         attempts = attempt_log(self._home.context, claim, head=head)
         async with self._home.turns:
-            await identity.load()
-            topic_map = await until_answered(self._clock, lambda: catalog.load(store, topic))
+            reading = until_answered(self._clock, lambda: catalog.load(store, topic))
+            topic_map, _ = await both(reading, identity.load())
             head.take_up(topic_map)
             left = await resume.take_over(attempts, topic_map.standing, self._home.context)
         effective = self._home.book.effective(topic, self.policy)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
-from offloaderd.core.aio import each
+from offloaderd.core.aio import both, each
 from offloaderd.core.errors import NotFound, Transient
 from offloaderd.core.model import Loss, TopicName
 from offloaderd.metadata import paths
@@ -51,16 +51,22 @@ async def contexts(
 ) -> dict[int, StoredContext]:
     """Read the ledgers' offload contexts by ledger id; pieces of one that is as in `known` are not read again.
 
-    `only` names the ledgers to read, without which all are. Raises CorruptData for a node that is no ledger, Transient
-    for a context that changes faster than it can be read.
+    `only` names the ledgers to read, without which all are: the known ones beside the list of them. Raises CorruptData
+    for a node that is no ledger, Transient for a context that changes faster than it can be read.
     """
-    wanted = await ledger_ids(store, topic) if only is None else only
 
     async def read(ledger_id: int) -> StoredContext | None:
         return await stored_context(store, paths.ledger(topic, ledger_id), known.get(ledger_id))
 
-    found = await each(wanted, read)
-    return {ledger_id: one for ledger_id, one in zip(wanted, found, strict=True) if one is not None}
+    async def read_all(wanted: Sequence[int]) -> dict[int, StoredContext]:
+        found = await each(wanted, read)
+        return {ledger_id: one for ledger_id, one in zip(wanted, found, strict=True) if one is not None}
+
+    if only is not None:
+        return await read_all(only)
+    listed, there = await both(ledger_ids(store, topic), read_all(list(known)))
+    there |= await read_all([one for one in listed if one not in known])
+    return {ledger_id: there[ledger_id] for ledger_id in listed if ledger_id in there}
 
 
 async def stored_context(store: MetadataStore, path: str, known: StoredContext | None = None) -> StoredContext | None:

@@ -12,12 +12,15 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import ThrottledOpError
 from kazoo.security import make_acl, make_digest_acl
 
+from offloaderd.core.aio import each
 from offloaderd.core.clock import SystemClock
-from offloaderd.core.errors import Denied, InvalidConfig, NotFound, OutcomeUnknown, Transient
+from offloaderd.core.errors import Denied, InvalidConfig, NotFound, OffloaderError, OutcomeUnknown, Transient
 from offloaderd.drill.tcp_proxy import Listener
+from offloaderd.metadata import nodes
 from offloaderd.metadata.port import Create, Versioned
 from offloaderd.metadata.settings import MetadataSettings
 from offloaderd.metadata.zookeeper import store as adapter
+from offloaderd.metadata.zookeeper.reads import TOGETHER_MAX
 from offloaderd.metadata.zookeeper.store import NodeFacts, ZooKeeperStore
 from offloaderd.standalone.ports import free_ports
 from tests.conformance.metadata_stores import Changes, eventually, expire_session, zookeeper_store
@@ -27,7 +30,7 @@ from tests.patience import PATIENCE_S
 from tests.real.relay import relay
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Coroutine
     from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("quick_reconnects")
@@ -185,13 +188,55 @@ async def _at_most_in_flight(store: ZooKeeperStore, limit: int) -> None:
 
     async def ask() -> None:
         with pytest.raises(Transient):
-            await store.get("/n")
+            await store.sync("/n")
 
     async with asyncio.TaskGroup() as group:
         for _ in range(3 * limit):
             group.create_task(ask())
         await CLOCK.sleep(0.2)
         assert len(client._pending) + len(client._queue) - before == limit
+
+
+async def test_reads_of_one_turn_are_few_requests_with_an_answer_each(
+    zookeeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes, empty ones, missing ones, lists, one that is forbidden: each read has what it would have alone."""
+    sent = list[object]()
+    async with zookeeper_store(zookeeper, f"/offloaderd/{CLOCK.uuid().hex}") as store:
+        for number in range(TOGETHER_MAX):
+            await store.create(f"/all/{number}", b"x" * number)
+        await store.replace("/all/1", b"changed", 0)
+        client = await store._connection.client()
+        assert isinstance(client, KazooClient)
+        client.create(f"{store._root}/closed", acl=[make_digest_acl("somebody", "secret", all=True)])
+        call = client._call
+
+        def noted(request: object, result: object) -> None:
+            sent.append(request)
+            call(request, result)
+
+        monkeypatch.setattr(client, "_call", noted)
+        names = [str(number) for number in range(TOGETHER_MAX + 2)]
+        async with asyncio.TaskGroup() as group:
+            values = group.create_task(each(names, lambda one: nodes.node(store, f"/all/{one}"), in_flight_max=99))
+            lists = group.create_task(each(["/all", "/all/1", "/none"], store.children))
+            forbidden = group.create_task(_error_of(store.get("/closed")))
+            again = group.create_task(store.children("/all"))
+        assert len(sent) == 2
+        found = values.result()
+        assert found[:3] == [Versioned(b"", 0), Versioned(b"changed", 1), Versioned(b"xx", 0)]
+        assert found[-3:] == [Versioned(b"x" * (TOGETHER_MAX - 1), 0), None, None]
+        assert lists.result() == [sorted(names[:-2]), [], []]
+        assert again.result() == sorted(names[:-2])
+        assert isinstance(forbidden.result(), Denied)
+
+
+async def _error_of(call: Coroutine[None, None, object]) -> Exception | None:
+    try:
+        await call
+    except OffloaderError as error:
+        return error
+    return None
 
 
 async def test_closing_does_not_hang_with_the_server(server: PrivateServer) -> None:

@@ -7,10 +7,12 @@ transaction's steps and the next map, so the owner need not read the store again
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
-from typing import Self, TypeAlias
+from typing import NamedTuple, Self, TypeAlias
 from uuid import UUID
 
+from offloaderd.core.aio import both, each
 from offloaderd.core.errors import Conflict, Transient
 from offloaderd.core.model import Gap, LedgerEnd, Loss, OffloadMethod, Position, TopicName
 from offloaderd.metadata import nodes, paths, pieces
@@ -296,18 +298,34 @@ class TopicMap:
         return bisect_left(self.segments, position, key=_end)
 
 
+class _Nodes(NamedTuple):
+    """What a map is made of."""
+
+    contexts: dict[int, StoredContext]
+    losses: dict[Loss, str]
+    floor: Versioned | None
+    plan: Versioned | None
+
+
+async def _nodes(store: MetadataStore, topic: TopicName, known: Mapping[int, StoredContext]) -> _Nodes:
+    """Read the nodes of a map once, side by side; `known` are the contexts of the pass before."""
+    single = each((paths.floor(topic), paths.history_plan(topic)), partial(nodes.node, store))
+    ledgers = both(nodes.contexts(store, topic, known), nodes.losses(store, topic))
+    (contexts, losses), (floor, plan) = await both(ledgers, single)
+    return _Nodes(contexts, losses, floor, plan)
+
+
 async def load(store: MetadataStore, topic: TopicName) -> TopicMap:
     """Read a topic's map as of one moment; empty for an unknown topic.
 
     The nodes are read until two passes agree, so a concurrent commit never shows in part. Raises CorruptData; Transient
     if the map changes faster than it can be read.
     """
-    before: tuple[dict[int, StoredContext], Versioned | None, Versioned | None] = ({}, None, None)
+    before = _Nodes({}, {}, None, None)
     for _ in range(SNAPSHOT_TRIES):
-        floor, plan = await nodes.node(store, paths.floor(topic)), await nodes.node(store, paths.history_plan(topic))
-        found = await nodes.contexts(store, topic, before[0]), floor, plan
+        found = await _nodes(store, topic, before.contexts)
         if found == before:
-            return TopicMap.build(topic, found[0], await nodes.losses(store, topic), floor, plan)
+            return TopicMap.build(topic, *found)
         before = found
     raise Transient(f"the segments of {topic} change faster than they can be read")
 

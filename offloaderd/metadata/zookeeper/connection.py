@@ -109,6 +109,10 @@ class Connection(Generic[C]):
         while not self._live.is_set():
             await self._live.wait()
         self.check_open()
+        return self.present()
+
+    def present(self) -> C:
+        """Return the client of the current session, while `live`."""
         assert self._client is not None  # noqa: S101 - it is there whenever there is a session
         return self._client
 

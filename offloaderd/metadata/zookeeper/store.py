@@ -3,7 +3,8 @@
 Their results become futures of the loop, so no executor and no blocking call is needed. A request is sent only within a
 session and a connection, waits at most `call_timeout_s` for its answer, and is never repeated here: the caller decides.
 An unsent request fails with Transient, a write that was sent and not answered with OutcomeUnknown. The server carries
-out a store's requests in the order of their calls, so a read after an unanswered write shows its outcome.
+out requests in the order in which they are sent, and no read is sent before it is asked for: so a read after an
+unanswered write shows its outcome. Reads are sent together (`reads.py`).
 """
 
 import asyncio
@@ -30,8 +31,9 @@ from offloaderd.core.errors import (
 from offloaderd.metadata import port
 from offloaderd.metadata.port import Check, Create, Delete, Replace, Session, SessionObserver, Step, Versioned
 from offloaderd.metadata.settings import MetadataSettings
-from offloaderd.metadata.zookeeper.client import Result, Transaction, WatchEvent, ZooKeeperClient, make_client
+from offloaderd.metadata.zookeeper.client import Read, Result, Transaction, WatchEvent, ZooKeeperClient, make_client
 from offloaderd.metadata.zookeeper.connection import Connection
+from offloaderd.metadata.zookeeper.reads import Reads
 
 T = TypeVar("T")
 
@@ -130,23 +132,26 @@ class ZooKeeperStore:
             servers=servers,
             session_timeout_s=options.session_timeout_s,
             observer=observer,
-            on_connected=self._wake_all,
+            on_connected=self._connected,
+        )
+        self._reads = Reads(
+            self._connection,
+            servers=servers,
+            timeout_s=call_timeout_s,
+            translate=lambda error, read: _translated(error, read.what, write=False),
         )
 
     async def get(self, path: str) -> Versioned:
         """Return a node's value and version. Raises NotFound."""
-        full = self._full(path)
-        value, stat = await self._read(f"read {path}", lambda client: client.get_async(full))
+        value, stat = await self._reads.ask(Read(self._full(path), children=False, what=f"read {path}"))
         return Versioned(value or b"", stat.version, stat.ctime)
 
     async def children(self, path: str) -> Sequence[str]:
         """Return the sorted names below a node; a node that does not exist has none."""
-        full = self._full(path)
         try:
-            names = await self._read(f"list {path}", lambda client: client.get_children_async(full))
+            return sorted(await self._reads.ask(Read(self._full(path), children=True, what=f"list {path}")))
         except NotFound:
             return []
-        return sorted(names)
 
     async def sync(self, path: str) -> None:
         """Bring the server up to date with its leader, so that later reads see all writes up to this call."""
@@ -272,6 +277,7 @@ class ZooKeeperStore:
     async def __aexit__(self, *_: object) -> None:
         """End the session and all threads; open calls and watches raise Closed."""
         await self._connection.close()
+        self._reads.close()
         self._wake_all()
 
     def _full(self, path: str) -> str:
@@ -317,6 +323,10 @@ class ZooKeeperStore:
             return
         with suppress(NotFound):
             await self._read(f"watch {full}", lambda client: client.get_children_async(full, watch=watched.fired))
+
+    def _connected(self) -> None:
+        self._wake_all()
+        self._reads.send()
 
     def _wake_all(self) -> None:
         """Wake every watch. Kazoo has dropped its callbacks, so nodes without our callbacks are forgotten."""
