@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 
 from offloaderd.core.aio import Event, Group, Signal, both, race
+from offloaderd.core.clock import Timer
 from offloaderd.core.errors import Closed, Fenced, IdentityRefused, OffloaderError, first_of
 from offloaderd.core.limits import FLOW
 from offloaderd.core.model import OffloadMethod, TopicName
@@ -43,7 +44,9 @@ from offloaderd.topic.status import TopicStatus, bare, idle
 log = structlog.get_logger(__name__)
 
 TAKEN_UP_AT_ONCE = 20
-"""Topics whose stored state is read in parallel; more would only become active later, all together."""
+"""Topics that are loaded in parallel, each until it proves to have work or none (see topic/idle.py)."""
+TURN_S = 0.5
+"""So long after it was loaded a topic holds up others at most: its source or its bucket may not answer."""
 SAME_FAILURE_S = 120.0
 """A claim that fails this soon after the last failure continues that failure; pauses are 30 s at most."""
 
@@ -116,6 +119,7 @@ class Supervisor:
         self._stop = Event()
         self._abandon = Event()
         self._suspend = Event()
+        self._turn: Timer | None = None  # which ends it
 
     @property
     def owns(self) -> bool:
@@ -140,7 +144,15 @@ class Supervisor:
     def suspend(self, idle_topic: IdleTopic, topic_map: TopicMap) -> None:
         """Keep only the claim and what readers need; from now on the offloader is not found."""
         self.idle_topic, self.offloader, self.last_map = idle_topic, None, KeptMap(topic_map)
+        self.end_turn()
         self._suspend.set()
+
+    def end_turn(self) -> None:
+        """Let another topic be loaded, if this one is what others wait for."""
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.cancel()
+            self._home.turns.release()
 
     def use(self) -> None:
         """Wake the topic, and keep it active for some time."""
@@ -268,6 +280,7 @@ class Supervisor:
                 self._metrics.topic_wakes.labels(cause=str(self.idle_topic.cause)).inc()
                 await self._stay_active(claim, session, identity, head)
         finally:
+            self.end_turn()
             if session.lost.is_set():
                 self._last = bare(self.status(self._clock.monotonic()))
                 self.last_map = KeptMap(self.offloader.map) if self.offloader is not None else self.last_map
@@ -300,11 +313,16 @@ class Supervisor:
         """Resume what an earlier owner, or this one before its suspension, left; offload until stopped or suspended."""
         store, topic = self._home.context.metadata, self.topic
         attempts = attempt_log(self._home.context, claim, head=head)
-        async with self._home.turns:
+        await self._home.turns.acquire()
+        try:
             reading = until_answered(self._clock, lambda: catalog.load(store, topic))
             topic_map, _ = await both(reading, identity.load())
             head.take_up(topic_map)
             left = await resume.take_over(attempts, topic_map.standing, self._home.context)
+        except BaseException:
+            self._home.turns.release()
+            raise
+        self._turn = self._clock.call_later(TURN_S, self.end_turn)
         effective = self._home.book.effective(topic, self.policy)
         policy, me = self._take(effective), self._home.me.daemon_id
         ledgers = listing(self._home.context, identity, topic_map, left.attempt)

@@ -63,11 +63,19 @@ async def write(
 async def read(store: MetadataStore, topics: Sequence[TopicName]) -> dict[TopicName, TopicPolicy | CorruptData]:
     """Return the policies of some topics, of those that have one; one that cannot be read is its error."""
 
+    same: dict[bytes, TopicPolicy] = {}  # topics of one pattern have one policy, and there are thousands of them
+
     async def ask(topic: TopicName) -> TopicPolicy | CorruptData | None:
-        try:
-            return await nodes.record(store, paths.policy(topic), records.decode_policy)
-        except CorruptData as error:
-            return error
+        path = paths.policy(topic)
+        found = await nodes.node(store, path)
+        if found is None:
+            return None
+        if found.value not in same:
+            try:
+                same[found.value] = records.decode_policy(found.value, path=path)
+            except CorruptData as error:
+                return error
+        return same[found.value]
 
     found = await each(topics, ask)
     return {topic: one for topic, one in zip(topics, found, strict=True) if one is not None}

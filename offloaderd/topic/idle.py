@@ -181,6 +181,10 @@ class Supervised(Protocol):
         """Free all but the claim and what readers need; from this moment on nobody finds the offloader."""
         ...
 
+    def end_turn(self) -> None:
+        """Let another topic be loaded."""
+        ...
+
 
 def state_of(supervisor: Supervised, topic: TopicOffloader) -> State:
     """Return a topic's present state."""
@@ -245,10 +249,15 @@ class IdleTopics:
             self._look_at_untouched()
 
     def taken_up(self, supervisor: Supervised) -> None:
-        """Expect a topic loaded for inspection only to be suspended as soon as it proves to have no work."""
-        if self.options.after_s:
+        """Expect a topic loaded for inspection only to be suspended as soon as it proves to have no work.
+
+        Its turn lasts until then, so that few such topics are active at a time: memory of one is reused for the next.
+        """
+        if self.options.after_s and supervisor.untouched is not None:
             self._untouched[supervisor] = self._clock.monotonic() + LOOKED_AT_MAX_S
             self._expected.notify()
+        else:
+            supervisor.end_turn()
 
     def _look_at_untouched(self) -> None:
         now_s = self._clock.monotonic()
@@ -259,6 +268,9 @@ class IdleTopics:
             elif not supervisor.stopping and self._may_rest(topic, now_s):
                 del self._untouched[supervisor]
                 self._suspend(supervisor, topic, now_s)
+            else:
+                continue
+            supervisor.end_turn()
 
     def check(self) -> None:
         """Suspend the topics that have been quiet for long enough, and wake those that are due; contains no await."""
