@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -411,6 +412,34 @@ async def test_losses_that_are_merged_while_they_are_read_are_not_missed(monkeyp
 
     monkeypatch.setattr(store, "children", merged_behind)
     assert (await catalog.load(store, TOPIC)).losses == wider.losses == (Loss(Position(3, 7), Position(6, 0), 7, 2),)
+
+
+@pytest.mark.parametrize("listing", [1, 2])
+async def test_a_loss_and_the_segment_that_ends_it_are_of_one_moment(
+    monkeypatch: pytest.MonkeyPatch, listing: int
+) -> None:
+    """A commit right before the losses are listed: the map has its segment, and never neither that nor the loss."""
+    store = await _stored()
+    steps, lost = TopicMap(TOPIC).with_loss(Loss(Position(3, 4), Position(6, 0), 0, 1))
+    await store.transact(steps)
+    steps, before = lost.with_commit(made(1, (3, 0, 4)))
+    await store.transact(steps)
+    committing, after = before.with_commit(made(2, (3, 5, 9), (4, 0, 9), (5, 0, 9)))
+    children, count = store.children, 0
+
+    async def committed_before(path: str) -> Sequence[str]:
+        nonlocal count
+        if path == paths.losses(TOPIC):
+            count += 1
+            if count == listing:
+                for _ in range(50):  # the other nodes of this pass are read
+                    await asyncio.sleep(0)  # noqa: TID251 - gives the loop a turn, measures no time
+                await store.transact(committing)
+        return await children(path)
+
+    monkeypatch.setattr(store, "children", committed_before)
+    found = await catalog.load(store, TOPIC)
+    assert (found.segments, found.losses) == (after.segments, after.losses)
 
 
 async def test_losses_that_change_without_end_are_not_taken_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
