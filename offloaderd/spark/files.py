@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +70,11 @@ class SparkFiles:
             if name.endswith(".parquet")
         ]
 
+    def keep(self, path: str, files: Iterable[str]) -> None:
+        """Delete all files that `parquet` returns but these."""
+        for name in set(self.parquet(path)).difference(files):
+            self.delete(f"{path}/{name}")
+
     def make(self, path: str) -> None:
         """Make a folder and those above it, unless they exist."""
         self._call("mkdir", lambda: self._files.mkdirs(self._at(path)))
@@ -134,6 +139,12 @@ class SparkFiles:
             return call()
         except Py4JJavaError as error:
             raise OffloaderError(f"{self.root}: cannot {what}: {_message(error)}") from error
+
+
+def local_folder(url: str) -> Path | None:
+    """Return the folder of this machine that a URL of SparkFiles names; None for one on another file system."""
+    scheme, _, path = url.partition(":")
+    return Path(path) if scheme == LOCAL else None
 
 
 def check_scheme(scheme: str, target: str) -> None:

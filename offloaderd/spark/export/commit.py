@@ -248,6 +248,18 @@ class KeptTable(ExportTarget, Protocol):
         """
         ...
 
+    def commit(
+        self,
+        last: Commit,
+        staging: str,
+        positions: dict[str, str],
+        rows: int,
+        apart: int | None = None,
+        files: Sequence[str] | None = None,
+    ) -> Commit:
+        """See ExportTarget. `files`: those of the round, by their paths in staging, and others go; None: all there."""
+        ...
+
     def discard(self, staging: str) -> None:
         """Delete the files of a round that was never begun to be committed."""
         ...

@@ -118,14 +118,21 @@ class DeltaTarget:
         return self._files.url(f"data/{last.next_name()}")
 
     def commit(
-        self, last: Commit, staging: str, positions: dict[str, str], rows: int, apart: int | None = None
+        self,
+        last: Commit,
+        staging: str,
+        positions: dict[str, str],
+        rows: int,
+        apart: int | None = None,
+        files: Sequence[str] | None = None,
     ) -> Commit:
-        """See ExportTarget."""
+        """See KeptTable."""
         name = staging.rpartition("/")[2]
         made = last.following(name, positions, rows, apart)
         table = self._loaded()
         self._last_of(table, last.source)
-        files = self._files.parquet(f"data/{name}")
+        kept = files
+        files = self._files.parquet(f"data/{name}") if kept is None else kept
         with as_target_error(self.target):
             self._evolve(table)
         if (self._version(table, NUMBER) or 0) != last.number:  # adding columns has moved it to the newest version
@@ -148,6 +155,8 @@ class DeltaTarget:
                 ) from error
         if self._key:
             self._files.delete(f"data/{name}")  # the merge has written its rows to other files
+        if kept is not None:
+            self._files.keep(f"data/{name}", kept)
         return made
 
     def upkeep(self, keep_s: float) -> Upkeep:

@@ -200,13 +200,18 @@ def _one_round(
 
 
 def read_of(spark: SparkSession, options: Mapping[str, str], step: Step) -> DataFrameReader:
-    """Return the reader of a step: of the topics that it moves, by a task for each core if there is enough for all."""
+    """Return the reader of a step."""
+    return spark.read.format(FORMAT).options(**options_of(spark, options, step))
+
+
+def options_of(spark: SparkSession, options: Mapping[str, str], step: Step) -> dict[str, str]:
+    """Return the options of a step: of the topics that it moves, by a task for each core if there is enough for all."""
     moved = [name for name, at in step.offset.items() if step.start.get(name) != at]
     start = {name: step.start[name] for name in moved if name in step.start}
     offsets = json.dumps({"start": start, "end": {name: step.offset[name] for name in moved}})
     even_bytes = -(-step.object_bytes // spark.sparkContext.defaultParallelism)
     size_bytes = min(parse(options).partition_bytes, max(TASK_BYTES_MIN, even_bytes))
-    return spark.read.format(FORMAT).options(**{**options, "offsets": offsets, "partition_bytes": str(size_bytes)})
+    return {**options, "offsets": offsets, "partition_bytes": str(size_bytes)}
 
 
 def write(found: DataFrame, target: ExportTarget, staging: str, layout: Layout) -> None:

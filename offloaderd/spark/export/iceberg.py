@@ -182,12 +182,19 @@ class ExportTable:
         return self._files.url(f"data/{last.next_name()}")
 
     def commit(
-        self, last: Commit, staging: str, positions: dict[str, str], rows: int, apart: int | None = None
+        self,
+        last: Commit,
+        staging: str,
+        positions: dict[str, str],
+        rows: int,
+        apart: int | None = None,
+        files: Sequence[str] | None = None,
     ) -> Commit:
-        """See ExportTarget."""
+        """See KeptTable."""
         name = staging.rpartition("/")[2]
         made = last.following(name, positions, rows, apart)
-        files = [f"{staging}/{file}" for file in self._files.parquet(f"data/{name}")]
+        kept = files
+        files = [f"{staging}/{file}" for file in (self._files.parquet(f"data/{name}") if kept is None else kept)]
         tries = 0
         while not (now := self._last_of(table := self._loaded())).is_same(made):
             if not now.is_same(last):
@@ -203,6 +210,8 @@ class ExportTable:
         self._clear(made, table)
         if self._key:
             self.discard(staging)  # its rows are in other files
+        if kept is not None:
+            self._files.keep(f"data/{name}", kept)
         return made
 
     def discard(self, staging: str) -> None:

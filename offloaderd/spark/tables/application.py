@@ -32,8 +32,9 @@ from offloaderd.read.transactions import KnownOutcomes
 from offloaderd.spark.export.export import own_session
 from offloaderd.spark.scan.options import SourceOptions, parse
 from offloaderd.spark.scan.query import NOTHING, parsed
+from offloaderd.spark.scan.share import Share
 from offloaderd.spark.scan.snapshot import Held, Snapshot, Stores, known_topics, opened
-from offloaderd.spark.stream import take_snapshots
+from offloaderd.spark.stream import plan_step, take_snapshots
 from offloaderd.spark.tables.parts import Parts
 from offloaderd.spark.tables.writer import TableWriter, Written
 from offloaderd.tables import store as stored
@@ -117,6 +118,12 @@ class SharedPlanner:
     def snapshots(self, options: SourceOptions, known: KnownOutcomes, *, beside: bool = False) -> list[Snapshot]:
         """See Planner."""
         return self.run(lambda at: take_snapshots(options, at.stores, known, beside=beside))
+
+    def shares(self, options: SourceOptions) -> list[Share]:
+        """See Planner."""
+        assert options.step is not None  # noqa: S101 - they are those of a step
+        start, end = options.step
+        return self.run(lambda at: plan_step(options, at.stores, start, end))
 
     def versions(self, topic: TopicName) -> Mapping[int, Schema]:
         """See Planner."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -36,16 +37,29 @@ from pyspark.sql.types import (
 )
 
 from offloaderd.core.errors import InvalidInput
-from offloaderd.format.pulsar.messages import MessageState
 from offloaderd.spark.export.commit import DELETED
 from offloaderd.spark.scan.columns import MALFORMED
+from offloaderd.spark.tables.appending import (
+    PARTITION_NUMBER,
+    PLAIN,
+    STATE,
+    UNREADABLE,
+    Appending,
+    Origin,
+    are_null,
+    batch_indexes,
+    partition_numbers,
+)
 from offloaderd.spark.value_schema import KeyValueSchema, read_schema
 from offloaderd.tables.declaration import COLUMN, Declaration, TableMode
-from offloaderd.tables.layout import KEY, TIME, Layout
+from offloaderd.tables.layout import KEY, TIME, Layout, Partition
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import Column, DataFrame
 
+    from offloaderd.spark.scan.options import SourceOptions
     from offloaderd.spark.value_schema import Schema, ValueSchema
 
 ORDER = ("_ledger_id", "_entry_id", "_batch_index")
@@ -81,22 +95,23 @@ _READ = (
     *("sequence_id", "key", "properties", "value", "state", "skipped", "reason"),
 )
 _FROM = {
-    "_topic": "topic",
-    "_partition": r"CAST(nullif(regexp_extract(topic, '-partition-(0|[1-9][0-9]*)$', 1), '') AS INT)",
-    "_ledger_id": "ledger_id",
-    "_entry_id": "entry_id",
-    "_batch_index": "coalesce(batch_index, -1)",
-    TIME: "time",
-    "_publish_time": "publish_time",
-    "_event_time": "event_time",
-    "_producer": "producer",
-    "_sequence_id": "sequence_id",
-    KEY: "key",
-    "_properties": "properties",
+    "_topic": Origin(("topic",)),
+    "_partition": Origin(
+        ("topic",), f"CAST(nullif(regexp_extract({{}}, '{PARTITION_NUMBER}', 1), '') AS INT)", partition_numbers
+    ),
+    "_ledger_id": Origin(("ledger_id",)),
+    "_entry_id": Origin(("entry_id",)),
+    "_batch_index": Origin(("batch_index",), "coalesce({}, -1)", batch_indexes),
+    TIME: Origin(("time",)),
+    "_publish_time": Origin(("publish_time",)),
+    "_event_time": Origin(("event_time",)),
+    "_producer": Origin(("producer",)),
+    "_sequence_id": Origin(("sequence_id",)),
+    KEY: Origin(("key",)),
+    "_properties": Origin(("properties",)),
 }
-_PLAIN = f"coalesce(state = '{MessageState.PLAIN}', false)"
-_UNREADABLE = f"coalesce(state IN ('{MALFORMED}', '{MessageState.ENCRYPTED}', '{MessageState.RAW}'), true)"
-"""A row without a state stands for entries that are lost."""
+_PLAIN = f"coalesce(state = '{PLAIN}', false)"
+_UNREADABLE = f"coalesce(state IN {UNREADABLE}, true)"
 _EMPTIED = f"coalesce(state = '{MALFORMED}' AND length(undecoded) = 0, false)"
 """An empty value does not fit most schemas."""
 
@@ -104,7 +119,7 @@ _EMPTIED = f"coalesce(state = '{MALFORMED}' AND length(undecoded) = 0, false)"
 class _Field(NamedTuple):
     """A column of values: its place in a row of the source, and its type."""
 
-    place: str
+    place: tuple[str, ...]
     kind: DataType
 
 
@@ -131,11 +146,11 @@ class TableRows:
     def _fields(self) -> dict[str, _Field]:
         """The columns of values with their places in a row of the source; of a pair those of the key come first."""
         if self.values is None:
-            return {VALUE: _Field(VALUE, BinaryType())}
+            return {VALUE: _Field((VALUE,), BinaryType())}
         if not isinstance(self.values, KeyValueSchema):
-            return _fields_of(VALUE, VALUE, self.values.type)
-        found = _fields_of("key", f"{VALUE}.key", self.values.key.type)
-        for name, one in _fields_of(VALUE, f"{VALUE}.{VALUE}", self.values.value.type).items():
+            return _fields_of(VALUE, (VALUE,), self.values.type)
+        found = _fields_of("key", (VALUE, "key"), self.values.key.type)
+        for name, one in _fields_of(VALUE, (VALUE, VALUE), self.values.value.type).items():
             if found.setdefault(name, one).kind != one.kind:
                 raise InvalidInput(
                     f"{name} is {found[name].kind.simpleString()} in the key and {one.kind.simpleString()} in "
@@ -150,7 +165,7 @@ class TableRows:
             return {}
         if not isinstance(self.values, KeyValueSchema):
             return _aliases_of(VALUE, self.values)
-        ours = _fields_of("key", VALUE, self.values.key.type)  # a column of both has the key's content
+        ours = _fields_of("key", (VALUE,), self.values.key.type)  # a column of both has the key's content
         found = _aliases_of(VALUE, self.values.value)
         found = {place: names for place, names in found.items() if place.partition(".")[0] not in ours}
         return found | _aliases_of("key", self.values.key)
@@ -165,13 +180,18 @@ class TableRows:
         wanted = {*_READ, "undecoded"}
         return StructType([one for one in source.fields if one.name in wanted])
 
+    @property
+    def origins(self) -> dict[str, Origin]:
+        """What all columns are made of; with a key, `_deleted` is true for an empty value as well."""
+        value = (VALUE, VALUE) if isinstance(self.values, KeyValueSchema) else (VALUE,)
+        fields = {name: Origin(one.place) for name, one in self._fields.items()}
+        return fields | _FROM | {DELETED: Origin(value, "isnull({})", are_null)}
+
     def of(self, source: DataFrame) -> DataFrame:
         """Return the rows of the table; with a key the last one of each."""
-        values = [f.expr(one.place).alias(name) for name, one in self._fields.items()]
-        system = [f.expr(text).alias(name) for name, text in _FROM.items()]
-        value = f"{VALUE}.{VALUE}" if isinstance(self.values, KeyValueSchema) else VALUE
-        deleted = f.isnull(value) | self._is_empty()
-        rows = source.where(self._is_row()).select(*values, *system, deleted.alias(DELETED))
+        columns = {name: f.expr(one.text) for name, one in self.origins.items()}
+        columns[DELETED] |= self._is_empty()
+        rows = source.where(self._is_row()).select(*(one.alias(name) for name, one in columns.items()))
         if not self.key:
             return rows
         from pyspark.sql import Window  # noqa: PLC0415
@@ -179,13 +199,32 @@ class TableRows:
         newest = Window.partitionBy(*self.key).orderBy(*(f.desc(name) for name in ORDER))
         return rows.withColumn(_RANK, f.row_number().over(newest)).where(f"{_RANK} = 1").drop(_RANK)
 
+    @property
+    def is_appended(self) -> bool:
+        """Whether a task can write the rows that it finds: none is replaced by another, or goes to another task."""
+        return not self.key and self.layout.partition is not Partition.BUCKET
+
+    def appending(self, options: SourceOptions, named: StructType, folder: Path, codec: str) -> Appending:
+        """Return the work of tasks that write appended rows. `named`: the columns, as the table has them."""
+        names = {STATE} | {one.place[0] for one in self.origins.values()}
+        read = StructType([one for one in options.columns.fields if one.name in names])
+        return Appending(
+            task=options.task(read),
+            query=options.query,
+            folder=folder,
+            origins=self.origins,
+            schema=to_arrow_schema(named, timezone="UTC"),
+            layout=self.layout,
+            codec=codec,
+        )
+
     def apart(self) -> Column:
         """Return the condition of the rows that are neither in the table nor parts of others."""
         return (f.expr(_UNREADABLE) | f.expr(_PLAIN)) & ~self._is_row()
 
     def dead_letters(self, source: DataFrame) -> DataFrame:
         """Return the rows of dead letters."""
-        system = [f.expr(text).alias(name) for name, text in _FROM.items() if name in DEAD]
+        system = [f.expr(one.text).alias(name) for name, one in _FROM.items() if name in DEAD]
         message = f.col("undecoded") if "undecoded" in source.columns else f.col(VALUE).cast(BinaryType())
         reason = f.coalesce(
             f.col("reason"),
@@ -209,7 +248,7 @@ class TableRows:
         if not self.key or isinstance(self.values, KeyValueSchema):
             return f.lit(False)
         one = self._fields.get(VALUE)
-        plain = one is not None and one.place == VALUE and isinstance(one.kind, StringType | BinaryType)
+        plain = one is not None and one.place == (VALUE,) and isinstance(one.kind, StringType | BinaryType)
         empty = f.coalesce(f.length(VALUE) == 0, f.lit(False)) if plain else f.lit(False)
         return empty if self.values is None else empty | f.expr(_EMPTIED)
 
@@ -217,15 +256,15 @@ class TableRows:
         """Return whether a row has all of its key; a message without a value has only its own, or that of its pair."""
         found, fields = f.lit(True), self._fields
         for name in self.key:
-            found = found & f.isnotnull(f.expr("key" if name == KEY else fields[name].place))
+            found = found & f.isnotnull(f.expr((_FROM[KEY] if name == KEY else Origin(fields[name].place)).text))
         return found
 
 
-def _fields_of(name: str, place: str, kind: DataType) -> dict[str, _Field]:
+def _fields_of(name: str, place: tuple[str, ...], kind: DataType) -> dict[str, _Field]:
     """Return the fields of a record, or the one column of anything else."""
     if not isinstance(kind, StructType):
         return {name: _Field(place, kind)}
-    return {one.name: _Field(f"{place}.`{one.name}`", one.dataType) for one in kind.fields}
+    return {one.name: _Field((*place, one.name), one.dataType) for one in kind.fields}
 
 
 def _aliases_of(name: str, values: ValueSchema) -> dict[str, Sequence[str]]:

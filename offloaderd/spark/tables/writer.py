@@ -24,12 +24,15 @@ from offloaderd.read.transactions import KnownOutcomes
 from offloaderd.spark.errors import from_spark
 from offloaderd.spark.export.commit import NO_ALIASES, Commit, KeptTable
 from offloaderd.spark.export.delta import DeltaTarget
-from offloaderd.spark.export.export import read_of, write
+from offloaderd.spark.export.export import options_of, read_of, write
 from offloaderd.spark.export.iceberg import IcebergTable, opened
+from offloaderd.spark.files import local_folder
 from offloaderd.spark.scan.options import SourceOptions, parse
 from offloaderd.spark.scan.query import NOTHING, Offset, position
+from offloaderd.spark.scan.share import Share
 from offloaderd.spark.scan.snapshot import Snapshot
 from offloaderd.spark.stream import Step, in_history, is_another
+from offloaderd.spark.tables.appending import Wrote, append
 from offloaderd.spark.tables.parts import Part, Parts, Turns, names_of
 from offloaderd.spark.tables.rows import ORDER, TableRows, dead_columns, key_of
 from offloaderd.spark.tables.versions import NO_VERSION, Choice, choices
@@ -37,6 +40,8 @@ from offloaderd.tables.declaration import DEAD_LETTERS, Declaration, History, On
 from offloaderd.tables.layout import Layout
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
@@ -46,6 +51,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 DEAD_LAYOUT = Layout()
+CODEC = "spark.sql.parquet.compression.codec"
 SKIPPED = "losses,retention,malformed"
 """Entries that are gone for good, and values that do not fit: a table goes on behind them."""
 
@@ -55,6 +61,10 @@ class Planner(Protocol):
 
     def snapshots(self, options: SourceOptions, known: KnownOutcomes, *, beside: bool = False) -> list[Snapshot]:
         """Return what is offloaded of a topic; `beside`: see Snapshot. Raises NotFound, and as the stores do."""
+        ...
+
+    def shares(self, options: SourceOptions) -> list[Share]:
+        """Return the shares of the step of options. Raises as `plan_step`."""
         ...
 
     def versions(self, topic: TopicName) -> Mapping[int, Schema]:
@@ -285,17 +295,32 @@ class TableWriter:
         staging = target.staging(last)
         with _discarded(target, staging):
             with from_spark(f"step {last.number + 1} failed, and nothing of it was added: "):
-                left_out, added = Observation(), Observation()
-                read = self._read(made, step)
-                read = read.observe(left_out, functions.count_if(made.rows.apart()).alias("count"))
-                rows = made.rows.of(read).observe(added, functions.count(functions.lit(1)).alias("count"))
-                write(rows, target, staging, made.rows.layout)
-                apart, count = left_out.get["count"], added.get["count"]
+                folder = local_folder(staging) if made.rows.is_appended else None
+                if folder is not None:
+                    wrote = self._by_tasks(made, target, folder, step)
+                else:
+                    wrote = self._by_spark(made, target, staging, step)
+            apart = wrote.apart
             if apart and self._declared.on_error is OnError.FAIL:
                 raise OffloaderError(self._first_apart(made, step))
             if apart and self._declared.on_error is OnError.DEAD_LETTER and not repeated:
                 self._write_dead_letters(made, last, step, reached)
-        return target.commit(last, staging, reached, count, last.apart + apart)
+        return target.commit(last, staging, reached, wrote.rows, last.apart + apart, wrote.files)
+
+    def _by_tasks(self, made: _Made, target: KeptTable, folder: Path, step: Step) -> Wrote:
+        """Have tasks make the rows of a step, and write them into a folder."""
+        options = parse(options_of(self._spark, made.options, step))
+        named, codec = target.named(made.rows.columns), str(self._spark.conf.get(CODEC))
+        return append(self._spark, made.rows.appending(options, named, folder, codec), self._planner.shares(options))
+
+    def _by_spark(self, made: _Made, target: KeptTable, staging: str, step: Step) -> Wrote:
+        """Have Spark SQL make the rows of a step, and Java write them."""
+        left_out, added = Observation(), Observation()
+        read = self._read(made, step)
+        read = read.observe(left_out, functions.count_if(made.rows.apart()).alias("count"))
+        rows = made.rows.of(read).observe(added, functions.count(functions.lit(1)).alias("count"))
+        write(rows, target, staging, made.rows.layout)
+        return Wrote(added.get["count"], left_out.get["count"], None)
 
     def _read(self, made: _Made, step: Step) -> DataFrame:
         return read_of(self._spark, made.options, step).schema(made.read).load()

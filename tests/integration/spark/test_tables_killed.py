@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 RUN = ("spark", "tables", "run", "--master", "local[2]")
 ROWS = 2
 """Messages of a segment that are rows; one more is a dead letter."""
-BEGUN, WRITTEN = "orders/data/*", "orders/data/*/_SUCCESS"
+BEGUN, WRITTEN = "orders/data/*", "orders/data/*/_day=*/*.parquet"
 MOMENTS = {
     "a step has begun": (BEGUN,),
     "its rows are written": (WRITTEN,),

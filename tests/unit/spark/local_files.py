@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from offloaderd.spark.files import link_new, move_new
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pyspark.sql import SparkSession
 
 
@@ -33,6 +35,11 @@ class LocalFiles:
     def parquet(self, path: str) -> list[str]:
         """Return the files below a folder."""
         return sorted(str(one.relative_to(self._folder / path)) for one in (self._folder / path).rglob("*.parquet"))
+
+    def keep(self, path: str, files: Iterable[str]) -> None:
+        """Delete all files below a folder but these."""
+        for name in set(self.parquet(path)).difference(files):
+            self.delete(f"{path}/{name}")
 
     def delete(self, path: str) -> None:
         """Delete a file or a folder."""
