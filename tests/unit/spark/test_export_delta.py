@@ -104,6 +104,23 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
     return Table(tmp_path / "table")
 
 
+def test_files_of_other_attempts_are_not_committed(table: Table) -> None:
+    """Of a round whose files are named no others count; they are deleted behind the commit."""
+    target = table.target()
+    last = target.recover(SOURCE)
+    staging = target.staging(last)
+    table.write(staging, [row(1), row(2), row(3), row(30)])
+    kept = ["_day=2026-11-21/part-0.parquet", "_day=2026-11-22/part-3.parquet"]
+    target.commit(last, staging, {"orders": "1:3"}, 2, 0, kept)
+    assert [one["id"] for one in table.rows()] == [1, 30]
+    assert target._files.parquet(f"data/{staging.rpartition('/')[2]}") == kept
+    last = target.recover(SOURCE)
+    staging = target.staging(last)
+    table.write(staging, [row(4)])
+    target.commit(last, staging, {"orders": "1:4"}, 0, 0, [])
+    assert [one["id"] for one in table.rows()] == [1, 30], "none was named"
+
+
 def test_positions_come_with_the_data(table: Table) -> None:
     """A commit has files and positions; a round without a row moves the positions alone; days are partitions."""
     assert table.last() == (0, {}, 0)

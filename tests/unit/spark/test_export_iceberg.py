@@ -58,6 +58,22 @@ def test_positions_come_with_the_data(lake: Lake) -> None:
     assert days == {DAY.date(): 3, DAY.date() + timedelta(days=1): 2}
 
 
+def test_files_of_other_attempts_are_not_committed(lake: Lake) -> None:
+    """Of a round whose files are named no others count; they are deleted behind the commit."""
+    with lake.target() as target:
+        last = target.recover(SOURCE)
+        staging = target.staging(last)
+        lake.write(staging, 1, 5)
+        kept = [f"day={DAY.date()}/part-0.parquet"]
+        target.commit(last, staging, {"orders": "1:4"}, 3, None, kept)
+        assert target._files.parquet(f"data/{staging.rpartition('/')[2]}") == kept
+        last = target.recover(SOURCE)
+        staging = target.staging(last)
+        lake.write(staging, 2, 5)
+        target.commit(last, staging, {"orders": "1:5"}, 0, None, [])
+    assert lake.counts() == {1: 3}
+
+
 def test_a_round_loads_the_metadata_four_times(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """To go on, to name its columns, to commit, and to read back: with a catalogue far away each is a request."""
     lake.round(1, 5)
