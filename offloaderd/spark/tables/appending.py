@@ -48,7 +48,7 @@ HELD_BYTES = 64 * 1024 * 1024
 """Bytes of rows that a task holds, of all partitions together; a row group has no more."""
 OPEN_FILES = 4
 """Files that a task has open: of further partitions rows are held, and a file is ended if there are too many rows."""
-CODECS = {"none": "NONE", "uncompressed": "NONE", "lz4raw": "LZ4", "lz4_raw": "LZ4"}
+CODECS = {"uncompressed": "none", "lz4_raw": "lz4"}
 """Spark's names of compressions that Arrow has by another one."""
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """The folder of the rows without a time."""
@@ -129,7 +129,7 @@ class Appending:
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Wrote:
         """Write the rows of batches; an attempt that fails deletes its files. Raises OffloaderError."""
-        files = Files(self.folder, self.schema, self.order, CODECS.get(self.codec, self.codec.upper()))
+        files = Files(self.folder, self.schema, self.order, CODECS.get(self.codec, self.codec))
         count = apart = 0
         try:
             for batch in batches:

@@ -7,8 +7,10 @@ import json
 import os
 import signal
 import tempfile
+import threading
 import uuid
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -19,9 +21,10 @@ import pytest
 from deltalake import DeltaTable
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 from pyspark import TaskContext
 from pyspark.sql import functions
-from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, IntegerType, LongType, MapType, StructType
+from pyspark.sql.types import StructType
 
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.model import Position, TopicName
@@ -34,16 +37,20 @@ from offloaderd.spark.scan.share import Condition, Hole, Missing
 from offloaderd.spark.scan.share import Piece as SharePiece
 from offloaderd.spark.session import spark_session
 from offloaderd.spark.tables import appending, writer
+from offloaderd.spark.tables.application import Application
 from offloaderd.spark.tables.rows import TableRows
 from offloaderd.spark.value_schema import Encoding, KeyValueSchema, Schema, ValueSchema
 from offloaderd.tables.declaration import OnError, TableFormat
 from offloaderd.tables.layout import Layout, Partition
+from tests.integration.spark.site import CLOCK
 from tests.integration.spark.test_tables import ORDER, TOPIC, declare, order, run
+from tests.patience import PATIENCE_S
 from tests.real.table_rows import rows_of
 from tests.unit.format.test_pulsar_message import batch, entry
 from tests.unit.read.build import Piece, put_segment
 from tests.unit.spark.iceberg_lake import library_threads
 from tests.unit.spark.lake import CountingStore, options, snapshot
+from tests.unit.spark.test_tables_appending import renamed
 from tests.unit.spark.test_value_columns import Typed, nested
 from tests.unit.spark.test_value_schema import inline, written
 
@@ -139,7 +146,8 @@ def entries(draw: st.DrawFn, sent: Sent) -> bytes:
     contents = sent.contents | st.binary(max_size=3)
     match draw(st.sampled_from(["message", "batch", "batch", "encrypted", "chunk", "raw"])):
         case "message":
-            return entry(draw(contents), head=head, **draw(OF_MESSAGE))
+            fields: dict[str, Any] = draw(OF_MESSAGE)
+            return entry(draw(contents), head=head, **fields)
         case "batch":
             inside = draw(st.lists(st.tuples(contents, OF_MESSAGE), min_size=1, max_size=5))
             return entry(batch(*inside), head=head, num_messages_in_batch=len(inside))
@@ -148,21 +156,6 @@ def entries(draw: st.DrawFn, sent: Sent) -> bytes:
         case "chunk":
             return entry(b"c", head=head, uuid="u", chunk_id=0, num_chunks_from_msg=2, total_chunk_msg_size=2)
     return b"\x00nothing that a producer sends"
-
-
-def renamed(kind: DataType) -> DataType:
-    """Return a type with other names of fields, and wider numbers."""
-    if isinstance(kind, StructType):
-        found = StructType()
-        for one in kind.fields:
-            found = found.add(f"{one.name}_now", renamed(one.dataType))
-        return found
-    if isinstance(kind, ArrayType):
-        return ArrayType(renamed(kind.elementType))
-    if isinstance(kind, MapType):
-        return MapType(kind.keyType, renamed(kind.valueType))
-    wider: dict[DataType, DataType] = {IntegerType(): LongType(), FloatType(): DoubleType()}
-    return wider.get(kind, kind)
 
 
 class Target:
@@ -333,3 +326,44 @@ def test_a_task_that_fails_adds_nothing(spark: SparkSession, site: Site, tmp_pat
     assert state.error.startswith(begin)
     assert "Traceback" not in state.error
     assert [*(tmp_path / "orders" / "data").iterdir()] == []
+
+
+def test_steps_that_run_are_ended(
+    spark: SparkSession, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The application is stopped twice while a task writes: its job ends, and nothing of it stays."""
+    asyncio.run(site.commit(TOPIC, [Piece(1, 0, [order(ORDER, {"id": 1, "item": "x"})], 1)]))
+    declare(site, to=str(tmp_path / "lake"), format=TableFormat.DELTA, schema=json.dumps(ORDER))
+    begun, said = tmp_path / "begun", []
+
+    class Waiting:
+        def __init__(self, work: Appending) -> None:
+            self._work = work
+            self.folder = work.folder
+
+        def __call__(self, shares: Iterable[Share]) -> Iterator[Wrote]:
+            for share in shares:
+                yield self._work.write(self._work.batches(share))
+            begun.touch()
+            threading.Event().wait(PATIENCE_S)  # until Spark ends this process
+
+    def append(given_spark: SparkSession, work: Appending, shares: Sequence[Share]) -> Wrote:
+        return appending.append(given_spark, cast("Appending", Waiting(work)), shares)
+
+    def stop() -> None:
+        while not begun.exists():
+            threading.Event().wait(0.05)
+        application.stop()
+        application.stop()
+
+    monkeypatch.setattr(writer, "append", append)
+    application = Application(
+        spark, site.options(), clock=CLOCK, registry=CollectorRegistry(), tell=lambda _, state: said.append(state)
+    )
+    with ThreadPoolExecutor(1) as pool:
+        stopped = pool.submit(stop)
+        assert not application.run(once=True)
+        stopped.result()
+    assert "cancelled" in said[-1].error
+    assert said[-1].error.startswith("step 1 failed, and nothing of it was added: ")
+    assert [*(tmp_path / "lake" / "orders" / "data").iterdir()] == []

@@ -8,14 +8,22 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql.pandas.types import to_arrow_schema
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
+from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, IntegerType, LongType, MapType, StructType
 
 from offloaderd.core.errors import OffloaderError
 from offloaderd.spark.scan.columns import full_schema
 from offloaderd.spark.tables import appending
-from offloaderd.spark.tables.appending import Appending
+from offloaderd.spark.tables.appending import Appending, as_type
 from offloaderd.spark.tables.rows import TableRows
+from offloaderd.spark.value_schema import Encoding, ValueSchema
+from offloaderd.spark.value_types import kind_of
+from offloaderd.spark.values import SameVersion, ValueDecoder
 from offloaderd.tables.layout import Layout, Partition
+from tests.unit.spark.test_value_columns import nested
+from tests.unit.spark.test_value_schema import written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +36,21 @@ DAY = datetime(2026, 11, 21, tzinfo=UTC)
 SOURCE = to_arrow_schema(full_schema(messages=True, skips=False), timezone="UTC")
 VALUE_BYTES, BATCH_ROWS = 1000, 100
 KIB = 1024
+
+
+def renamed(kind: DataType) -> DataType:
+    """Return a type with other names of fields, and wider numbers."""
+    if isinstance(kind, StructType):
+        found = StructType()
+        for one in kind.fields:
+            found = found.add(f"{one.name}_now", renamed(one.dataType))
+        return found
+    if isinstance(kind, ArrayType):
+        return ArrayType(renamed(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(kind.keyType, renamed(kind.valueType))
+    wider: dict[DataType, DataType] = {IntegerType(): LongType(), FloatType(): DoubleType()}
+    return wider.get(kind, kind)
 
 
 def work(folder: Path, *, sort: tuple[str, ...] = ()) -> Appending:
@@ -67,15 +90,15 @@ def files(folder: Path) -> list[pq.ParquetFile]:
 
 def test_a_task_holds_few_rows_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are, of however many hours; a row group is as large as what is held of an hour."""
-    held_bytes, writers = 512 * KIB, []
+    held_bytes, make = 512 * KIB, pq.ParquetWriter
+    writers: list[Any] = []
     monkeypatch.setattr(appending, "HELD_BYTES", held_bytes)
     monkeypatch.setattr(appending, "OPEN_FILES", 2)
     begin, peaks, opened = pa.total_allocated_bytes(), [], []
 
-    class Writer(pq.ParquetWriter):
-        def __init__(self, *given: Any, **more: Any) -> None:  # noqa: ANN401 - as it takes
-            super().__init__(*given, **more)
-            writers.append(self)
+    def begun(*given: Any, **more: Any) -> Any:  # noqa: ANN401 - as it takes
+        writers.append(make(*given, **more))
+        return writers[-1]
 
     def watched() -> Iterator[pa.RecordBatch]:
         for batch in source(100, hours=5):
@@ -83,7 +106,7 @@ def test_a_task_holds_few_rows_and_files(tmp_path: Path, monkeypatch: pytest.Mon
             opened.append(sum(one.is_open for one in writers))
             yield batch
 
-    monkeypatch.setattr(appending.parquet, "ParquetWriter", Writer)
+    monkeypatch.setattr(pq, "ParquetWriter", begun)
     wrote = work(tmp_path).write(watched())
     assert (wrote.rows, wrote.apart, len(wrote.files or ())) == (100 * BATCH_ROWS, 0, len(files(tmp_path)))
     assert max(peaks) < held_bytes + 4 * BATCH_ROWS * VALUE_BYTES, "of ten million bytes"
@@ -127,3 +150,32 @@ def test_an_attempt_that_outlives_its_job_makes_nothing(tmp_path: Path) -> None:
     with pytest.raises(OffloaderError, match=f"{gone}: cannot write rows: .*No such file"):
         work(gone).write(source(1, hours=1))
     assert not gone.exists()
+
+
+def with_names(value: Any, kind: pa.DataType) -> Any:  # noqa: ANN401 - any value
+    """Return a value whose records have the names of a type, field by field."""
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        fields = zip(kind, value.values(), strict=True)
+        return {field.name: with_names(one, field.type) for field, one in fields}
+    if pa.types.is_map(kind):
+        return [(key, with_names(one, kind.item_type)) for key, one in value]
+    return [with_names(one, kind.value_type) for one in value] if pa.types.is_list(kind) else value
+
+
+@given(st.data())
+def test_values_keep_their_places_under_other_names(data: st.DataObject) -> None:
+    """At any depth, missing ones too; numbers may be wider."""
+    one = data.draw(st.composite(nested)(3))
+    values = data.draw(st.lists(one.values | st.none(), max_size=4))
+    contents = [None if value is None else written(one.avro, value) for value in values]
+    kind = kind_of(one.avro).spark
+    decoder = ValueDecoder(ValueSchema(encoding=Encoding.AVRO, newest=one.avro, versions={}))
+    found, wrong = decoder.array([SameVersion(contents)], to_arrow_type(kind, timezone="UTC"))
+    assert not wrong
+    other = to_arrow_type(renamed(kind), timezone="UTC")
+    made = as_type(found, other)
+    made.validate(full=True)
+    assert made.type == other
+    assert repr(made.to_pylist()) == repr([with_names(value, other) for value in found.to_pylist()])
