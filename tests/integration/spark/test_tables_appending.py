@@ -43,12 +43,11 @@ from offloaderd.spark.value_schema import Encoding, KeyValueSchema, Schema, Valu
 from offloaderd.tables.declaration import OnError, TableFormat
 from offloaderd.tables.layout import Layout, Partition
 from tests.integration.spark.site import CLOCK
-from tests.integration.spark.test_tables import ORDER, TOPIC, declare, order, run
+from tests.integration.spark.tables import ORDER, TOPIC, declare, order, run
 from tests.patience import PATIENCE_S
 from tests.real.table_rows import rows_of
 from tests.unit.format.test_pulsar_message import batch, entry
 from tests.unit.read.build import Piece, put_segment
-from tests.unit.spark.iceberg_lake import library_threads
 from tests.unit.spark.lake import CountingStore, options, snapshot
 from tests.unit.spark.test_tables_appending import renamed
 from tests.unit.spark.test_value_columns import Typed, nested
@@ -66,6 +65,7 @@ if TYPE_CHECKING:
     from offloaderd.spark.tables.appending import Appending, Wrote
     from tests.integration.spark.site import Site
 
+pytestmark = pytest.mark.usefixtures("pools")
 TRIES = 3
 """Of a task, as on a cluster."""
 
@@ -82,13 +82,6 @@ def spark() -> Iterator[SparkSession]:
         server = session.sparkContext._accumulatorServer
         yield own_session(session, ordered=True)
     server.server_close()  # which Spark leaves to the end of the process
-
-
-@pytest.fixture(autouse=True)
-def pools() -> Iterator[None]:
-    """Threads of pyiceberg for the time of a test."""
-    with library_threads():
-        yield
 
 
 class Sent(NamedTuple):
