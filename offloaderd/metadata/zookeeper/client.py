@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import EXCEPTIONS
+from kazoo.exceptions import EXCEPTIONS, UnimplementedError
 from kazoo.protocol import serialization as wire
 from kazoo.protocol.states import ZnodeStat
 from kazoo.retry import KazooRetry
@@ -204,6 +204,11 @@ class _MultiRead:
                 (code,) = wire.int_struct.unpack_from(answer, offset)
                 offset += wire.int_struct.size
                 found.append(EXCEPTIONS[code]())
+
+
+def is_unknown(error: Exception | None) -> bool:
+    """Return whether an error says that the server does not know the kind of request."""
+    return isinstance(error, UnimplementedError)
 
 
 class _Client(KazooClient):  # type: ignore[misc] # kazoo has no types

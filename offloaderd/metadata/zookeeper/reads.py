@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
-from kazoo import exceptions as zk
 
 from offloaderd.core.errors import Closed, OffloaderError, Transient
-from offloaderd.metadata.zookeeper.client import Read, Result, ZooKeeperClient
+from offloaderd.metadata.zookeeper.client import Read, Result, ZooKeeperClient, is_unknown
 from offloaderd.metadata.zookeeper.connection import Connection
 
 log = structlog.get_logger(__name__)
@@ -105,7 +104,7 @@ class Reads:
         if batch not in self._unanswered:
             return
         self._unanswered.discard(batch)
-        if isinstance(result.exception, zk.UnimplementedError) and len(batch.reads) > 1:
+        if is_unknown(result.exception) and len(batch.reads) > 1:
             log.info("metadata.reads_one_by_one", servers=self._servers, reason="it is older than ZooKeeper 3.6")
             self._together_max, self._unanswered_max = 1, SINGLE_MAX
             batch.late.cancel()
