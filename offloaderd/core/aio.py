@@ -175,6 +175,8 @@ class Signal:
     A waiter checks the condition and calls `wait` with no await in between: changes are made on the same loop.
     """
 
+    __slots__ = ("_event",)
+
     def __init__(self) -> None:
         self._event = Event()
 

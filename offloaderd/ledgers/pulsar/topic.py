@@ -51,6 +51,19 @@ PULSE_S = 0.5
 class Topic:
     """The state of one topic, shared by its readers and watchers."""
 
+    __slots__ = (
+        "_closed_ms",
+        "_created_ms",
+        "_deleted",
+        "_edge",
+        "_listed",
+        "_placed",
+        "_tails",
+        "asker",
+        "directory",
+        "name",
+    )
+
     def __init__(self, name: TopicName, directory: Directory, asker: TailAsker) -> None:
         self.name = name
         self.directory = directory
@@ -58,7 +71,7 @@ class Topic:
         self._tails: dict[int, LedgerTail] = {}
         self._edge = Edge.NEXT_WRITE
         self._placed: LedgerMetadata | None = None
-        self._deleted: set[int] = set()
+        self._deleted: frozenset[int] = frozenset()
         self._closed_ms: dict[int, int] = {}
         self._created_ms: dict[int, int] = {}
         self._listed: tuple[ManagedLedger, int, list[LedgerInfo]] | None = None
@@ -167,7 +180,7 @@ class Topic:
         """Leave out a deleted ledger from now on."""
         if ledger_id not in self._deleted:
             log.info("source.ledger_deleted", topic=str(self.name), ledger_id=ledger_id)
-        self._deleted.add(ledger_id)
+        self._deleted |= {ledger_id}
         self._tails.pop(ledger_id, None)
 
     async def open_ledger(self) -> int | None:

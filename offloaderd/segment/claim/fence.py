@@ -42,6 +42,8 @@ class Claim:
 class Fence:
     """Carries out an owner's transactions under one claim."""
 
+    __slots__ = ("_clock", "_metrics", "claim", "store")
+
     def __init__(self, store: MetadataStore, claim: Claim, *, clock: Clock, metrics: Metrics) -> None:
         self.store = store
         self.claim = claim

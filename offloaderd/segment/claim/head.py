@@ -53,7 +53,27 @@ _RETRIED = (Transient, Denied, NoSpace, BucketMissing)
 
 
 class HeadKeeper:
-    """Reads and puts one topic's head under one claim. `epoch` is the owner's, None for the driver of a job."""
+    """Reads and puts one topic's head under one claim. `epoch` is the owner's, None for the driver of a job.
+
+    A suspended topic keeps it, so what only a comparison needs is there only during one.
+    """
+
+    __slots__ = (
+        "_checked",
+        "_clock",
+        "_compared",
+        "_context",
+        "_counting",
+        "_epoch",
+        "_etags",
+        "_failed_s",
+        "_identity",
+        "_known_epoch",
+        "_locks",
+        "_put",
+        "_seen",
+        "_topic",
+    )
 
     def __init__(self, context: OffloadContext, identity: TopicIdentity, *, epoch: int | None) -> None:
         self._context = context
@@ -61,13 +81,13 @@ class HeadKeeper:
         self._topic = identity.topic
         self._epoch = epoch
         self._clock = context.upload_context.clock
-        self._locks = {(place.bucket, place.prefix): asyncio.Lock() for place in context.places}
+        self._locks: dict[tuple[str, str], asyncio.Lock] = {}
         self._checked = False
-        self._compared: set[tuple[str, str]] = set()
-        """Places whose head was compared with the map; all of them once it is checked."""
+        self._compared: frozenset[tuple[str, str]] = frozenset()
+        """Places whose head was compared with the map, until all of them were."""
         self._failed_s: dict[tuple[str, str], float] = {}
         """When the heads of other places could not be read."""
-        self._counting: set[tuple[str, str]] = set()
+        self._counting: frozenset[tuple[str, str]] = frozenset()
         """Places whose head the topic waits for."""
         self._seen: Position | None = None
         """The offloaded position of the last map."""
@@ -81,7 +101,7 @@ class HeadKeeper:
         if self._seen is not None and (topic_map.offloaded is None or topic_map.offloaded < self._seen):
             self._checked = False
             self._identity.checked.clear()
-            self._compared.clear()
+            self._compared = frozenset()
         self._seen = topic_map.offloaded
 
     async def check(
@@ -112,6 +132,7 @@ class HeadKeeper:
         if missing:
             return
         self._checked = True
+        self._compared, self._counting, self._locks = frozenset(), frozenset(), {}
         for kind in (RefusalKind.METADATA_WENT_BACK, RefusalKind.OTHER_DEPLOYMENT, RefusalKind.HEAD_UNREADABLE):
             await self._identity.clear(kind, about="head ")
         self._identity.checked.set()
@@ -130,7 +151,7 @@ class HeadKeeper:
         If it cannot be read, a `patient` caller tries until it can, any other does without for a while.
         """
         where = place.bucket, place.prefix
-        if where in self._compared:
+        if self._checked or where in self._compared:
             return True
         if not patient:
             failed_s = self._failed_s.get(where)
@@ -144,16 +165,16 @@ class HeadKeeper:
                 log.warning("head.retried", topic=str(self._topic), error_class=kind, error=str(error))
                 return False
             await self._compare(found, topic_map, committing)
-            self._compared.add(where)
+            self._compared |= {where}
             return True
         if counts:
-            self._counting.add(where)  # also for a caller that does not count, and is already trying
-        async with self._locks[where]:
-            if where not in self._compared:
+            self._counting |= {where}  # also for a caller that does not count, and is already trying
+        async with self._locks.setdefault(where, asyncio.Lock()):
+            if not self._checked and where not in self._compared:
                 ask = partial(self._read_once, place)
                 found = await self._persist(ask, counts=lambda: where in self._counting)
                 await self._compare(found, topic_map, committing)
-                self._compared.add(where)
+                self._compared |= {where}
         return True
 
     async def before_commit(self, before: TopicMap, after: TopicMap, segment: CommittedSegment) -> None:

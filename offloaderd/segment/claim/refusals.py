@@ -28,6 +28,8 @@ log = structlog.get_logger(__name__)
 class TopicIdentity:
     """The refusals of one topic under one claim; `refusals` is for status, checks read the record."""
 
+    __slots__ = ("_clock", "_fence", "_metrics", "_topic", "checked", "failure_tracker", "refusals", "topic")
+
     def __init__(self, fence: Fence, *, clock: Clock, metrics: Metrics, before: "TopicIdentity | None" = None) -> None:
         """`before` is that of an earlier claim, whose refusals stand until the record is read."""
         self.refusals: tuple[Refusal, ...] = before.refusals if before is not None else ()
