@@ -151,7 +151,7 @@ class HeadKeeper:
         If it cannot be read, a `patient` caller tries until it can, any other does without for a while.
         """
         where = place.bucket, place.prefix
-        if self._checked or where in self._compared:
+        if self._is_compared(where):
             return True
         if not patient:
             failed_s = self._failed_s.get(where)
@@ -170,12 +170,15 @@ class HeadKeeper:
         if counts:
             self._counting |= {where}  # also for a caller that does not count, and is already trying
         async with self._locks.setdefault(where, asyncio.Lock()):
-            if not self._checked and where not in self._compared:
+            if not self._is_compared(where):
                 ask = partial(self._read_once, place)
                 found = await self._persist(ask, counts=lambda: where in self._counting)
                 await self._compare(found, topic_map, committing)
                 self._compared |= {where}
         return True
+
+    def _is_compared(self, where: tuple[str, str]) -> bool:
+        return self._checked or where in self._compared
 
     async def before_commit(self, before: TopicMap, after: TopicMap, segment: CommittedSegment) -> None:
         """Put the head for the map after a commit. Raises IdentityRefused, Fenced."""
