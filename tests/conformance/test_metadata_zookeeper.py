@@ -109,6 +109,9 @@ async def test_the_root_is_created(zookeeper: str) -> None:
         assert await high.get("/deep/a/b") == Versioned(b"x", 0)
         assert await whole.get(f"/offloaderd/{name}/deep/a/b") == Versioned(b"x", 0)
         assert "zookeeper" in await whole.children("/")
+    async with zookeeper_store(f"{zookeeper}/offloaderd/{name}", "/") as below:  # the servers name the node
+        assert await below.get("/deep/a/b") == Versioned(b"x", 0)
+        assert await below.children("/") == ["deep"]
 
 
 async def test_a_parent_that_another_store_makes_meanwhile_is_there(

@@ -217,7 +217,8 @@ class _Client(KazooClient):  # type: ignore[misc] # kazoo has no types
     def read_async(self, reads: Sequence[Read]) -> Result[Sequence[object]]:
         """See ZooKeeperClient; a single read is a request that every server knows."""
         kinds = {False: wire.GetData, True: wire.GetChildren}
-        asked = [kinds[read.children](self.chroot.rstrip("/") + read.path, None) for read in reads]
+        chroot = self.chroot.rstrip("/")
+        asked = [kinds[read.children]((chroot + read.path).rstrip("/") or "/", None) for read in reads]
         result: Result[Sequence[object]] = self.handler.async_result()
         self._call(_MultiRead(asked) if len(asked) > 1 else asked[0], result)
         return result
