@@ -1,8 +1,9 @@
 """Reads of nodes and of their children, sent together: a request of many reads costs little more than one of one read.
 
-What is asked in one turn of the loop, or in the next one, is one request; so is what is asked while BATCHES_MAX
-requests are unanswered. Each read has an answer or an error of its own. Writes of others may come between the reads of
-a request, as between requests. A server before ZooKeeper 3.6 does not know such requests: it gets each read alone.
+What is asked in one turn of the loop, or in the next one, is one request; so is what is asked soon after, while
+BATCHES_MAX requests are unanswered or there is no connection. Each read has an answer or an error of its own. Writes of
+others may come between the reads of a request, as between requests. A server before ZooKeeper 3.6 does not know such
+requests, and closes the connection: it gets each read alone from then on.
 """
 
 import asyncio
@@ -24,6 +25,9 @@ TOGETHER_MAX = 32
 """Most reads of a request: answers may be as large as a node each."""
 BATCHES_MAX, SINGLE_MAX = 4, 64
 """Most unanswered requests, of many reads and of one. At 278 of a store the pipe that wakes kazoo's thread is full."""
+
+LATE_PART = 0.1
+"""A request takes no more reads after this part of its time: each has the rest of it at least."""
 
 Translate = Callable[[Exception | None, Read], OffloaderError]
 """Returns our error for one of kazoo's."""
@@ -80,14 +84,17 @@ class Reads:
             self._fail(self._waiting.popleft(), lambda _: Closed("the metadata store is closed"))
 
     def _add(self, read: Read, asked: Sequence[asyncio.Future[Any]]) -> None:
-        batch = self._waiting[-1] if self._waiting else None
-        if batch is None or (len(batch.reads) >= self._together_max and read not in batch.reads):
-            loop = asyncio.get_running_loop()
+        loop, batch = asyncio.get_running_loop(), self._waiting[-1] if self._waiting else None
+        if batch is None or not self._takes(batch, read, loop.time()):
             batch = _Batch()
             batch.late = loop.call_later(self._timeout_s, self._give_up, batch)
             self._waiting.append(batch)
             loop.call_soon(loop.call_soon, self.send)  # tasks that begin in this turn ask in the next one
         batch.reads.setdefault(read, []).extend(asked)
+
+    def _takes(self, batch: _Batch, read: Read, now_s: float) -> bool:
+        room = len(batch.reads) < self._together_max or read in batch.reads
+        return room and batch.late.when() - now_s >= (1 - LATE_PART) * self._timeout_s
 
     def _start(self, batch: _Batch) -> None:
         loop, reads = asyncio.get_running_loop(), list(batch.reads)

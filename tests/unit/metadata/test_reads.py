@@ -155,6 +155,24 @@ async def test_reads_wait_for_a_connection_and_fail_with_it() -> None:
         await c
 
 
+async def test_a_read_does_not_share_the_end_of_the_time_of_earlier_ones() -> None:
+    """ZooKeeper is away for 11 s: who asked at its start is told, who asks late has an answer."""
+    link = Link()
+    link.live = False
+    early, soon = *link.ask("/early"), *link.ask("/soon")
+    await asyncio.sleep(0.95 * TIMEOUT_S)  # noqa: TID251 - virtual time
+    [late] = link.ask("/late")
+    await asyncio.sleep(0.1 * TIMEOUT_S)  # noqa: TID251 - virtual time
+    for one in (early, soon):
+        with pytest.raises(Transient, match="no connection"):
+            await one
+    link.live = True
+    link.reads.send()
+    assert [one.paths for one in link.requests] == [["/late"]]
+    link.requests[0].answer(b"1")
+    assert await late == b"1"
+
+
 async def test_a_read_is_given_up_in_time_and_leaves_its_place_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sent or not: the error says which; an answer that comes later is of no use."""
     loop, timers = asyncio.get_running_loop(), list[Callable[[], None]]()
