@@ -155,6 +155,49 @@ async def test_reads_wait_for_a_connection_and_fail_with_it() -> None:
         await c
 
 
+async def test_a_reader_that_is_cancelled_takes_nothing_from_the_others_of_its_request() -> None:
+    """It left after the request was sent: they have the answer, or the error, all the same."""
+    link = Link()
+    for answered in (True, False):
+        gone, same, other = link.ask("/a", "/a", "/b")
+        await turns()
+        gone.cancel()
+        if answered:
+            link.requests[-1].answer([b"1", b"2"])
+            assert (await same, await other) == (b"1", b"2")
+            continue
+        link.requests[-1].answer(exception=ConnectionLoss())
+        for one in (same, other):
+            with pytest.raises(Transient):
+                await one
+
+
+async def test_a_single_read_that_a_server_does_not_know_is_an_error() -> None:
+    """It is not asked again for ever."""
+    link = Link()
+    [single] = link.ask("/a")
+    await turns()
+    link.requests[0].answer(exception=UnimplementedError())
+    with pytest.raises(Transient):
+        await single
+    await turns()
+    assert len(link.requests) == 1
+
+
+async def test_requests_that_were_given_up_leave_their_places_to_what_waits() -> None:
+    """A server that never answers holds up nobody beyond the time of those before."""
+    link = Link()
+    lost = link.ask(*(f"/{number}" for number in range(TOGETHER_MAX * BATCHES_MAX)))
+    await asyncio.sleep(0.5 * TIMEOUT_S)  # noqa: TID251 - virtual time
+    [waits] = link.ask("/waits")
+    await asyncio.sleep(0.4 * TIMEOUT_S)  # noqa: TID251 - virtual time
+    assert len(link.requests) == BATCHES_MAX
+    await asyncio.sleep(0.2 * TIMEOUT_S)  # noqa: TID251 - virtual time
+    assert all(isinstance(one.exception(), Transient) for one in lost)
+    link.requests[BATCHES_MAX].answer(b"1")
+    assert await waits == b"1"
+
+
 async def test_a_read_does_not_share_the_end_of_the_time_of_earlier_ones() -> None:
     """ZooKeeper is away for 11 s: who asked at its start is told, who asks late has an answer."""
     link = Link()
