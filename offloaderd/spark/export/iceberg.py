@@ -292,7 +292,8 @@ class ExportTable:
         if not isinstance(field.transform, BucketTransform) or KEY not in self._columns.names:
             return 0
         of = table.schema().find_column_name(field.source_id)
-        return field.transform.num_buckets if of == self._now(table, KEY) else 0
+        key, _ = self._placed(table, StructType([self._columns[KEY]]), NO_ALIASES)  # others may not fit the table
+        return field.transform.num_buckets if of == key.names[0] else 0
 
     def _sorted(self, table: Table, rows: pa.Table) -> pa.Table:
         """Return rows in the order of the layout."""

@@ -10,12 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.expressions import EqualTo, In, IsNull
-from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from offloaderd.core.errors import InvalidConfig, OffloaderError
 from offloaderd.spark.export import commit as export_commit
 from offloaderd.spark.export import iceberg as export_iceberg
 from offloaderd.spark.export.buckets import buckets
+from offloaderd.spark.export.commit import NO_ALIASES
 from offloaderd.tables.layout import Layout, Partition
 from tests.unit.spark.iceberg_lake import SOURCE, Lake, local_lake
 
@@ -158,6 +159,17 @@ def test_a_table_with_other_buckets_is_refused(lake: Lake) -> None:
     write(lake, [(b"a", 2), (b"b", 3)], Layout(partition=Partition.BUCKET, buckets=8))
     with lake.table() as table:
         assert table.scan().to_arrow().num_rows == 3
+
+
+def test_columns_that_do_not_fit_are_no_other_buckets(lake: Lake) -> None:
+    """A table by buckets has its last commit, and goes on with columns that fit."""
+    write(lake, [(b"a", 1)])
+    other = StructType([StructField("_key", BinaryType()), StructField("id", StringType())])
+    with export_iceberg.opened(cast("SparkSession", None), lake.where, other, layout=LAYOUT) as target:
+        assert target.recover(SOURCE).number == 1
+        with pytest.raises(InvalidConfig, match="the schema has id as string"):
+            target.fit(other, NO_ALIASES)
+        target.fit(COLUMNS, NO_ALIASES)
 
 
 def test_a_table_that_its_user_changes(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
