@@ -30,6 +30,7 @@ from pyspark.sql.types import StructType
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
+from offloaderd.spark.export.bounds import check_bounds
 from offloaderd.spark.export.buckets import add_files, bucket_in
 from offloaderd.spark.export.commit import (
     DELETED,
@@ -544,6 +545,7 @@ def opened(
     """
     check_libraries("iceberg")
     with _OPENING:
+        check_bounds()
         catalog = _catalog(where)
     with closing(ExportTable(spark, where, columns, catalog, layout=layout, **more)) as found:
         yield found

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.expressions import EqualTo
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
@@ -158,3 +160,30 @@ def test_a_renamed_column_is_sorted_by(lake: Lake, monkeypatch: pytest.MonkeyPat
         assert target.upkeep(3600.0).joined == 5
     with lake.table() as table:
         assert table.scan().to_arrow()["number"].to_pylist() == [0, 0, 1, 1, 2, 2, 3, 3, None]
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_long_text_is_found(lake: Lake, monkeypatch: pytest.MonkeyPatch, joined: bool) -> None:
+    """Its row group has no least and no greatest value, so the file has none: those of others would hide it."""
+    monkeypatch.setattr(export_commit, "SMALL_FILES", 2)
+    monkeypatch.setattr(pq, "write_table", partial(pq.write_table, row_group_size=1))
+    columns = StructType([StructField("item", StringType()), StructField("note", StringType())])
+    layout, long = Layout(partition=Partition.NONE), "a" * 5000
+    rows = [{"item": "x", "note": "n"}, {"item": long, "note": None}, {"item": None, "note": "m"}]
+    with export_iceberg.opened(cast("SparkSession", None), lake.where, columns, layout=layout) as target:
+        for number in range(1 + joined):
+            last = target.recover(SOURCE)
+            staging = target.staging(last)
+            folder = Path(staging.removeprefix("file:"))
+            folder.mkdir(parents=True)
+            found = pa.Table.from_pylist(rows, to_arrow_schema(target.named(columns)))
+            pq.write_table(found, folder / "part-0.parquet")
+            target.commit(last, staging, {"orders": f"{number + 1}:1"}, len(rows))
+        if joined:
+            assert target.upkeep(3600.0).joined == 2
+    with lake.table() as table:
+        (file,) = (one.file for one in table.scan().plan_files())
+        assert file.lower_bounds == {2: b"m"}, "a group without a value is no reason"
+        scans = [table.scan(row_filter=EqualTo("item", one)) for one in (long, "x")]
+        assert [len(one.to_arrow()) for one in scans] == [1 + joined] * 2
+        assert not [*table.scan(row_filter=EqualTo("note", "a")).plan_files()], "another column has its bounds"
