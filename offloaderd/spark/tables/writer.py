@@ -304,7 +304,7 @@ class TableWriter:
             if apart and self._declared.on_error is OnError.FAIL:
                 raise OffloaderError(self._first_apart(made, step))
             if apart and self._declared.on_error is OnError.DEAD_LETTER and not repeated:
-                self._write_dead_letters(made, last, step, reached)
+                self._write_dead_letters(made, last, step, reached, apart)
         return target.commit(last, staging, reached, wrote.rows, last.apart + apart, wrote.files)
 
     def _by_tasks(self, made: _Made, target: KeptTable, folder: Path, step: Step) -> Wrote:
@@ -340,10 +340,11 @@ class TableWriter:
         self._has_dead_letters = last.number > 0
         return last
 
-    def _write_dead_letters(self, made: _Made, last: Commit, step: Step, reached: Offset) -> None:
+    def _write_dead_letters(self, made: _Made, last: Commit, step: Step, reached: Offset, apart: int) -> None:
         """Commit the dead letters of a step, with the newest version of the schema by which they are none.
 
-        Raises Conflict if another application has done so meanwhile.
+        Raises Conflict if another application has done so meanwhile, OffloaderError if they are not the rows that were
+        left `apart`: entries that were lost may have been found since, and others may have been deleted.
         """
         with self._dead_letters(made.topics) as target:
             before = target.recover(_dead(made.source))
@@ -361,6 +362,11 @@ class TableWriter:
                 rows = rows.observe(counted, functions.count(functions.lit(1)).alias("count"))
                 write(rows, target, staging, DEAD_LAYOUT)
                 count = counted.get["count"]
+                if count != apart:
+                    raise OffloaderError(
+                        f"step {last.number + 1} left {apart} rows apart, and {count} when read for dead letters",
+                        hint="nothing of the step was added; the next one begins there again",
+                    )
             target.commit(before, staging, reached, count, made.version + 1)
             self._has_dead_letters = True
 

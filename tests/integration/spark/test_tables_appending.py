@@ -321,6 +321,28 @@ def test_a_task_that_fails_adds_nothing(spark: SparkSession, site: Site, tmp_pat
     assert [*(tmp_path / "orders" / "data").iterdir()] == []
 
 
+def test_what_changes_between_rows_and_dead_letters(
+    spark: SparkSession, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step adds nothing, and is taken again: a message that was no row may be none of the dead letters now."""
+    asyncio.run(site.commit(TOPIC, [Piece(1, 0, [order(ORDER, {"id": 1, "item": "x"}), entry(b"\x80")], 2)]))
+    declare(site, to=str(tmp_path), format=TableFormat.DELTA, schema=json.dumps(ORDER))
+
+    def append(given_spark: SparkSession, work: Appending, shares: Sequence[Share]) -> Wrote:
+        found = appending.append(given_spark, work, shares)
+        return found._replace(apart=found.apart + 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "append", append)
+        sound, (state,) = run(spark, site)
+    assert (sound, state.rows) == (False, 0)
+    assert state.error.startswith("step 1 left 2 rows apart, and 1 when read for dead letters")
+    assert [*(tmp_path / "orders" / "data").iterdir()] == [*(tmp_path / "orders_dead_letters" / "data").iterdir()] == []
+    sound, (state,) = run(spark, site)
+    assert (sound, state.rows, state.apart) == (True, 1, 1)
+    assert [row["message"] for row in rows_of(TableFormat.DELTA, tmp_path, "orders_dead_letters")] == [b"\x80"]
+
+
 def test_steps_that_run_are_ended(
     spark: SparkSession, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

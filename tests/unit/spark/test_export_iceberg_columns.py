@@ -184,6 +184,8 @@ def test_a_long_text_is_found(lake: Lake, monkeypatch: pytest.MonkeyPatch, joine
     with lake.table() as table:
         (file,) = (one.file for one in table.scan().plan_files())
         assert file.lower_bounds == {2: b"m"}, "a group without a value is no reason"
-        scans = [table.scan(row_filter=EqualTo("item", one)) for one in (long, "x")]
+        scans = [table.scan(row_filter=EqualTo(term="item", value=one)) for one in (long, "x")]
         assert [len(one.to_arrow()) for one in scans] == [1 + joined] * 2
-        assert not [*table.scan(row_filter=EqualTo("note", "a")).plan_files()], "another column has its bounds"
+        assert not [*table.scan(row_filter=EqualTo(term="note", value="a")).plan_files()], (
+            "another column has its bounds"
+        )
