@@ -129,7 +129,8 @@ class Appending:
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Wrote:
         """Write the rows of batches; an attempt that fails deletes its files. Raises OffloaderError."""
-        files = Files(self.folder, self.schema, self.order, CODECS.get(self.codec, self.codec))
+        codec = self.codec.lower()  # Spark takes any case
+        files = Files(self.folder, self.schema, self.order, CODECS.get(codec, codec))
         count = apart = 0
         try:
             for batch in batches:

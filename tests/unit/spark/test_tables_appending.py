@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -116,6 +117,17 @@ def test_a_task_holds_few_rows_and_files(tmp_path: Path, monkeypatch: pytest.Mon
         one.metadata.row_group(at).num_rows for one in files(tmp_path) for at in range(one.metadata.num_row_groups)
     ]
     assert len(groups) < 2 * 100 * BATCH_ROWS * VALUE_BYTES * 5 / held_bytes, "not one for each batch"
+
+
+@pytest.mark.parametrize(
+    ("codec", "said"),
+    [("none", "UNCOMPRESSED"), ("UNCOMPRESSED", "UNCOMPRESSED"), ("lz4_raw", "LZ4"), ("ZSTD", "ZSTD")],
+)
+def test_files_are_compressed_as_spark_is_told(tmp_path: Path, codec: str, said: str) -> None:
+    """By its names of compressions, in any case."""
+    replace(work(tmp_path), codec=codec).write(source(1, hours=1))
+    (file,) = files(tmp_path)
+    assert file.metadata.row_group(0).column(0).compression == said
 
 
 def test_rows_of_a_file_are_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
