@@ -279,7 +279,8 @@ FIELDS_BYTES = MIB
 FRAMING_BYTES = 64
 """Upper bound of an answer's bytes around one message."""
 
-_STATES = {state: pb.MessageState.Value(f"MESSAGE_STATE_{state.name}") for state in MessageState}
+_GIVEN = {*MessageState} - {MessageState.INCOMPLETE}  # a read gives chunks as they come
+_STATES = {state: pb.MessageState.Value(f"MESSAGE_STATE_{state.name}") for state in _GIVEN}
 _OUTCOMES = {state: pb.TransactionState.Value(f"TRANSACTION_STATE_{state.name}") for state in TransactionState}
 
 

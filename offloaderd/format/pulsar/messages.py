@@ -46,6 +46,7 @@ class MessageState(StrEnum):
     PLAIN = "plain"
     ENCRYPTED = "encrypted"  # the content of the whole entry, as it was sent
     CHUNK = "chunk"  # a part of a message whose other parts are missing
+    INCOMPLETE = "incomplete"  # the last part of one that cannot be joined, where the others were searched for
     MARKER = "marker"  # a broker's internal message; consumers never receive it
     COMPACTED = "compacted"  # a message of a batch that compaction has removed
     RAW = "raw"  # the whole entry, as it could not be decoded
@@ -359,7 +360,8 @@ def _sized(data: bytes, at: int) -> tuple[bytes, int]:
 class Joiner:
     """Joins the chunks of messages. Takes the messages of one topic in their order; holds at most `bytes_max`.
 
-    If a chunk is missing or the memory is used up, the chunks are returned as they are.
+    If a chunk is missing or the memory is used up, the chunks are returned as they are. One that came before, as
+    producers send it again after a lost connection, is passed over, as consumers do.
     """
 
     def __init__(self, bytes_max: int = CONTENT_BYTES_MAX) -> None:
@@ -382,6 +384,9 @@ class Joiner:
             if chunk.content_bytes > self._bytes_max:
                 why = f"the whole of {chunk.content_bytes} bytes is more than the {self._bytes_max} that are joined"
                 yield replace(message, reason=f"{message.reason}: {why}")
+                continue
+            if 0 < chunk.index < len(self._waiting.get(chunk.message, ())):
+                yield replace(message, reason=f"{message.reason}: it was sent before")
                 continue
             if chunk.index == 0 or chunk.index != len(self._waiting.get(chunk.message, ())):
                 yield from self._given_up(chunk.message, "the chunks after it are missing")

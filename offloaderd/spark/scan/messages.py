@@ -1,9 +1,10 @@
 """Messages of the entries of a share, each in a row of its own, with chunks joined.
 
 Every entry has at least one row, in the task that reads it: a chunk has its own row, in state `chunk`, except the last
-of a message, whose row has the whole message. Earlier chunks may be in another share, or in blocks that a query does
-not read; then the task searches backwards, so a message does not depend on shares and filters. Chunks are joined as by
-the daemon's ReadMessages: all of one message, in their order, none missing and none twice.
+of a message, whose row has the whole message, or is in state `incomplete` if that cannot be had. Earlier chunks may be
+in another share, or in blocks that a query does not read; then the task searches backwards, so a message does not
+depend on shares and filters. Chunks are joined as by the daemon's ReadMessages: all of one message, in their order,
+none missing and none twice.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -43,7 +44,7 @@ class Messages:
     """Unpacks the entries of one share, in their order. Close it at the end.
 
     Messages in transactions, and markers, are those that a consumer gets, or all. `step`: a message of an open
-    transaction is an error, since no later step reads it.
+    transaction is an error, since no later step reads it, and so is one that may have begun in history to come.
     """
 
     def __init__(
@@ -147,8 +148,9 @@ class Messages:
         given = list(self._joiner.take([last]))  # with chunks that it gives up; they have had their rows
         if chunk.index != chunk.count - 1 or not included:
             return last
+        incomplete = replace(last, state=MessageState.INCOMPLETE)
         if chunk.content_bytes > CONTENT_BYTES_MAX:
-            return replace(last, reason=f"{last.reason}: the whole would be {chunk.content_bytes} bytes")
+            return replace(incomplete, reason=f"{last.reason}: the whole would be {chunk.content_bytes} bytes")
         if given[-1].state is not MessageState.CHUNK:
             return replace(given[-1], chunk=chunk)
         try:
@@ -156,9 +158,13 @@ class Messages:
         except BrokenSegment as error:
             if error.condition not in self._skip:
                 raise
-            return replace(last, reason=f"{last.reason}: those before it cannot be read: {error.message}")
-        (*_, found) = Joiner().take([*before, last])
-        return replace(found, chunk=chunk)
+            return replace(incomplete, reason=f"{last.reason}: those before it cannot be read: {error.message}")
+        (*earlier, found) = Joiner().take([*before, last])
+        if found.state is not MessageState.CHUNK:
+            return replace(found, chunk=chunk)
+        if any(one.state is not MessageState.CHUNK for one in earlier):
+            return replace(last, reason=f"{last.reason}: the message was complete before it")
+        return replace(incomplete, reason=found.reason)
 
     async def _before(self, piece: Piece, at: Position, chunk: Chunk) -> list[Message]:
         """Return the chunks of a message before a position, as far back as its first, if that is found.
@@ -166,7 +172,7 @@ class Messages:
         Raises BrokenSegment, and as the store does.
         """
         found: list[Message] = []
-        room = LOOK_BACK_BYTES
+        room, last = LOOK_BACK_BYTES, at
         todo = [*piece.before, piece.segment]
         while todo:
             segment = todo.pop()
@@ -188,6 +194,13 @@ class Messages:
                 todo += await self._instead(piece.topic, segment, at, error)
             except CorruptData as error:
                 raise broken(piece.topic, segment, f"before {at}", error) from error
+        if piece.gap is not None and self._step:
+            raise BrokenSegment(
+                Condition.UNFINISHED,
+                f"{piece.topic}: a message in chunks that ends at {last} may have begun in history before {piece.gap}, "
+                "which is not offloaded yet",
+                hint="it is read when that is offloaded",
+            )
         return found
 
     async def _instead(self, topic: TopicName, segment: Segment, at: Position, error: NotFound) -> list[Segment]:

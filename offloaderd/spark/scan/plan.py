@@ -6,6 +6,7 @@ segment are read only when a query is for a part of it, to cut off the rest; bey
 do that themselves.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -95,7 +96,7 @@ async def shares(
             here = replace(here, last=before if last is None else min(last, before))
         rows += _missing(snapshot, here, options.skipped)
         pieces = await _pieces(snapshot, here, reader)
-        rows += with_neighbours(pieces, snapshot.segments) if options.messages else pieces
+        rows += with_neighbours(pieces, snapshot) if options.messages else pieces
     return shared_out(rows, options.partition_bytes)
 
 
@@ -169,14 +170,19 @@ def _whole(topic: TopicName, segment: Segment, query: EntryQuery) -> Piece:
     return Piece(topic, segment, first, last, segment.object_bytes * entries // segment.entries)
 
 
-def with_neighbours(pieces: Sequence[Piece], segments: Sequence[Segment]) -> list[Piece]:
-    """Return the pieces, each with the segments to search for chunks of its messages and for outcomes."""
+def with_neighbours(pieces: Sequence[Piece], snapshot: Snapshot) -> list[Piece]:
+    """Return the pieces, each with the segments to search for chunks of its messages and for outcomes.
+
+    Nothing is searched before history that is not offloaded yet, as that may have the chunk that is looked for.
+    """
+    segments, plan = snapshot.segments, replace(snapshot, beside=False).unfinished
     numbers = {one.begin: number for number, one in enumerate(segments)}
+    behind = bisect_left(segments, plan.live_begin, key=lambda one: one.begin) if plan is not None else 0
     found = []
     for piece in pieces:
         number = first = numbers[piece.segment.begin]
-        room = LOOK_BACK_BYTES
-        while first and room > 0 and number - first < LOOK_BACK_SEGMENTS:
+        room, low = LOOK_BACK_BYTES, behind if number >= behind else 0
+        while first > low and room > 0 and number - first < LOOK_BACK_SEGMENTS:
             first -= 1
             room -= segments[first].object_bytes
         end, room = number + 1, LOOK_AHEAD_BYTES
@@ -184,7 +190,8 @@ def with_neighbours(pieces: Sequence[Piece], segments: Sequence[Segment]) -> lis
             room -= segments[end].object_bytes
             end += 1
         before, after = tuple(segments[first:number]), tuple(segments[number + 1 : end])
-        found.append(replace(piece, before=before, after=after, reaches_end=end == len(segments)))
+        gap = plan.live_begin if plan is not None and number >= first == behind else None
+        found.append(replace(piece, before=before, after=after, reaches_end=end == len(segments), gap=gap))
     return found
 
 

@@ -77,7 +77,8 @@ class Piece:
 
     A task reads these positions from the segment, which had them at the planning, or from the one that has them by
     then. `before` are earlier segments, which may have the first chunks of a message, `after` later ones, which may
-    have the outcome of a transaction; `reaches_end`: there is none behind them.
+    have the outcome of a transaction; `reaches_end`: there is none behind them. `gap`: the first position behind
+    history that is not offloaded yet, if that precedes the segments `before`.
     """
 
     topic: TopicName
@@ -88,6 +89,7 @@ class Piece:
     before: tuple[Segment, ...] = ()
     after: tuple[Segment, ...] = ()
     reaches_end: bool = False
+    gap: Position | None = None
 
     def cut(self, object_bytes: int) -> tuple[Piece, Piece | None]:
         """Return about so many bytes of it, at least one entry, and the rest, None for none."""

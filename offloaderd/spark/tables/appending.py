@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 STATE = "state"
 PLAIN = MessageState.PLAIN.value
 """The state of a message that is a row."""
-UNREADABLE = (MALFORMED, MessageState.ENCRYPTED.value, MessageState.RAW.value)
+UNREADABLE = (MALFORMED, *(one.value for one in (MessageState.ENCRYPTED, MessageState.RAW, MessageState.INCOMPLETE)))
 """The states of those that are neither rows nor parts of others; so is a row without a state: entries that are lost."""
 PARTITION_NUMBER = "-partition-(0|[1-9][0-9]*)$"
 """The end of the name of a topic that is a partition, with its number; for Python and Java alike."""

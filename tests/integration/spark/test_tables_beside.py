@@ -22,7 +22,9 @@ from tests.integration.spark.tables import ORDER, TOPIC, declare, order, run
 from tests.real.table_rows import rows_of
 from tests.unit.format.test_pulsar_message import entry
 from tests.unit.read.build import Piece
+from tests.unit.spark.test_source_messages import cut
 from tests.unit.spark.test_source_offsets import HISTORY
+from tests.unit.spark.test_value_schema import written
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +53,20 @@ class Scene:
         for one in ledgers:
             held = [order(ORDER, {"id": one, "item": "x"}), BAD, order(ORDER, {"id": one, "item": "y"})]
             asyncio.run(self.site.commit(topic, [Piece(one, 0, held, 3)]))
+
+    def plan(self, *, done: bool = False) -> None:
+        """Plan that all before ledger 4 is history, or say that it is offloaded."""
+
+        async def write() -> None:
+            content = encode(replace(HISTORY, boundary=4, last=Position(3, 2), done_ms=int(done)))
+            async with self.site.stores() as (metadata, _):
+                if done:
+                    await metadata.replace(paths.history_plan(TOPIC), content, 0)
+                    return
+                await metadata.create(paths.history(TOPIC), b"")
+                await metadata.create(paths.history_plan(TOPIC), content)
+
+        asyncio.run(write())
 
     def declare(self, **given: Any) -> None:  # noqa: ANN401 - fields of a declaration
         """Declare the table, whose interval is longer than a test."""
@@ -220,18 +236,8 @@ def test_an_open_transaction_holds_up_both_parts(scene: Scene) -> None:
 
 def test_history_that_is_offloaded_meanwhile(scene: Scene) -> None:
     """What is behind it is in the table before, up to a transaction; the history follows, each message once."""
-
-    async def plan(done_ms: int) -> None:
-        content = encode(replace(HISTORY, boundary=4, last=Position(3, 2), done_ms=done_ms))
-        async with scene.site.stores() as (metadata, _):
-            if done_ms:
-                await metadata.replace(paths.history_plan(TOPIC), content, 0)
-                return
-            await metadata.create(paths.history(TOPIC), b"")
-            await metadata.create(paths.history_plan(TOPIC), content)
-
     scene.grow(1)
-    asyncio.run(plan(0))
+    scene.plan()
     scene.grow(4)
     scene.declare()
     state, _ = scene.run()
@@ -247,8 +253,35 @@ def test_history_that_is_offloaded_meanwhile(scene: Scene) -> None:
     assert (scene.rows(), state.lag_entries, state.history_entries) == ({1: 2, 5: 2, 6: 1}, 1, 3)
     assert state.waits == f"{TOPIC}: nothing behind 6:0 until the transaction that began at 6:1 ends"
     scene.grow(2, 3)
-    asyncio.run(plan(1))
+    scene.plan(done=True)
     state, _ = scene.run()
     assert (state.error, state.lag_entries, state.history_entries, state.apart) == ("", 1, 0, 5)
     assert scene.rows() == {**dict.fromkeys(range(1, 6), 2), 6: 1}
     assert scene.rows("orders_dead_letters") == dict.fromkeys(range(1, 6), 1)
+
+
+def test_messages_in_chunks_on_both_sides(spark: SparkSession, site: Site, tmp_path: Path) -> None:
+    """What is new begins behind one that began in history to come; one whose begin is nowhere is a dead letter."""
+    scene = Scene(spark, site, tmp_path, TableFormat.ICEBERG)
+    value = written(ORDER, {"id": 5, "item": "whole"})
+    far, lost = cut("far", value, 2), cut("lost", value, 2)
+    scene.grow(1)
+    scene.plan()
+    scene.grow(4)
+    asyncio.run(site.commit(TOPIC, [Piece(5, 0, [far[1], lost[1]], 2)]))
+    scene.declare()
+    state, _ = scene.run()
+    assert "that ends at 5:0 may have begun in history before 4:0, which is not offloaded yet" in state.error
+    scene.grow(6)
+    state, _ = scene.run()
+    assert (state.error, scene.rows(), state.history_entries) == ("", {1: 2, 6: 2}, 5)
+    scene.grow(2)
+    asyncio.run(site.commit(TOPIC, [Piece(3, 0, [entry(b"\x80"), far[0], entry(b"\x80")], 3)]))
+    scene.plan(done=True)
+    state, _ = scene.run()
+    assert (state.error, state.lag_entries, state.history_entries) == ("", 0, 0)
+    assert scene.rows() == {1: 2, 2: 2, 4: 2, 5: 1, 6: 2}
+    dead = [row for row in rows_of(scene.form, scene.folder, "orders_dead_letters") if row["_ledger_id"] == 5]
+    assert [(row["state"], row["reason"]) for row in dead] == [
+        ("incomplete", "chunk 2 of 2: those before it are missing")
+    ]

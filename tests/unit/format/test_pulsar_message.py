@@ -217,6 +217,17 @@ def test_chunks_without_their_message_say_what_is_missing() -> None:
     assert list(joiner.rest()) == []
 
 
+def test_a_chunk_that_was_sent_again_is_passed_over() -> None:
+    """A producer sends what was not confirmed once more, from any chunk on; consumers get the message."""
+    parts = chunks("one", b"0123456789", 3)
+    joiner = Joiner()
+    again, whole, *late = joiner.take([parts[0], parts[1], parts[1], parts[2], parts[1], parts[2]])
+    assert again.reason == "chunk 2 of 3: it was sent before"
+    assert (whole.state, whole.data) == (MessageState.PLAIN, b"0123456789")
+    assert [one.state for one in late] == [MessageState.CHUNK] * 2
+    assert (joiner.held_bytes, list(joiner.rest())) == (0, [])
+
+
 def test_waiting_chunks_are_bounded() -> None:
     """The oldest message that is not whole gives way; what is given out again is what came in."""
     joiner = Joiner(bytes_max=12)

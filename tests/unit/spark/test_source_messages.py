@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import json
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from offloaderd.format.pulsar.compression import Compression
+from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.spark.scan import messages as source_messages
 from offloaderd.spark.scan import plan as source_plan
 from offloaderd.spark.scan.columns import BrokenValue
 from offloaderd.spark.scan.options import Mode
 from offloaderd.spark.scan.query import EntryQuery
 from offloaderd.spark.scan.share import BrokenSegment
+from offloaderd.spark.scan.snapshot import Snapshot
 from offloaderd.spark.value_schema import read_schema
 from tests.unit.broker_objects import BrokerLedger
 from tests.unit.format.test_pulsar_message import COMPRESSED, batch, entry
 from tests.unit.read.build import PREFIX, TOPIC, Piece, put_segment
 from tests.unit.spark.lake import CountingStore, options, read_all, snapshot
+from tests.unit.spark.test_source_offsets import HISTORY
 from tests.unit.spark.test_value_schema import record, written
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.spark.scan.snapshot import Snapshot
+    from offloaderd.metadata.committed import CommittedSegment
+    from offloaderd.metadata.records.history import HistoryPlan
+    from offloaderd.spark.scan.options import SourceOptions
 
 ONE, TWO = uuid.UUID(int=1), uuid.UUID(int=2)
 ORDER = record(("id", "int"))
@@ -143,21 +149,50 @@ async def test_a_message_is_whole_whatever_a_query_is_about() -> None:
 
 
 async def test_chunks_that_cannot_be_joined_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Missing, twice, encrypted, too large, and too far away: the last comes as a chunk, with the reason."""
+    """Missing, sent again, encrypted, and too large: the last is incomplete if no other has the message."""
     store = CountingStore()
     twice, partial = cut("twice", b"0123456789", 3), cut("partial", b"0123456789", 3)
     secret = cut("secret", b"0123456789", 2, encryption_keys=[{"key": "k"}])
     vast = cut("vast", b"0123456789", 2)
-    held = [twice[0], twice[1], twice[1], twice[2], *partial[1:], *secret, *vast]
+    held = [twice[0], twice[1], twice[1], twice[2], *partial[1:], *secret, *vast, twice[2]]
     segment = await put_segment(store, [Piece(1, 0, held)], segment_id=ONE)
     rows = await read_all(store, snapshot([segment]), options(messages=True))
     states = [row["state"] for row in rows]
-    assert states == ["chunk"] * 6 + ["encrypted"] * 2 + ["chunk", "plain"]
-    assert rows[3]["reason"] == "chunk 3 of 3: those before it are missing"
-    assert [row["num_chunks"] for row in rows] == [3] * 6 + [2] * 4
+    assert states == ["chunk"] * 3 + ["plain", "chunk", "incomplete"] + ["encrypted"] * 2 + ["chunk", "plain", "chunk"]
+    assert rows[3]["value"] == b"0123456789"
+    assert rows[5]["reason"] == "chunk 3 of 3: those before it are missing"
+    assert rows[10]["reason"] == "chunk 3 of 3: the message was complete before it"
+    assert [row["num_chunks"] for row in rows] == [3] * 6 + [2] * 4 + [3]
     monkeypatch.setattr(source_messages, "CONTENT_BYTES_MAX", 9)
     rows = await read_all(store, snapshot([segment]), options(messages=True))
-    assert rows[9]["reason"] == "chunk 2 of 2: the whole would be 10 bytes"
+    assert (rows[9]["state"], rows[9]["reason"]) == ("incomplete", "chunk 2 of 2: the whole would be 10 bytes")
+
+
+async def test_a_message_that_began_in_history_to_come() -> None:
+    """A step fails before it, whichever segments of the history are there, until the first chunk is, or all history."""
+    store = CountingStore()
+    parts = cut("a", b"0123456789", 2)
+    contents = ([entry(b"x")], parts[:1], [entry(b"y")], [entry(b"z"), parts[1]])
+    one, two, three, four = [
+        await put_segment(store, [Piece(number, 0, held, len(held))], segment_id=uuid.UUID(int=number))
+        for number, held in enumerate(contents, 1)
+    ]
+    wish = options(messages=True, step=({}, {}))
+    plan = replace(HISTORY, boundary=3)
+
+    async def last(*segments: CommittedSegment, history: HistoryPlan, found: SourceOptions = wish) -> list[Any]:
+        topic_map = TopicMap(TOPIC, segments, history=history)
+        query = EntryQuery(first=three.begin, last=four.end)
+        return await read_all(store, Snapshot(topic_map, beside=True), found, query)
+
+    for there in ((three, four), (one, three, four)):
+        with pytest.raises(BrokenSegment, match=r"UNFINISHED.* that ends at 4:1 may have begun in history before 3:0"):
+            await last(*there, history=plan)
+        rows = await last(*there, history=plan, found=options(messages=True))
+        assert rows[-1]["state"] == "incomplete", "a query of that range is asked again by who wants to know"
+        assert (await last(*there, history=replace(plan, done_ms=1)))[-1]["state"] == "incomplete"
+    rows = await last(one, two, three, four, history=replace(plan, done_ms=1))
+    assert rows[-1]["value"] == b"0123456789"
 
 
 async def test_looking_back_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +210,7 @@ async def test_looking_back_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_messages, "LOOK_BACK_BYTES", 3000)
     monkeypatch.setattr(source_plan, "LOOK_BACK_SEGMENTS", 1)
     rows = await read_all(store, snapshot(segments), options(messages=True, partition_bytes=3000))
-    assert rows[-1]["reason"] == "chunk 2 of 2: those before it are missing"
+    assert (rows[-1]["state"], rows[-1]["reason"]) == ("incomplete", "chunk 2 of 2: those before it are missing")
 
 
 async def test_damage_before_a_chunk() -> None:
@@ -188,7 +223,7 @@ async def test_damage_before_a_chunk() -> None:
     with pytest.raises(BrokenSegment, match=f"segment {first.segment_id} of .*, entries before 2:0, cannot be read"):
         await read_all(store, found, options(messages=True, query=query))
     rows = await read_all(store, found, options(messages=True, query=query, mode=Mode.SKIP))
-    assert seen(rows)[1] == (2, 1, "chunk", 1, 2)
+    assert seen(rows)[1] == (2, 1, "incomplete", 1, 2)
     assert "those before it cannot be read" in rows[1]["reason"]
 
 
