@@ -24,6 +24,7 @@ VERSION = 2
 """Version 1 had the history first; a declaration without the later fields is still written as one."""
 INTERVAL_S_MIN, INTERVAL_S_MAX = 1.0, 31 * 86_400.0
 KEEP_S_MIN = 3600.0
+INT64_MAX = 2**63 - 1
 COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """Names in Avro. Other ones mean something else in expressions of Spark, Iceberg or Delta Lake."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -241,6 +242,7 @@ def decode(data: bytes, *, path: str) -> Declaration:
         known["format"], known["mode"] = TableFormat(known["format"]), TableMode(known["mode"])
         known["on_error"], known["key"] = OnError(known["on_error"]), tuple(known["key"])
         known["history"] = History(known.get("history", History.FIRST))
+        check_number(known.get("created_ms", 0))
         known["sort"] = tuple(known.get("sort", ()))  # those of earlier releases have no layout
         if (partition := known.get("partition")) is not None:
             known["partition"] = Partition(partition)
@@ -261,6 +263,12 @@ def document(data: bytes, *, path: str, version: int) -> Mapping[str, Any]:
     if given > version:
         raise NewerRecord(path, found=given, known=version)
     return dict(found)
+
+
+def check_number(number: object, *, whole: bool = True) -> None:
+    """Raise TypeError unless a value is a number from 0 on that a daemon can say: one of 64 bits."""
+    if not isinstance(number, int if whole else int | float) or not 0 <= number <= INT64_MAX:
+        raise TypeError(f"{number!r} is no {'whole ' if whole else ''}number")
 
 
 def _is_json(text: str) -> bool:

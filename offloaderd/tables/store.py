@@ -15,7 +15,7 @@ from offloaderd.metadata import nodes, paths
 from offloaderd.metadata.port import Check, Create, Delete, MetadataStore, Replace
 from offloaderd.policy.store import ensure
 from offloaderd.tables import declaration
-from offloaderd.tables.declaration import Declaration
+from offloaderd.tables.declaration import Declaration, check_number
 
 VERSION = 1
 TABLES_MAX = 1000
@@ -51,9 +51,9 @@ class TableState:
     history_entries: int = 0
 
     @property
-    def numbers(self) -> tuple[float, ...]:
-        """All of its numbers."""
-        return self.rows, self.apart, self.lag_s, self.lag_entries, self.committed_ms, self.history_entries
+    def numbers(self) -> tuple[int, ...]:
+        """All of its whole numbers."""
+        return self.rows, self.apart, self.lag_entries, self.committed_ms, self.history_entries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +199,7 @@ def decode_states(data: bytes, *, path: str) -> States:
 def _checked(states: States) -> States:
     """Return states. Raises TypeError for a number that is none."""
     for number in (states.at_ms, *(number for one in states.tables for number in one.numbers)):
-        if not isinstance(number, int | float):
-            raise TypeError(f"{number!r} is no number")
+        check_number(number)
+    for one in states.tables:
+        check_number(one.lag_s, whole=False)
     return states

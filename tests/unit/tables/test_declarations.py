@@ -101,6 +101,14 @@ def test_a_layout_that_is_not_given() -> None:
         declaration.decode(declaration.encode(LAID_OUT).replace(b'"hour"', b'"week"'), path="/x")
 
 
+@pytest.mark.parametrize("created_ms", [b'"7"', b"7.5", b"-7", b"9223372036854775808"])
+def test_a_time_that_is_none_is_damage(created_ms: bytes) -> None:
+    """Else the status of a daemon, which shows it, would be an error as a whole."""
+    content = declaration.encode(ORDERS).replace(b'"created_ms": 0', b'"created_ms": ' + created_ms)
+    with pytest.raises(CorruptData, match="no whole number"):
+        declaration.decode(content, path="/x")
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"{}", b'{"version": 0}', b'{"version": 1}', b'{"version": "1"}', b"\xff", b"[" * 100_000]
 )
@@ -248,7 +256,7 @@ def test_states_of_an_earlier_release() -> None:
     said = {"version": 1, "writer": "w", "at_ms": 2}
     (found,) = store.decode_states(json.dumps({**said, "tables": [one]}).encode(), path="/x").tables
     assert found == TableState(table="a", topic="a", rows=1, lag_s=1, lag_entries=2, committed_ms=3)
-    with pytest.raises(CorruptData, match="no number"):
+    with pytest.raises(CorruptData, match="no whole number"):
         store.decode_states(json.dumps({**said, "tables": [{**one, "history_entries": "x"}]}).encode(), path="/x")
 
 

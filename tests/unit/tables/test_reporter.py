@@ -127,13 +127,27 @@ async def test_one_daemon_shows_them(scene: Scene) -> None:
         running.cancel()
 
 
-@pytest.mark.parametrize("damage", [b"{}", b'{"version": 1, "writer": "x", "at_ms": null, "tables": []}'])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"{}",
+        *(
+            b'{"version": 1, "writer": "x", "at_ms": %s, "tables": []}' % one
+            for one in (b"null", b"1.5", b"-1", b"9223372036854775808")
+        ),
+        b'{"version": 1, "writer": "x", "at_ms": 1, "tables": [{"table": "a", "topic": "a", "rows": 1, "apart": 0, '
+        b'"lag_s": NaN, "lag_entries": 1, "committed_ms": 3, "error": ""}]}',
+    ],
+)
 async def test_what_cannot_be_read_hides_nothing(scene: Scene, damage: bytes) -> None:
     """A damaged declaration is left to `tables list`; with a damaged state nobody has said anything."""
     await scene.metadata.create(paths.table("broken"), b"{}")
     await scene.metadata.create(paths.table_state("orders"), damage)
     await scene.reporter.look()
     assert set(scene.series()) == {"ation_unwritten_seconds:orders", "ation_interval_seconds:orders"}
+    (broken, orders), _ = await scene.reporter.summaries()
+    assert broken.failure
+    assert orders.failure
 
 
 async def test_what_a_status_says(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
