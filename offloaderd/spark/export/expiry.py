@@ -57,13 +57,20 @@ def owns_files(table: Table) -> bool:
 def expire(table: Table, older_ms: float) -> None:
     """Expire the snapshots that have not been the newest since a time (milliseconds since 1970).
 
-    A reader may have begun as long as a snapshot was the newest, however old it is itself. Branches and tags stay.
+    A reader may have begun as long as a snapshot was the newest, however old it is itself. Branches and tags stay; one
+    that is moved meanwhile, as by a rollback, is an error of the library: a catalogue would drop it with its snapshot.
     """
+    from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotsUpdate  # noqa: PLC0415 - optional
+
     until = {one.snapshot_id: after.timestamp_ms for one, after in pairwise(table.metadata.snapshot_log)}
     kept = {one.snapshot_id for one in table.refs().values()}
     old = [one.snapshot_id for one in table.snapshots() if until.get(one.snapshot_id, one.timestamp_ms) < older_ms]
     if gone := [one for one in old if one not in kept]:
-        table.maintenance.expire_snapshots().by_ids(gone).commit()
+        refs = table.refs().items()
+        asserted = tuple(
+            AssertRefSnapshotId.model_validate({"ref": name, "snapshot-id": at.snapshot_id}) for name, at in refs
+        )
+        table.catalog.commit_table(table, asserted, (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": gone}),))
 
 
 def snapshot_files(table: Table) -> set[str]:

@@ -225,7 +225,7 @@ class ExportTable:
             joined = self._join(self._loaded()) if not self._key else 0
             table, now_ms = self._loaded(), SystemClock().wall_ms()
             before, files = snapshot_files(table), self._files  # where the table was before it is loaded again
-            expire(table, now_ms - keep_s * 1000)
+            expire(self._loaded(), now_ms - keep_s * 1000)  # reading them took long
             gone = (
                 unnamed(table, before, self._loaded, now_ms - max(keep_s, ORPHAN_S_MIN) * 1000)
                 if owns_files(table)

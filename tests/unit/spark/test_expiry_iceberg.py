@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table.statistics import StatisticsFile
 from pyiceberg.table.update import SetLocationUpdate
 
@@ -288,3 +289,31 @@ def _last(url: str) -> str:
 
 def _id(table: Table) -> bytes:
     return str(table.metadata.table_uuid).encode()
+
+
+def test_a_snapshot_that_another_program_goes_back_to_is_not_expired(lake: OldLake) -> None:
+    """A rollback that comes after the table was loaded: nothing expires, and the rows stay."""
+    with lake.table() as table:
+        first = table.snapshots()[0].snapshot_id
+        with lake.table() as other:
+            other.manage_snapshots().rollback_to_snapshot(first).commit()
+        with pytest.raises(CommitFailedException, match="main has changed"):
+            expire(table, SystemClock().wall_ms() + 1000)
+    lake.upkeep(-3600.0)
+    assert lake.counts() == {1: 4}
+
+
+def test_a_tag_that_is_made_while_manifests_are_read_stays(lake: OldLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What expires is chosen behind that, which takes long for a large table."""
+    named = expiry.snapshot_files
+
+    def read(table: Table) -> set[str]:
+        with lake.table() as other:
+            other.manage_snapshots().create_tag(other.snapshots()[0].snapshot_id, "kept").commit()
+        return named(table)
+
+    monkeypatch.setattr("offloaderd.spark.export.iceberg.snapshot_files", read)
+    lake.upkeep(-3600.0)
+    with lake.table() as table:
+        assert set(table.refs()) == {"main", "kept"}
+        assert table.scan(snapshot_id=table.refs()["kept"].snapshot_id).to_arrow()["ledger_id"].to_pylist() == [1] * 4
