@@ -11,8 +11,10 @@ import pytest
 from offloaderd.core.errors import Transient
 from offloaderd.core.names.patterns import of_topic
 from offloaderd.fleet import supervisor as module
+from offloaderd.history import plan as history
 from offloaderd.metadata import paths
 from offloaderd.policy.records import TopicPolicy
+from offloaderd.segment import resume
 from offloaderd.testing.faults import FaultyStore
 from tests.unit.rigs.counted import CountedMetadata
 from tests.unit.rigs.fleet import TOPICS
@@ -20,6 +22,7 @@ from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, u
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
+    from types import ModuleType
 
     from offloaderd.fleet.engine import Engine
     from offloaderd.metadata.port import Step
@@ -105,6 +108,41 @@ async def test_few_idle_topics_are_active_at_a_time(rig: Rig, monkeypatch: pytes
         await until(few)
         assert most == 2
         assert not engine._home.turns.locked()
+
+
+async def test_a_topic_that_stays_active_holds_up_no_other(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is suspended here: each is loaded after the one before, not after its turn."""
+    await enable_all(rig)
+    monkeypatch.setattr(module, "TURN_S", 1000.0)
+    rig.suspend_after_s = 0
+    async with rig.engine(push_only=True) as engine:
+        engine._home.turns, began_s = asyncio.Semaphore(1), rig.clock.monotonic()
+        await until(lambda: all(engine.find(topic) is not None for topic in TOPICS))
+        assert rig.clock.monotonic() - began_s < module.TURN_S
+
+
+@pytest.mark.parametrize(("owner", "name"), [(resume, "take_over"), (history, "prepare")])
+async def test_a_topic_that_cannot_be_loaded_gives_its_turn_back(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, owner: ModuleType, name: str
+) -> None:
+    """Once: with each failure another would be loaded at the same time, or one less."""
+    await enable_all(rig)
+    monkeypatch.setattr(module, "TURN_S", 1000.0)
+    load, left = getattr(owner, name), list(TOPICS)
+
+    async def fails_first(*given: object) -> object:
+        if left:
+            left.pop()
+            raise Transient("gone")
+        return await load(*given)
+
+    monkeypatch.setattr(owner, name, fails_first)
+    async with rig.engine(push_only=True) as engine:
+        engine._home.turns = asyncio.Semaphore(1)
+        began_s = rig.clock.monotonic()
+        await until(lambda: asleep(engine) == len(TOPICS))
+        assert rig.clock.monotonic() - began_s < module.TURN_S
+        assert engine._home.turns._value == 1
 
 
 async def test_a_topic_that_cannot_tell_whether_it_is_idle_holds_up_no_other_for_long(rig: Rig) -> None:
