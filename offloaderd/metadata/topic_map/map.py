@@ -321,9 +321,9 @@ async def load(store: MetadataStore, topic: TopicName) -> TopicMap:
     The nodes are read until two passes agree, so a concurrent commit never shows in part. Raises CorruptData; Transient
     if the map changes faster than it can be read.
     """
-    before = _Nodes({}, {}, None, None)
+    before: _Nodes | None = None
     for _ in range(SNAPSHOT_TRIES):
-        found = await _nodes(store, topic, before.contexts)
+        found = await _nodes(store, topic, before.contexts if before is not None else {})
         if found == before:
             return TopicMap.build(topic, *found)
         before = found

@@ -20,6 +20,7 @@ from offloaderd.metadata.records import context
 from offloaderd.metadata.records.context import LedgerContext, LedgerSegment
 from offloaderd.metadata.records.history import HistoryPlan, Worker
 from offloaderd.metadata.topic_map import map as catalog
+from offloaderd.metadata.topic_map import removal
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.policy.records import TopicPolicy, encode_policy
 from offloaderd.policy.store import enabled_topics, topic_policies
@@ -440,6 +441,27 @@ async def test_a_loss_and_the_segment_that_ends_it_are_of_one_moment(
     monkeypatch.setattr(store, "children", committed_before)
     found = await catalog.load(store, TOPIC)
     assert (found.segments, found.losses) == (after.segments, after.losses)
+
+
+async def test_the_deletion_of_all_is_not_taken_for_a_topic_without_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The floor is read right before the deletion, the list of ledgers right after it: the map has the floor."""
+    store = await _stored()
+    segment = made(1, (3, 0, 4))
+    steps, before = TopicMap(TOPIC).with_commit(segment)
+    await store.transact(steps)
+    deleting, after = removal.without_oldest(before, segment, reason="age", now_ms=1)
+    children, left = store.children, [deleting]
+
+    async def deleted_before(path: str) -> Sequence[str]:
+        if path == paths.ledgers(TOPIC) and left:
+            for _ in range(50):  # the other nodes of this pass are read
+                await asyncio.sleep(0)  # noqa: TID251 - gives the loop a turn, measures no time
+            await store.transact(left.pop())
+        return await children(path)
+
+    monkeypatch.setattr(store, "children", deleted_before)
+    found = await catalog.load(store, TOPIC)
+    assert (found.segments, found.floor) == (after.segments, after.floor)
 
 
 async def test_losses_that_change_without_end_are_not_taken_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
