@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from io import BytesIO
 from typing import Any, NamedTuple
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import fastavro
 import pyarrow as pa
 
+from offloaderd.core.errors import InvalidInput
 from offloaderd.format.pulsar.key_value import split
 from offloaderd.format.pulsar.messages import Message
 from offloaderd.spark.value_columns import AvroColumns
@@ -54,11 +55,21 @@ class ValueDecoder:
             return
         self._newest = fastavro.parse_schema(newest.avro)
         self._columns = AvroColumns(newest.avro)
-        self._versions = {
-            number: fastavro.parse_schema(kind_of(one).avro) if one != schema.newest else self._newest
-            for number, one in schema.versions.items()
-        }
+        self._versions = dict(self._writers(schema))
+        self._known = self._versions.keys()
         self._of_version = self._of_avro
+
+    def _writers(self, schema: ValueSchema) -> Iterator[tuple[int, Any]]:
+        """Yield the versions of a schema that values in Avro are read by; one that Spark has no type for is none."""
+        for number, one in schema.versions.items():
+            if one == schema.newest:
+                yield number, self._newest
+                continue
+            try:
+                kind = kind_of(one)
+            except InvalidInput:
+                continue
+            yield number, fastavro.parse_schema(kind.avro)
 
     def array(self, parts: Iterable[SameVersion], kind: pa.DataType) -> tuple[pa.Array, dict[int, str]]:
         """Return the values as an array, and by their index in it the errors of values that are null for that."""

@@ -218,6 +218,18 @@ def test_each_version_reads_what_was_written_with_it() -> None:
         decoder.value(message(written(new, {"a": 5, "b": "x"}), versions[2]))
 
 
+def test_an_earlier_version_without_a_type_in_spark() -> None:
+    """Values of it are malformed, and those of the others are read: the newest version may have put it right."""
+    schemas = [record(("a", "int")), record(("a", ["int", "string"])), record(("a", "int"), ("b", "int"))]
+    schemas[2]["fields"][1]["default"] = 7
+    pulsars = [{"version": at, "type": "AVRO", "data": json.dumps(one)} for at, one in enumerate(schemas)]
+    decoder = ValueDecoder(single(json.dumps(pulsars)))
+    first, second, _ = (number.to_bytes(8, "big") for number in range(3))
+    assert decoder.value(message(written(schemas[0], {"a": 5}), first)) == {"a": 5, "b": 7}
+    with pytest.raises(MalformedValue, match="version 1 of the schema, and only 0, 2 can be read"):
+        decoder.value(message(written(schemas[1], {"a": "x"}), second))
+
+
 @pytest.mark.parametrize(
     ("stored", "logical", "first", "last"),
     [
