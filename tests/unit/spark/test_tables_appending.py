@@ -17,7 +17,7 @@ from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, Intege
 from offloaderd.core.errors import OffloaderError
 from offloaderd.spark.scan.columns import full_schema
 from offloaderd.spark.tables import appending
-from offloaderd.spark.tables.appending import Appending, as_type
+from offloaderd.spark.tables.appending import Appending, Wrote, as_type
 from offloaderd.spark.tables.rows import TableRows
 from offloaderd.spark.value_schema import Encoding, ValueSchema
 from offloaderd.spark.value_types import kind_of
@@ -119,6 +119,15 @@ def test_a_task_holds_few_rows_and_files(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(groups) < 2 * 100 * BATCH_ROWS * VALUE_BYTES * 5 / held_bytes, "not one for each batch"
 
 
+def test_messages_that_are_no_rows_make_no_file(tmp_path: Path) -> None:
+    """They are counted, entries that are lost as well, but not parts of messages."""
+    states = ["encrypted", "raw", "malformed", None, "chunk"]
+    batch = pa.RecordBatch.from_pylist([{"state": one} for one in states], schema=SOURCE)
+    unpartitioned = replace(work(tmp_path), layout=Layout(partition=Partition.NONE))
+    assert unpartitioned.write([batch]) == Wrote(0, 4, [])
+    assert [*tmp_path.iterdir()] == []
+
+
 @pytest.mark.parametrize(
     ("codec", "said"),
     [("none", "UNCOMPRESSED"), ("UNCOMPRESSED", "UNCOMPRESSED"), ("lz4_raw", "LZ4"), ("ZSTD", "ZSTD")],
@@ -139,6 +148,7 @@ def test_rows_of_a_file_are_in_their_order(tmp_path: Path, monkeypatch: pytest.M
         rows = [(one["_key"] is None, one["_key"], one["_entry_id"]) for one in file.read().to_pylist()]
         assert rows == sorted(rows)
         assert {missing for missing, *_ in rows} == {False, True}
+        assert file.metadata.row_group(0).column(0).has_column_index, "of pages, so that queries leave them out"
 
 
 def test_an_attempt_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
