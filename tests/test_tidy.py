@@ -37,7 +37,9 @@ KEPT_APART = {
     "jwt": ("offloaderd/access/tokens.py", "offloaderd/access/jwks.py"),
     "kazoo": ("offloaderd/metadata/zookeeper/store.py", "offloaderd/metadata/zookeeper/client.py"),
     "opentelemetry": ("offloaderd/daemon/telemetry.py",),
-    "pyiceberg": tuple(f"offloaderd/spark/export/{name}.py" for name in ("iceberg", "bounds", "buckets", "expiry")),
+    "pyiceberg": tuple(
+        f"offloaderd/spark/export/{name}.py" for name in ("iceberg", "iceberg_library", "buckets", "expiry")
+    ),
     "pyspark": ("offloaderd/spark/", "offloaderd/standalone/"),
     "sqlite3": ("offloaderd/ledgers/embedded/database.py",),
 }

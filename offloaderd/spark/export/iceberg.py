@@ -30,7 +30,6 @@ from pyspark.sql.types import StructType
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
-from offloaderd.spark.export.bounds import check_bounds
 from offloaderd.spark.export.buckets import add_files, bucket_in
 from offloaderd.spark.export.commit import (
     DELETED,
@@ -48,6 +47,7 @@ from offloaderd.spark.export.commit import (
     to_join,
 )
 from offloaderd.spark.export.expiry import ORPHAN_S_MIN, expire, owns_files, snapshot_files, unnamed
+from offloaderd.spark.export.iceberg_library import correct
 from offloaderd.spark.files import SparkFiles
 from offloaderd.spark.session import check_libraries
 from offloaderd.tables.layout import KEY, Layout, Partition, bucket_text
@@ -545,7 +545,7 @@ def opened(
     """
     check_libraries("iceberg")
     with _OPENING:
-        check_bounds()
+        correct()
         catalog = _catalog(where)
     with closing(ExportTable(spark, where, columns, catalog, layout=layout, **more)) as found:
         yield found

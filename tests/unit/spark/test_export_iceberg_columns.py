@@ -5,18 +5,28 @@ from __future__ import annotations
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.expressions import EqualTo
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from offloaderd.core.errors import Conflict, InvalidConfig
 from offloaderd.spark.export import commit as export_commit
 from offloaderd.spark.export import iceberg as export_iceberg
+from offloaderd.spark.export.commit import DELETED
 from offloaderd.spark.export.export import BY_DAY
 from offloaderd.tables.layout import Layout, Partition
 from tests.unit.spark.iceberg_lake import COLUMNS, DAY, SOURCE, Lake, called, local_lake
@@ -189,3 +199,40 @@ def test_a_long_text_is_found(lake: Lake, monkeypatch: pytest.MonkeyPatch, joine
         assert not [*table.scan(row_filter=EqualTo(term="note", value="a")).plan_files()], (
             "another column has its bounds"
         )
+
+
+@pytest.mark.parametrize("key", [(), ("id",)])
+def test_missing_arrays_stay_missing(lake: Lake, monkeypatch: pytest.MonkeyPatch, key: tuple[str, ...]) -> None:
+    """Arrays and maps of records: for readers, in files that were joined, and where rows are replaced."""
+    monkeypatch.setattr(export_commit, "SMALL_FILES", 2)
+    inside = StructType([StructField("x", LongType())])
+    both = StructType([StructField("list", ArrayType(inside)), StructField("map", MapType(StringType(), inside))])
+    columns = StructType([StructField("id", LongType()), *both.fields, StructField("around", both)])
+    values: list[dict[str, Any]] = [
+        {"list": None, "map": None},
+        {"list": [], "map": []},
+        {"list": [None, {"x": None}], "map": [("k", None)]},
+    ]
+    rows: list[dict[str, Any]] = [{"id": at, **one, "around": one} for at, one in enumerate(values)]
+    rows.append({"id": len(rows), "list": [{"x": 1}], "map": [("k", {"x": 1})], "around": None})
+    sent = columns.add(DELETED, BooleanType()) if key else columns
+    layout = Layout(partition=Partition.NONE)
+    with export_iceberg.opened(cast("SparkSession", None), lake.where, columns, layout=layout, key=key) as target:
+        for number in range(2):
+            last = target.recover(SOURCE)
+            staging = target.staging(last)
+            folder = Path(staging.removeprefix("file:"))
+            folder.mkdir(parents=True)
+            found = [{**one, "id": one["id"] + 10 * number, DELETED: False} for one in rows]
+            pq.write_table(pa.Table.from_pylist(found, to_arrow_schema(sent)), folder / "part-0.parquet")
+            target.commit(last, staging, {"orders": f"{number + 1}:1"}, len(rows))
+        assert target.upkeep(3600.0).joined == (0 if key else 2)
+    with lake.table() as table:
+        scan = table.scan()
+        files = [pq.ParquetFile(one.file.file_path.removeprefix("file://")) for one in scan.plan_files()]
+        told = scan.to_arrow().to_pylist()
+    written = [row for one in files for row in one.read().to_pylist()]
+    for found in (told, written):
+        assert sorted(found, key=lambda one: one["id"]) == [
+            {**one, "id": one["id"] + 10 * number} for number in range(2) for one in rows
+        ]
