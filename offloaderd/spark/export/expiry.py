@@ -5,11 +5,12 @@ Such a file cannot be told from one of a commit that is under way, but by its ag
 
 A file stays if the table names one with the same path below `data/` or `metadata/`, by whatever scheme, host and
 folder in front: engines spell one place in different ways. Doubt deletes nothing: a listing, a list of manifests or a
-manifest that cannot be read, a table that changes meanwhile, another table at the same place.
+manifest that cannot be read, a table that changes meanwhile, another table at the same place, a link to another one.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import pairwise
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
 import structlog
-from pyarrow.fs import FileSelector, FileType
+from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
 
 from offloaderd.core.errors import OffloaderError
 from offloaderd.spark.export.commit import first_line
@@ -34,6 +35,7 @@ ORPHANS_MAX = 1000
 """Orphans that one run deletes at most; the next one takes others."""
 _FOLDERS = ("data", "metadata")
 _METADATA = ".metadata.json"
+"""In the name of each file of metadata; a packed one ends otherwise, and does not say whose it is."""
 _ENDS = (_METADATA, ".avro", ".parquet", ".orc", ".puffin", ".stats", "/_SUCCESS")
 """What writers of tables call their files; others are left to whoever put them there."""
 _UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')
@@ -102,16 +104,36 @@ def unnamed(table: Table, before: Set[str], load: Callable[[], Table], older_ms:
     gone = (_spelt(url) for url in before if url not in kept and kept.isdisjoint(_tails(url)))
     expired = {url.removeprefix(there) for url in gone if url.startswith(there)}  # others may be of other tables
     orphans = [one for one in found if one.name not in expired and kept.isdisjoint(_tails(f"/{one.name}"))]
-    metadata = [one for one in orphans if one.name.endswith(_METADATA)]
+    metadata = [one for one in orphans if _METADATA in one.name]
     if len(metadata) > ORPHANS_MAX:  # not all of them are read now, and one may be of another table
         orphans = metadata = metadata[:ORPHANS_MAX]
     chosen = [one.name for one in orphans if one.at_ns < older_ms * 1e6 and one.name.endswith(_ENDS)]
     if chosen:
-        doubt = _doubt(now, metadata) or _changed(table, now, load())
+        doubt = _doubt(now, metadata) or _linked(now, chosen[:ORPHANS_MAX]) or _changed(table, now, load())
     if doubt:
         log.warning("tables.orphans_stay", table=".".join(table.name()), reason=doubt)
         return [*expired]
     return [*expired, *chosen[:ORPHANS_MAX]]
+
+
+def _place(table: Table) -> tuple[FileSystem, str]:
+    """Return where the files of a table are, and its location there. Raises OffloaderError."""
+    from pyiceberg.io.pyarrow import PyArrowFileIO  # noqa: PLC0415 - optional
+
+    if not isinstance(table.io, PyArrowFileIO):
+        raise OffloaderError(f"{type(table.io).__name__} of pyiceberg lists no files, PyArrowFileIO does")
+    scheme, host, path = table.io.parse_location(table.location(), table.io.properties)
+    return table.io.fs_by_scheme(scheme, host), path.rstrip("/")
+
+
+def _linked(table: Table, names: Sequence[str]) -> str:
+    """Return which file is reached by a link below a folder of a table, and is elsewhere; empty for none."""
+    files, root = _place(table)
+    for name in names if isinstance(files, LocalFileSystem) else ():
+        folder, _, rest = name.partition("/")
+        if os.path.realpath(f"{root}/{name}") != f"{os.path.realpath(f'{root}/{folder}')}/{rest}":
+            return f"{root}/{name} is reached by a link"
+    return ""
 
 
 def _changed(before: Table, then: Table, now: Table) -> str:
@@ -130,12 +152,7 @@ def _all_named(table: Table) -> set[str]:
 
 def _listed(table: Table) -> list[_File]:
     """Return the files in the folders of a table, oldest first."""
-    from pyiceberg.io.pyarrow import PyArrowFileIO  # noqa: PLC0415 - optional
-
-    if not isinstance(table.io, PyArrowFileIO):
-        raise OffloaderError(f"{type(table.io).__name__} of pyiceberg lists no files, PyArrowFileIO does")
-    scheme, host, path = table.io.parse_location(table.location(), table.io.properties)
-    files, root = table.io.fs_by_scheme(scheme, host), path.rstrip("/")
+    files, root = _place(table)
     found = []
     for folder in _FOLDERS:
         for one in files.get_file_info(FileSelector(f"{root}/{folder}", allow_not_found=True, recursive=True)):

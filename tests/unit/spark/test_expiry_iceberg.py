@@ -169,9 +169,9 @@ def test_a_snapshot_is_kept_from_when_another_took_its_place(lake: OldLake) -> N
         assert len(table.snapshots()) == 2
 
 
-@pytest.mark.parametrize("doubt", ["listing", "another table", "no table", "commit", "location"])
+@pytest.mark.parametrize("doubt", ["listing", "another table", "no table", "packed", "link", "commit", "location"])
 def test_doubt_deletes_no_orphan(lake: OldLake, monkeypatch: pytest.MonkeyPatch, doubt: str) -> None:
-    """A listing that fails, a table that changes meanwhile or has moved, metadata of another table at the place."""
+    """A listing that fails, a table that changes or has moved, metadata of another table, a link to elsewhere."""
     lake.put(*ORPHANS)
     doubts = expiry._doubt
     if doubt == "listing":
@@ -182,6 +182,11 @@ def test_doubt_deletes_no_orphan(lake: OldLake, monkeypatch: pytest.MonkeyPatch,
         lake.put("metadata/00000-x.metadata.json", content=said.replace(_id(table), b"0"), age_s=0.0)
     elif doubt == "no table":
         lake.put("metadata/00000-x.metadata.json", content=b"{}")
+    elif doubt == "packed":
+        lake.put("data/inner/metadata/v1.metadata.json.gz", content=b"\x1f\x8b")
+    elif doubt == "link":
+        lake.put("../theirs/part-0.parquet")
+        (lake.root / "data" / "link").symlink_to(lake.root.parent / "theirs")
     elif doubt == "commit":
         monkeypatch.setattr(expiry, "_doubt", lambda *found: (lake.round(4, 2), doubts(*found))[1])
     else:
