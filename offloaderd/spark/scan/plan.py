@@ -190,7 +190,7 @@ def with_neighbours(pieces: Sequence[Piece], snapshot: Snapshot) -> list[Piece]:
             room -= segments[end].object_bytes
             end += 1
         before, after = tuple(segments[first:number]), tuple(segments[number + 1 : end])
-        gap = plan.live_begin if plan is not None and number >= first == behind else None
+        gap = plan.live_begin if plan is not None and first == behind else None
         found.append(replace(piece, before=before, after=after, reaches_end=end == len(segments), gap=gap))
     return found
 

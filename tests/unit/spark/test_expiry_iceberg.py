@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.table.statistics import StatisticsFile
-from pyiceberg.table.update import SetLocationUpdate
+from pyiceberg.table.statistics import PartitionStatisticsFile, StatisticsFile
+from pyiceberg.table.update import SetLocationUpdate, SetPartitionStatisticsUpdate
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import OffloaderError
@@ -103,6 +103,13 @@ def test_orphans_go_and_nothing_else(lake: OldLake) -> None:
                 }
             )
         )
+        of_partitions = f"{table.location()}/metadata/partitions.parquet"
+        said = PartitionStatisticsFile.model_validate(
+            {"snapshot-id": at.snapshot_id, "statistics-path": of_partitions, "file-size-in-bytes": 1}
+        )
+    with lake.table() as table, table.transaction() as transaction:
+        transaction._apply((SetPartitionStatisticsUpdate.model_validate({"partition-statistics": said}),))
+    lake.put("metadata/partitions.parquet")
     lake.put("metadata/named.stats", "metadata/version-hint.text", "data/notes.txt", "notes.parquet")
     lake.put("inner/data/theirs.parquet", "inner/metadata/theirs.avro", "inner/metadata/0.metadata.json")
     there = lake.all_old()

@@ -143,6 +143,9 @@ def test_what_is_new_does_not_wait_for_history_that_is_not_offloaded() -> None:
     found = waiting(old, first, second)
     parts = Parts.of({NAME: "1:2"}).begun(found, QUERY, None, first=False)
     assert (parts.history, parts.live, parts.boundaries) == ({NAME: "1:2"}, {NAME: "3:4"}, {NAME: "3:4"})
+    grown = waiting(old, first, second, made(4, (5, 0, 9)))
+    assert parts.begun(grown, QUERY, None, first=False) == parts, "a boundary stays where it is"
+    assert NONE.begun(grown, QUERY, Parts.of({"another": "1:1"}), first=True) == NONE, "the repeated step has none"
     assert step(parts, Part.LIVE, found[0]) is None
     (beside,) = parts.seen(found, [replace(found[0], beside=True)])
     live = step(parts, Part.LIVE, beside)
