@@ -20,12 +20,14 @@ from urllib.parse import unquote
 import structlog
 from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
 
+from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import OffloaderError
 from offloaderd.spark.export.commit import first_line
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyiceberg.table import Table
+    from pyiceberg.table.refs import SnapshotRef
 
 log = structlog.get_logger(__name__)
 
@@ -59,13 +61,14 @@ def owns_files(table: Table) -> bool:
 def expire(table: Table, older_ms: float) -> None:
     """Expire the snapshots that have not been the newest since a time (milliseconds since 1970).
 
-    A reader may have begun as long as a snapshot was the newest, however old it is itself. Branches and tags stay; one
-    that is moved meanwhile, as by a rollback, is an error of the library: a catalogue would drop it with its snapshot.
+    A reader may have begun as long as a snapshot was the newest, however old it is itself. Branches and tags stay, with
+    as many snapshots as they say themselves. One that is moved meanwhile, as by a rollback, is an error of the library:
+    a catalogue would drop it with its snapshot.
     """
     from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotsUpdate  # noqa: PLC0415 - optional
 
     until = {one.snapshot_id: after.timestamp_ms for one, after in pairwise(table.metadata.snapshot_log)}
-    kept = {one.snapshot_id for one in table.refs().values()}
+    kept = {found for one in table.refs().values() for found in _kept_by(table, one)}
     old = [one.snapshot_id for one in table.snapshots() if until.get(one.snapshot_id, one.timestamp_ms) < older_ms]
     if gone := [one for one in old if one not in kept]:
         refs = table.refs().items()
@@ -73,6 +76,17 @@ def expire(table: Table, older_ms: float) -> None:
             AssertRefSnapshotId.model_validate({"ref": name, "snapshot-id": at.snapshot_id}) for name, at in refs
         )
         table.catalog.commit_table(table, asserted, (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": gone}),))
+
+
+def _kept_by(table: Table, ref: SnapshotRef) -> Iterator[int]:
+    """Yield the snapshots that a branch or tag keeps: its own, and those before it by the branch's own settings."""
+    from pyiceberg.table.snapshots import ancestors_of  # noqa: PLC0415 - optional
+
+    since_ms = SystemClock().wall_ms() - (ref.max_snapshot_age_ms or 0)
+    for number, one in enumerate(ancestors_of(table.snapshot_by_id(ref.snapshot_id), table.metadata)):
+        if number >= (ref.min_snapshots_to_keep or 1) and one.timestamp_ms <= since_ms:
+            return
+        yield one.snapshot_id
 
 
 def snapshot_files(table: Table) -> set[str]:

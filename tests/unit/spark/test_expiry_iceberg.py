@@ -176,6 +176,21 @@ def test_a_snapshot_is_kept_from_when_another_took_its_place(lake: OldLake) -> N
         assert len(table.snapshots()) == 2
 
 
+@pytest.mark.parametrize(
+    ("kept", "left"), [({"min_snapshots_to_keep": 2}, 3), ({"max_snapshot_age_ms": 10**9}, 4), ({}, 2)]
+)
+def test_a_branch_keeps_what_it_says_itself(lake: OldLake, kept: dict[str, int], left: int) -> None:
+    """So many of its snapshots, or those of so long, whatever the upkeep of the table says."""
+    with lake.table() as table:
+        at = table.snapshots()[-1].snapshot_id
+        table.manage_snapshots().create_branch(at, "audit", **kept).commit()
+    lake.round(4, 2)
+    with lake.table() as table:
+        expire(table, SystemClock().wall_ms() + 1000)
+    with lake.table() as table:
+        assert len(table.snapshots()) == left
+
+
 @pytest.mark.parametrize("doubt", ["listing", "another table", "no table", "packed", "link", "commit", "location"])
 def test_doubt_deletes_no_orphan(lake: OldLake, monkeypatch: pytest.MonkeyPatch, doubt: str) -> None:
     """A listing that fails, a table that changes or has moved, metadata of another table, a link to elsewhere."""
