@@ -37,6 +37,15 @@ class Clock(Protocol):
         """Return a duration drawn evenly from [seconds / 2, seconds] (equal jitter)."""
 
 
+PASS_PART = 0.1
+"""The part of the loop's time that one pass over all topics takes at most."""
+
+
+def pause_after_pass(clock: Clock, begun_s: float, pause_s: float) -> float:
+    """Return the pause (seconds) after a pass that began at a time (monotonic): longer than asked if it took long."""
+    return max(pause_s, (clock.monotonic() - begun_s) * (1 / PASS_PART - 1))
+
+
 class SystemClock:
     """The machine's clock and random source."""
 

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, Protocol
 import structlog
 
 from offloaderd.core.aio import Event, Group, Signal
+from offloaderd.core.clock import pause_after_pass
 from offloaderd.core.errors import NotFound, OffloaderError
 from offloaderd.core.model import Position, TopicName
 from offloaderd.ledgers.port import LedgerSource
@@ -235,9 +236,12 @@ class IdleTopics:
         """Check all topics at intervals until cancelled."""
         async with self._group:
             self._group.create_task(self._look(), name="topics loaded for inspection")
+            begun_s = self._clock.monotonic()
             while True:
                 after_s = self.options.after_s
-                await self._clock.sleep(min(PASS_S, after_s / 4) if after_s else PASS_S)
+                pause_s = min(PASS_S, after_s / 4) if after_s else PASS_S
+                await self._clock.sleep(pause_after_pass(self._clock, begun_s, pause_s))
+                begun_s = self._clock.monotonic()
                 self.check()
 
     async def _look(self) -> None:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import structlog
 
+from offloaderd.core.clock import pause_after_pass
 from offloaderd.core.errors import OffloaderError, Transient
 from offloaderd.core.limits import Bounded
 from offloaderd.core.model import Loss, OffloadMethod, Position, TopicName
@@ -325,9 +326,11 @@ class Reporter:
 
     async def run(self) -> None:
         """Report until cancelled."""
+        clock = self._context.upload_context.clock
         while True:
+            begun_s = clock.monotonic()
             self.report()
-            await self._context.upload_context.clock.sleep(REPORT_S)
+            await clock.sleep(pause_after_pass(clock, begun_s, REPORT_S))
 
     def report(self) -> None:
         """Set every gauge once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from kazoo.client import KazooClient
@@ -30,7 +30,7 @@ from tests.patience import PATIENCE_S
 from tests.real.relay import relay
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine
     from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("quick_reconnects")
@@ -151,6 +151,31 @@ async def test_a_change_while_a_watch_is_set_is_not_missed(zookeeper: str, monke
         async with asyncio.timeout(PATIENCE_S), aclosing(store.watch("/n")) as changes:
             await anext(changes)
             await anext(changes)
+
+
+async def test_watches_are_set_a_few_at_a_time(zookeeper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon has thousands to set after a lost connection: they hold up no write, and each is set in the end."""
+    root = f"/offloaderd/{CLOCK.uuid().hex}"
+    async with zookeeper_store(zookeeper, root, call_s=PATIENCE_S) as store, asyncio.TaskGroup() as group:
+        read, full, go_on, asked = store._read, asyncio.Event(), asyncio.Event(), list[str]()
+
+        async def slow(what: str, start: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - whatever is asked
+            asked.append(what)
+            if len(asked) == adapter.ARMED_AT_ONCE:
+                full.set()
+            await go_on.wait()
+            return await read(what, start)
+
+        monkeypatch.setattr(store, "_read", slow)
+        count = 3 * adapter.ARMED_AT_ONCE
+        armed = [group.create_task(store.arm(f"/n{number}", list[int]().clear)) for number in range(count)]
+        async with asyncio.timeout(PATIENCE_S):
+            await full.wait()
+            await store.create("/written", b"")
+            assert len(asked) == adapter.ARMED_AT_ONCE
+            go_on.set()
+            await asyncio.wait(armed)
+        assert len(set(asked)) == count
 
 
 async def test_a_write_without_an_answer_is_unknown_and_read_back_in_order(server: PrivateServer) -> None:

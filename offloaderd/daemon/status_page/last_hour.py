@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from prometheus_client import Counter
 
 from offloaderd.core import units as words
-from offloaderd.core.clock import Clock
+from offloaderd.core.clock import Clock, pause_after_pass
 from offloaderd.core.metrics.families import TIERS
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.protocol.status import Rate, Rates
@@ -130,8 +130,9 @@ class Sampler:
     async def run(self) -> None:
         """Sample until cancelled."""
         while True:
+            begun_s = self._clock.monotonic()
             self.sample()
-            await self._clock.sleep(SAMPLE_S)
+            await self._clock.sleep(pause_after_pass(self._clock, begun_s, SAMPLE_S))
 
     def sample(self) -> None:
         """Take a sample; the first one has no rates."""
