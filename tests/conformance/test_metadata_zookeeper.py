@@ -14,7 +14,7 @@ from kazoo.security import make_acl, make_digest_acl
 
 from offloaderd.core.aio import each
 from offloaderd.core.clock import SystemClock
-from offloaderd.core.errors import Denied, InvalidConfig, NotFound, OffloaderError, OutcomeUnknown, Transient
+from offloaderd.core.errors import Closed, Denied, InvalidConfig, NotFound, OffloaderError, OutcomeUnknown, Transient
 from offloaderd.drill.tcp_proxy import Listener
 from offloaderd.metadata import nodes
 from offloaderd.metadata.port import Create, Versioned
@@ -248,7 +248,7 @@ async def test_reads_of_one_turn_are_few_requests_with_an_answer_each(
         async with asyncio.TaskGroup() as group:
             values = group.create_task(each(names, lambda one: nodes.node(store, f"/all/{one}"), in_flight_max=99))
             lists = group.create_task(each(["/all", "/all/1", "/none"], store.children))
-            forbidden = group.create_task(_error_of(store.get("/closed")))
+            forbidden = group.create_task(_outcome(store.get("/closed")))
             again = group.create_task(store.children("/all"))
         assert len(sent) == 2
         found = values.result()
@@ -259,12 +259,32 @@ async def test_reads_of_one_turn_are_few_requests_with_an_answer_each(
         assert isinstance(forbidden.result(), Denied)
 
 
-async def _error_of(call: Coroutine[None, None, object]) -> Exception | None:
+async def test_a_read_waits_for_a_server_or_for_the_end_of_the_store(server: PrivateServer) -> None:
+    """It is sent when there is a connection again, though nothing else is asked; without one it ends with the store."""
+
+    async def asked_without_a_server() -> asyncio.Task[object]:
+        await server.kill()
+        while store._connection.live:
+            await CLOCK.sleep(0.01)
+        waiting = group.create_task(_outcome(store.get("/n")))
+        await asyncio.sleep(0)  # noqa: TID251 - gives the loop a turn, measures no time
+        return waiting
+
+    async with asyncio.TaskGroup() as group:
+        async with server.store(call_s=PATIENCE_S) as store:
+            await store.create("/n", b"x")
+            waiting = await asked_without_a_server()
+            await server.start()
+            assert await waiting == Versioned(b"x", 0)
+            waiting = await asked_without_a_server()
+        assert isinstance(await waiting, Closed)
+
+
+async def _outcome(call: Coroutine[None, None, object]) -> object:
     try:
-        await call
+        return await call
     except OffloaderError as error:
         return error
-    return None
 
 
 async def test_closing_does_not_hang_with_the_server(server: PrivateServer) -> None:
