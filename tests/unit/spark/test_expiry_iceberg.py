@@ -169,6 +169,7 @@ def test_a_snapshot_is_kept_from_when_another_took_its_place(lake: OldLake) -> N
         first, second, _ = (one.timestamp_ms for one in table.snapshots())
         assert first < second
         expire(table, second)
+    with lake.table() as table:
         assert len(table.snapshots()) == 3
         table.manage_snapshots().create_tag(table.snapshots()[1].snapshot_id, "kept").commit()
         expire(table, SystemClock().wall_ms() + 1000)
