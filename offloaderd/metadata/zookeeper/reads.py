@@ -2,7 +2,10 @@
 
 What is asked in one turn of the loop, or in the next one, is one request; so is what is asked soon after, while
 BATCHES_MAX requests are unanswered or there is no connection. Each read has an answer or an error of its own. Writes of
-others may come between the reads of a request, as between requests. A server before ZooKeeper 3.6 does not know such
+others may come between the reads of a request, as between requests.
+
+A server makes the answer in its memory, and nothing of its own bounds it. So a request has few reads at first, more as
+answers prove small, and fewer when they were large or did not come. A server before ZooKeeper 3.6 does not know such
 requests, and closes the connection: it gets each read alone from then on.
 """
 
@@ -21,8 +24,10 @@ from offloaderd.metadata.zookeeper.connection import Connection
 
 log = structlog.get_logger(__name__)
 
-TOGETHER_MAX = 32
-"""Most reads of a request: answers may be as large as a node each."""
+TOGETHER_MIN, TOGETHER_MAX = 4, 32
+"""Reads of a request: so many at first, and at most."""
+ANSWER_BYTES = 1024 * 1024
+"""An answer of more bytes halves the reads of a request."""
 BATCHES_MAX, SINGLE_MAX = 4, 64
 """Most unanswered requests, of many reads and of one. At 278 of a store the pipe that wakes kazoo's thread is full."""
 
@@ -54,7 +59,8 @@ class Reads:
         self._translate = translate
         self._waiting: deque[_Batch] = deque()
         self._unanswered: set[_Batch] = set()
-        self._together_max, self._unanswered_max = TOGETHER_MAX, BATCHES_MAX
+        self._together_max, self._unanswered_max = TOGETHER_MIN, BATCHES_MAX
+        self._one_by_one = False
 
     def ask(self, read: Read) -> asyncio.Future[Any]:
         """Return the answer to come: value and stat, or names. It raises Transient and what `translate` returns.
@@ -112,16 +118,19 @@ class Reads:
             return
         self._unanswered.discard(batch)
         if is_unknown(result.exception) and len(batch.reads) > 1:
-            log.info("metadata.reads_one_by_one", servers=self._servers, reason="it is older than ZooKeeper 3.6")
-            self._together_max, self._unanswered_max = 1, SINGLE_MAX
+            if not self._one_by_one:
+                log.info("metadata.reads_one_by_one", servers=self._servers, reason="it is older than ZooKeeper 3.6")
+            self._together_max, self._unanswered_max, self._one_by_one = 1, SINGLE_MAX, True
             batch.late.cancel()
             for read, asked in batch.reads.items():
                 self._add(read, asked)
         elif not result.successful():
+            self._fit(batch, None)
             self._fail(batch, lambda read: self._translate(result.exception, read))
         else:
-            batch.late.cancel()
             answers = result.value if len(batch.reads) > 1 else [result.value]
+            self._fit(batch, sum(map(_size, answers)))
+            batch.late.cancel()
             for (read, asked), answer in zip(batch.reads.items(), answers, strict=True):
                 for one in asked:
                     if one.done():
@@ -132,8 +141,21 @@ class Reads:
                         one.set_result(answer)
         self.send()
 
+    def _fit(self, batch: _Batch, answer_bytes: int | None) -> None:
+        """Have further requests of as many reads as a request of this size allows; None: it has no answer."""
+        count = len(batch.reads)
+        if self._one_by_one:
+            return
+        if answer_bytes is not None and answer_bytes <= ANSWER_BYTES:
+            if count >= self._together_max:
+                self._together_max = min(2 * count, TOGETHER_MAX)
+        elif count > 1:
+            self._together_max = min(TOGETHER_MIN, count // 2) if answer_bytes is None else count // 2
+
     def _give_up(self, batch: _Batch) -> None:
         """Fail reads that were not answered in time."""
+        if batch in self._unanswered:
+            self._fit(batch, None)
         self._unanswered.discard(batch)
         with suppress(ValueError):
             self._waiting.remove(batch)
@@ -148,3 +170,14 @@ class Reads:
             for one in asked:
                 if not one.done():
                     one.set_exception(error_of(read))
+
+
+def _size(answer: object) -> int:
+    """Return about how many bytes an answer has: a value with its stat, names, or an error."""
+    match answer:
+        case (bytes() as value, _) | (bytes() as value):
+            return len(value)
+        case list():
+            return sum(map(len, answer))
+        case _:
+            return 0

@@ -11,7 +11,7 @@ from kazoo.exceptions import ConnectionLoss, NoNodeError, UnimplementedError
 
 from offloaderd.core.errors import Closed, NotFound, Transient
 from offloaderd.metadata.zookeeper.client import Read
-from offloaderd.metadata.zookeeper.reads import BATCHES_MAX, TOGETHER_MAX, Reads
+from offloaderd.metadata.zookeeper.reads import ANSWER_BYTES, BATCHES_MAX, TOGETHER_MAX, TOGETHER_MIN, Reads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +56,7 @@ class Link:
         self.reads = Reads(
             cast("Connection[ZooKeeperClient]", self), servers="here:1", timeout_s=TIMEOUT_S, translate=_translated
         )
+        self.reads._together_max = TOGETHER_MAX
 
     def check_open(self) -> None:
         """It is open."""
@@ -244,3 +245,32 @@ async def test_a_read_is_given_up_in_time_and_leaves_its_place_to_others(monkeyp
     assert [one.paths for one in link.requests] == [["/sent"], ["/after"]]
     link.requests[1].answer(b"2")
     assert await after == b"2"
+
+
+async def test_a_request_has_as_many_reads_as_answers_are_small() -> None:
+    """Few at first, twice as many after each full one; half as many behind a large answer, few behind none at all."""
+    link = Link()
+    link.reads._together_max = TOGETHER_MIN
+
+    async def sent(value: bytes, lost: Exception | None = None) -> int:
+        """Return how many reads the next request has, after it was answered."""
+        link.requests.clear()
+        futures = link.ask(*(f"/{number}" for number in range(TOGETHER_MAX)))
+        await turns()
+        first = link.requests[0]
+        first.answer([(value, None)] * len(first.paths), lost)
+        await turns()
+        number = 1
+        while number < len(link.requests):  # each answer lets another one go
+            request = link.requests[number]
+            request.answer([(b"", None)] * len(request.paths) if len(request.paths) > 1 else (b"", None))
+            number += 1
+            await turns()
+        for one in futures:
+            one.exception()
+        return len(first.paths)
+
+    small, large = b"", bytes(ANSWER_BYTES // TOGETHER_MAX + 1)
+    assert [await sent(small) for _ in range(5)] == [TOGETHER_MIN, 8, 16, TOGETHER_MAX, TOGETHER_MAX]
+    assert [await sent(large), await sent(small)] == [TOGETHER_MAX, TOGETHER_MAX // 2]
+    assert [await sent(small, ConnectionLoss()), await sent(small)] == [TOGETHER_MAX, TOGETHER_MIN]
