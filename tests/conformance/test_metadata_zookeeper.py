@@ -237,7 +237,7 @@ async def test_reads_of_one_turn_are_few_requests_with_an_answer_each(
         client = await store._connection.client()
         assert isinstance(client, KazooClient)
         client.create(f"{store._root}/closed", acl=[make_digest_acl("somebody", "secret", all=True)])
-        call = client._call
+        call, store._reads._together_max = client._call, TOGETHER_MAX
 
         def noted(request: object, result: object) -> None:
             sent.append(request)
