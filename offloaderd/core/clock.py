@@ -38,12 +38,14 @@ class Clock(Protocol):
 
 
 PASS_PART = 0.1
-"""The part of the loop's time that one pass over all topics takes at most."""
+"""The part of the loop's time that one pass over all topics takes at most, unless it takes longer than 6 s."""
+PASS_PAUSE_S_MAX = 60.0
+"""Longest pause on that account: gauges are looked at, and a process may have been stopped in a pass."""
 
 
 def pause_after_pass(clock: Clock, begun_s: float, pause_s: float) -> float:
     """Return the pause (seconds) after a pass that began at a time (monotonic): longer than asked if it took long."""
-    return max(pause_s, (clock.monotonic() - begun_s) * (1 / PASS_PART - 1))
+    return max(pause_s, min(PASS_PAUSE_S_MAX, (clock.monotonic() - begun_s) * (1 / PASS_PART - 1)))
 
 
 class SystemClock:

@@ -306,7 +306,7 @@ def offloaded_bytes(topic: Described, ledger_id: int) -> int:
 LOGGED_MAX = 100
 """Unnamed places that the log has named."""
 REPORT_S = 5.0
-"""Pause between two updates: shorter than any scrape interval, and nearly free with many topics."""
+"""Pause between two updates, shorter than any scrape interval; with thousands of active topics it is longer."""
 
 
 class Reporter:

@@ -62,7 +62,7 @@ class _Followed:
 
     def fire(self) -> None:
         """Set the watch again, as the node may have changed."""
-        self.fired = True
+        self.fired, self.known = True, False
         if self.task is None:
             with suppress(Closed):
                 self.task = self.watch(self)

@@ -5,7 +5,8 @@ BATCHES_MAX requests are unanswered or there is no connection. Each read has an 
 others may come between the reads of a request, as between requests.
 
 A server makes the answer in its memory, and nothing of its own bounds it. So a request has few reads at first, more as
-answers prove small, and fewer when they were large or did not come. A server before ZooKeeper 3.6 does not know such
+answers prove small, and fewer when they were large or did not come. Large nodes that are read behind many small ones
+are TOGETHER_MAX to a request once. A server before ZooKeeper 3.6 does not know such
 requests, and closes the connection: it gets each read alone from then on.
 """
 
@@ -80,9 +81,19 @@ class Reads:
             if not batch.reads:
                 batch.late.cancel()
                 continue
+            if len(batch.reads) > self._together_max:
+                batch = self._cut(batch)
             batch.sent = True
             self._unanswered.add(batch)
             self._start(batch)
+
+    def _cut(self, batch: _Batch) -> _Batch:
+        """Return as many reads as a request may have now; the others are the next to be sent, in the same time."""
+        first, reads = _Batch(), list(batch.reads.items())
+        first.reads, batch.reads = dict(reads[: self._together_max]), dict(reads[self._together_max :])
+        first.late = asyncio.get_running_loop().call_at(batch.late.when(), self._give_up, first)
+        self._waiting.appendleft(batch)
+        return first
 
     def close(self) -> None:
         """Raise Closed where a read has not been sent."""
@@ -99,7 +110,7 @@ class Reads:
         batch.reads.setdefault(read, []).extend(asked)
 
     def _takes(self, batch: _Batch, read: Read, now_s: float) -> bool:
-        room = len(batch.reads) < self._together_max or read in batch.reads
+        room = len(batch.reads) < TOGETHER_MAX or read in batch.reads
         return room and batch.late.when() - now_s >= (1 - LATE_PART) * self._timeout_s
 
     def _start(self, batch: _Batch) -> None:
@@ -146,11 +157,12 @@ class Reads:
         count = len(batch.reads)
         if self._one_by_one:
             return
-        if answer_bytes is not None and answer_bytes <= ANSWER_BYTES:
-            if count >= self._together_max:
-                self._together_max = min(2 * count, TOGETHER_MAX)
-        elif count > 1:
-            self._together_max = min(TOGETHER_MIN, count // 2) if answer_bytes is None else count // 2
+        if answer_bytes is None:
+            self._together_max = min(self._together_max, TOGETHER_MIN)
+        elif answer_bytes > ANSWER_BYTES:
+            self._together_max = min(self._together_max, max(1, count // 2))
+        elif count >= self._together_max:
+            self._together_max = min(2 * self._together_max, TOGETHER_MAX)
 
     def _give_up(self, batch: _Batch) -> None:
         """Fail reads that were not answered in time."""

@@ -41,8 +41,8 @@ IN_FLIGHT_MAX = 64
 """Most unanswered requests. At 278 the pipe that wakes kazoo's thread is full, and kazoo blocks the loop."""
 REARM_PAUSE_S = 0.2
 ARMED_AT_ONCE = 16
-"""Watches that are set at a time; the others wait without a limit. A daemon has thousands to set after a lost
-connection: all at once they would hold up its writes, and run into their own time limits."""
+"""Watches of each of two kinds that are set at a time; the others wait without a limit. A daemon has thousands to set
+after a lost connection: all at once they would hold up its writes, and run into their own time limits."""
 CREATE_TRIES = 3
 _CHANGES = 2 | 4 | 8 | 16
 """Rights to write, create, delete and administer, as bits of an access list."""
@@ -128,7 +128,8 @@ class ZooKeeperStore:
         self._root = port.checked_path(root).rstrip("/")
         self._connect_timeout_s = options.connect_timeout_s
         self._call_timeout_s = call_timeout_s
-        self._slots, self._arming = asyncio.Semaphore(IN_FLIGHT_MAX), asyncio.Semaphore(ARMED_AT_ONCE)
+        self._slots = asyncio.Semaphore(IN_FLIGHT_MAX)
+        self._arming = {children: asyncio.Semaphore(ARMED_AT_ONCE) for children in (False, True)}
         self._watched: dict[str, _Watched] = {}
         self._connection: Connection[ZooKeeperClient] = Connection(
             partial(make_client, servers, options),
@@ -321,7 +322,7 @@ class ZooKeeperStore:
 
     async def _arm(self, full: str, watched: _Watched, *, children: bool) -> None:
         """Request the next change of the node, and of its children, from kazoo."""
-        async with self._arming:
+        async with self._arming[children]:
             await self._read(f"watch {full}", lambda client: client.exists_async(full, watch=watched.fired))
             if not children:
                 return

@@ -343,7 +343,7 @@ class TableWriter:
     def _write_dead_letters(self, made: _Made, last: Commit, step: Step, reached: Offset, apart: int) -> None:
         """Commit the dead letters of a step, with the newest version of the schema by which they are none.
 
-        Raises Conflict if another application has done so meanwhile, OffloaderError if they are not the rows that were
+        Raises Conflict if another application has done so meanwhile, OffloaderError if they are not as many as were
         left `apart`: entries that were lost may have been found since, and others may have been deleted.
         """
         with self._dead_letters(made.topics) as target:
