@@ -38,7 +38,7 @@ class Clock(Protocol):
 
 
 PASS_PART = 0.1
-"""The part of the loop's time that one pass over all topics takes at most, unless it takes longer than 6 s."""
+"""The part of the loop's time that one pass over all topics takes at most, unless it takes more than 6.7 s."""
 PASS_PAUSE_S_MAX = 60.0
 """Longest pause on that account: gauges are looked at, and a process may have been stopped in a pass."""
 

@@ -21,6 +21,8 @@ TIME = "_time"
 KEY = "_key"
 """The column by which they are in buckets."""
 BUCKETS_MIN, BUCKETS_MAX = 2, 1024
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+"""The value in the name of the folder of the partition without a value, as Spark writes it."""
 _BUCKETS = re.compile(r"bucket:([1-9][0-9]{0,5})")
 
 

@@ -100,14 +100,13 @@ class TablesReporter:
             states, failure = await store.states(self._metadata, name), ""
         except CorruptData as error:
             states, failure = States(), str(error)
-        tables = states.by(self._clock.wall_ms())
         return Summary(
             name=name,
             topics=declared.topics,
-            tables=len(tables),
-            failing=sum(bool(one.error) for one in tables),
-            lag_seconds=max((one.lag_s for one in tables), default=0.0),
-            lag_entries=max((one.lag_entries for one in tables), default=0),
+            tables=len(states.tables),
+            failing=states.failing,
+            lag_seconds=states.lag_s(self._clock.wall_ms()),
+            lag_entries=max((one.lag_entries for one in states.tables), default=0),
             writer=writer,
             said_ms=states.at_ms or declared.created_ms,
             failure=failure,

@@ -72,6 +72,15 @@ class States:
         since_s = max(0, now_ms - self.at_ms) / 1000
         return [replace(one, lag_s=one.lag_s + since_s) if one.lag_entries else one for one in self.tables]
 
+    @property
+    def failing(self) -> int:
+        """How many tables do not go on."""
+        return sum(bool(one.error) for one in self.tables)
+
+    def lag_s(self, now_ms: int) -> float:
+        """Return the lag (seconds) of the table that lags most by now."""
+        return max((one.lag_s for one in self.by(now_ms)), default=0.0)
+
 
 async def create(store: MetadataStore, declared: Declaration) -> None:
     """Declare tables. Raises InvalidInput, Conflict for a name that is taken, or a table that has one, Transient."""

@@ -356,8 +356,8 @@ async def _said(store: MetadataStore, name: str) -> tuple[States, str]:
 def _summary(states: States, writer: str) -> dict[str, object]:
     return {
         "tables": len(states.tables),
-        "failing": sum(bool(one.error) for one in states.tables),
-        "lag_s": max((one.lag_s for one in states.by(SystemClock().wall_ms())), default=0.0),
+        "failing": states.failing,
+        "lag_s": states.lag_s(SystemClock().wall_ms()),
         "history_entries": sum(one.history_entries for one in states.tables),
         **_writers(states, writer),
     }

@@ -17,13 +17,13 @@ from offloaderd.cli.options import SIZE
 from offloaderd.cli.program import OK
 from offloaderd.cli.settings import CONFIG
 from offloaderd.core.read_options import Transactions
+from offloaderd.tables.layout import NO_VALUE
 
 if TYPE_CHECKING:
     from offloaderd.spark.export.export import Round
     from offloaderd.spark.export.iceberg import IcebergTable
 
 TABLE = "offload.topic"
-NO_DAY = "__HIVE_DEFAULT_PARTITION__"
 JSON = click.option("--json", "as_json", is_flag=True, help="Answer in JSON, one object a line.")
 METADATA = click.option(
     "--metadata",
@@ -171,7 +171,7 @@ def _tell(one: Round, *, as_json: bool) -> None:
     ends = ", ".join(f"{name} {at}" for name, at in one.positions.items())
     click.echo(f"round {one.number}: {show.plural(one.rows, 'row')}, up to {ends}")
     if one.undated:
-        click.echo(f"  {show.plural(one.undated, 'row')} without a time: in day={NO_DAY}, a null day in a table")
+        click.echo(f"  {show.plural(one.undated, 'row')} without a time: in day={NO_VALUE}, a null day in a table")
 
 
 @spark.command(short_help="Verify all committed segments over many tasks.")

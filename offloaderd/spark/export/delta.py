@@ -32,7 +32,6 @@ from offloaderd.core.errors import Conflict, InvalidConfig, OffloaderError
 from offloaderd.spark.export.commit import (
     DELETED,
     DIGITS,
-    NO_ALIASES,
     Commit,
     Upkeep,
     as_target_error,
@@ -44,7 +43,7 @@ from offloaderd.spark.export.commit import (
 from offloaderd.spark.files import SparkFiles
 from offloaderd.spark.scan.query import parsed
 from offloaderd.spark.session import check_libraries
-from offloaderd.tables.layout import Layout, Partition
+from offloaderd.tables.layout import NO_VALUE, Layout, Partition
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
@@ -61,7 +60,6 @@ COMMITS_SEEN = 50
 """Commits that are looked at for our last one at first; behind more of others, such as compactions, all are."""
 COMMIT_TRIES = 15
 """Tries of a commit while others, which are no writers of ours, commit to the same table."""
-_NO_TIME = "__HIVE_DEFAULT_PARTITION__"
 
 
 class DeltaTarget:
@@ -103,7 +101,7 @@ class DeltaTarget:
                     self._files.delete(f"data/{name}")
         return last
 
-    def fit(self, columns: StructType, aliases: Mapping[str, Sequence[str]] = NO_ALIASES) -> None:
+    def fit(self, columns: StructType, aliases: Mapping[str, Sequence[str]]) -> None:
         """See KeptTable; a field that was renamed is a new column."""
         del aliases
         fitted(columns, self._schema(self._loaded()))
@@ -194,7 +192,7 @@ class DeltaTarget:
 
         folder = f"data/joined-{SystemClock().uuid()}"
         for name, text in partition.items():
-            folder += f"/{name}={_NO_TIME if text is None else text}"
+            folder += f"/{name}={NO_VALUE if text is None else text}"
         self._files.make(folder)
         path = f"{folder}/part-0.parquet"
         kept = rows.sort_by([(name, "ascending") for name in self._layout.sort]).drop_columns([*partition])
@@ -257,7 +255,7 @@ class DeltaTarget:
     def _partition_of(self, file: str) -> dict[str, str | None]:
         """Return the partition of a file of a round."""
         value = unquote(file.partition("/")[0].partition("=")[2])
-        return dict.fromkeys(self._partitions, None if value == _NO_TIME else value)
+        return dict.fromkeys(self._partitions, None if value == NO_VALUE else value)
 
     def _properties(self, made: Commit) -> CommitProperties:
         from deltalake import CommitProperties, Transaction  # noqa: PLC0415 - optional

@@ -28,7 +28,7 @@ from offloaderd.format.pulsar.messages import MessageState
 from offloaderd.spark.errors import brief
 from offloaderd.spark.scan.columns import MALFORMED
 from offloaderd.spark.scan.read import rows as read_rows
-from offloaderd.tables.layout import Layout, Partition
+from offloaderd.tables.layout import NO_VALUE, Layout, Partition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,8 +50,6 @@ OPEN_FILES = 4
 """Files that a task has open: of further partitions rows are held, and a file is ended if there are too many rows."""
 CODECS = {"uncompressed": "none", "lz4_raw": "lz4"}
 """Spark's names of compressions that Arrow has by another one."""
-NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-"""The folder of the rows without a time."""
 _UNIT = {Partition.HOUR: 3600, Partition.DAY: 86_400, Partition.MONTH: 86_400}
 _TEXT = {Partition.HOUR: "%Y-%m-%d-%H", Partition.DAY: "%Y-%m-%d", Partition.MONTH: "%Y-%m"}
 
