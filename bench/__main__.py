@@ -45,7 +45,7 @@ from bench.publishing import publishing
 from bench.random_reads import random_reads
 from bench.readers import readers
 from bench.reading import read_back
-from bench.report import Figure, table, write
+from bench.report import Figure, judged_by_little, table, write
 from bench.scale import scale
 from bench.site import CLOCK, site
 from bench.spark import backfill_bookies, backfill_embedded, data_source
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def told(more: list[Figure]) -> None:
         """Keep what there is, in case that the rest does not come."""
-        figures.extend(more)
+        figures.extend(judged_by_little(one) if size.quick else one for one in more)
         write(chosen.report, _about(arguments, chosen.s3, size, CLOCK.monotonic() - started, load), figures, [])
 
     left_out = (*NAMED, *(() if chosen.all else IN_ALL), *(NOT_QUICK if chosen.quick else ()))
@@ -174,7 +174,8 @@ def _about(arguments: Sequence[str] | None, s3: str | None, size: Scale, seconds
         f"all servers share the cores. The load average of the minute before was {load:.1f}.",
         f"S3 server: {s3 or 'SeaweedFS'}. "
         + (
-            "So little is moved that what happens once weighs heavily: read a full run."
+            "So little is moved that what happens once weighs heavily: rates, shares and CPU have goals only in a "
+            "full run."
             if size.quick
             else "Each figure was measured in turns with its reference. Goals are for the median; some figures have "
             'none. A rate "over" another is divided by it. [speed.md](speed.md) says what the figures mean, and why '

@@ -51,7 +51,7 @@ async def pushed(site: Site, size: Scale) -> list[Figure]:
         daemon = await stack.enter_async_context(place.daemon(PUSHED, name="pushed"))
         await warm_up(daemon)
         for label, entry_bytes in size.entry_sizes.items():
-            entries = Entries(entry_bytes, bytes_of(size.segment_bytes, entry_bytes))
+            entries = Entries(entry_bytes, bytes_of(size.way_bytes, entry_bytes))
             rounds = []
             for _ in range(size.runs):
                 topic = TopicName.parse(f"push-{CLOCK.uuid().hex[:8]}")
@@ -154,6 +154,14 @@ def _figures(what: str, label: str, entries: Entries, rounds: list[Round]) -> li
             figure="CPU of the daemon over the bare client's",
             values=[one.ours.cpu_s["daemon"] / one.bare.cpu_s for one in rounds],
             goal=goals.PUSH_CPU.get(label),
+            more_is_better=False,
+        ),
+        Figure(
+            benchmark=name,
+            figure="CPU of the daemon",
+            values=[one.ours.cpu_s["daemon"] / gib for one in rounds],
+            unit="s/GiB",
+            goal=goals.PUSH_CPU_S.get(label) if rounds[0].empty else None,
             more_is_better=False,
         ),
         *process_figures(name, gib, [one.ours for one in rounds]),

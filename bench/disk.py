@@ -175,6 +175,7 @@ def _costs(rounds: list[Round], payload_bytes: int) -> list[Figure]:
             figure="GETs that the disk saves a second read, and one after a restart",
             values=[1 - (_gets(one.second) + _gets(one.restarted)) / (2 * _gets(one.bare_again)) for one in rounds],
             goal=goals.DISK_GETS_SAVED,
+            little_shows=True,
             notes={
                 "second": spread([_gets(one.second) for one in rounds], "GETs"),
                 "after a restart": spread([_gets(one.restarted) for one in rounds], "GETs"),

@@ -44,6 +44,7 @@ async def time_to_durable(site: Site, size: Scale) -> list[Figure]:
             values=[quantile(times, 0.99)],
             unit="s",
             goal=AGE_MAX_S + goals.DURABLE_OVER_AGE_S,
+            little_shows=True,
             more_is_better=False,
         ),
         Figure(benchmark=name, figure="max", values=[times[-1]], unit="s"),

@@ -56,6 +56,7 @@ async def _by(way: str, site: Site, size: Scale, pulsar: PulsarServer) -> list[F
             values=bursts,
             unit="s",
             goal=goals.SILENCE_S,
+            little_shows=True,
             more_is_better=False,
         ),
     ]
@@ -145,6 +146,7 @@ def _quantiles(name: str, times: list[float], way: str) -> list[Figure]:
             values=[quantile(times, 0.99)],
             unit="s",
             goal=AGE_MAX_S + goals.DURABLE_OVER_AGE_S,
+            little_shows=True,
             more_is_better=False,
             notes={"messages": f"{len(times)}", "max": f"{times[-1]:.2f} s"},
         ),

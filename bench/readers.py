@@ -7,6 +7,7 @@ the cache holds lie in between. A reader's share is what it has when the first o
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import aclosing
 from statistics import mean
 from typing import TYPE_CHECKING, NamedTuple
@@ -86,6 +87,12 @@ async def _round(daemon: Daemon, segments: list[int], each: int) -> Round:
     return Round(took, min(at_first_end) / mean(at_first_end))
 
 
+def _possible_s(took: Measured) -> float:
+    """Return the seconds that all processes would take if no core ever waited, and none did the work of two."""
+    used = took.cpu_s.values()
+    return max(sum(used) / len(os.sched_getaffinity(0)), *used)
+
+
 def _figures(way: str, segments: list[int], segment_bytes: int, rounds: list[Round], one: list[Round]) -> list[Figure]:
     total = len(segments) * segment_bytes
     stored_bytes = len(set(segments)) * segment_bytes
@@ -96,14 +103,20 @@ def _figures(way: str, segments: list[int], segment_bytes: int, rounds: list[Rou
             benchmark=way,
             figure="rate over one reader",
             values=[rate * each.took.seconds / segment_bytes for rate, each in zip(rates, one, strict=True)],
-            goal=goals.FOUR_READERS if same and len(segments) == 4 else None,
             notes={"all together": spread([rate / MIB for rate in rates], "MiB/s")},
+        ),
+        Figure(
+            benchmark=way,
+            figure="rate over what the cores give",
+            values=[_possible_s(each.took) / each.took.seconds for each in rounds],
+            goal=goals.FOUR_READERS if same and len(segments) == 4 else None,
         ),
         Figure(
             benchmark=way,
             figure="bytes fetched from S3 over those of the segments",
             values=[each.took.s3_in_bytes / stored_bytes for each in rounds],
             goal=goals.FETCHED if many else None,
+            little_shows=True,
             more_is_better=False,
         ),
     ]

@@ -127,6 +127,20 @@ def _figures(label: str, entries: Entries, rounds: list[Round]) -> list[Figure]:
             unit="MiB/s",
         ),
         Figure(
+            benchmark=name,
+            figure="CPU of the daemon",
+            values=[one.ours.cpu_s["daemon"] / gib for one in rounds],
+            goal=goals.READ_CPU if label in goals.READ_RATE else None,
+            more_is_better=False,
+            unit="s/GiB",
+        ),
+        Figure(
+            benchmark=straight,
+            figure="rate over the fastest client's GETs, two at a time",
+            values=[one.fastest.seconds / one.direct.seconds for one in rounds],
+            goal=goals.DIRECT_FASTEST if label in goals.READ_RATE else None,
+        ),
+        Figure(
             benchmark=straight,
             figure="rate over bare GETs, 8 MiB, two at a time",
             values=[one.two_at_once.seconds / one.direct.seconds for one in rounds],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class Figure:
     """One measured figure: its value in each round, and what it should be (`goal` is met by the median).
 
-    `more_is_better` says on which side of the goal it should lie. `process` names the process whose figure it is.
+    `more_is_better` says on which side of the goal it should lie, `little_shows` that little data can show whether it
+    does: a quick run judges no other goal. `process` names the process whose figure it is.
     Notes are shown beside it. One without values is `missing`, for that reason.
     """
 
@@ -26,6 +27,7 @@ class Figure:
     unit: str = ""
     goal: float | None = None
     more_is_better: bool = True
+    little_shows: bool = False
     process: str = ""
     missing: str = ""
     notes: dict[str, str] = field(default_factory=dict)
@@ -37,6 +39,11 @@ class Figure:
             return None
         middle = median(self.values)
         return middle >= self.goal if self.more_is_better else middle <= self.goal
+
+
+def judged_by_little(one: Figure) -> Figure:
+    """Return a figure of a quick run: without its goal, unless little data can show whether that is met."""
+    return one if one.little_shows else replace(one, goal=None)
 
 
 def page(about: Sequence[str], figures: Sequence[Figure], pictures: Sequence[tuple[str, str]]) -> str:

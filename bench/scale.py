@@ -18,6 +18,9 @@ class Scale:
     runs: int
     segment_bytes: int
     """One topic's entries in one measurement of throughput; they are one segment."""
+    way_bytes: int
+    """The same for the ways into the bucket whose CPU has goals: what happens once a segment weighs half as much, and
+    still four times as much as with segments of 1 GiB, the daemon's default."""
     read_bytes: int
     """The same where it is read: several times what the cache of blocks holds, so that most of it is not the filling of
     memory that nothing was in before."""
@@ -65,6 +68,7 @@ def scale(
         return Scale(
             runs=runs or 1,
             segment_bytes=12 * MIB,
+            way_bytes=12 * MIB,
             read_bytes=12 * MIB,
             reader_bytes=2 * MIB,
             backfill_bytes=24 * MIB,
@@ -81,6 +85,7 @@ def scale(
     return Scale(
         runs=runs or 3,
         segment_bytes=128 * MIB,
+        way_bytes=256 * MIB,
         read_bytes=512 * MIB,
         reader_bytes=64 * MIB,
         backfill_bytes=256 * MIB,

@@ -95,6 +95,7 @@ async def slow(site: Site, size: Scale) -> list[Figure]:
             values=[quantile(times, 0.99)],
             unit="s",
             goal=size.slow_age_s + goals.DURABLE_OVER_AGE_S,
+            little_shows=True,
             more_is_better=False,
             notes={
                 "p50": f"{quantile(times, 0.5):.1f} s",

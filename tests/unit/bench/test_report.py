@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.__main__ import NAMES, main
-from bench.report import CPU, PEAK, Figure, as_json, page, write
+from bench.report import CPU, PEAK, Figure, as_json, judged_by_little, page, write
 from bench.scale import MIB, bytes_of, scale
 
 if TYPE_CHECKING:
@@ -48,6 +48,14 @@ def test_the_page_has_least_median_and_most() -> None:
     assert "| push | rate | 0.50 | 0.80 | 0.90 | ≥ 0.70 ✓ | ours 8 to 9 MiB/s |" in shown
     assert "| read | p99 | 3.00 ms | 3.00 ms | 3.00 ms | ≤ 2.00 ms **missed** |  |" in shown
     assert "| push | daemon | 3.00 s/GiB | 3.50 s/GiB | 4.00 s/GiB | 150 MiB |" in shown
+
+
+def test_little_data_is_held_to_no_goal_that_it_cannot_show() -> None:
+    """A quick run shows such figures without a goal, and judges those that say so."""
+    counted = Figure(benchmark="read", figure="GETs", values=[1.0], goal=1.0, more_is_better=False, little_shows=True)
+    shown = page(["A run."], [judged_by_little(one) for one in (RATE, LATENCY, counted)], [])
+    assert "1 of 1 are met" in shown
+    assert "| push | rate | 0.50 | 0.80 | 0.90 |  | ours 8 to 9 MiB/s |" in shown
 
 
 def test_machines_get_every_round(tmp_path: Path) -> None:
