@@ -154,7 +154,7 @@ def copy_costs(
 ) -> CopyCosts:
     """Return what copies cost in a storage class, with `there` for its kind of store, and in the first place.
 
-    A copy takes the requests of a segment: a listing in place of the topic's head, and but in Azure a GET less. The
+    A copy takes the requests of a segment: a listing in place of the topic's head, and in Azure a GET more. The
     scrub reads it as well. `traffic_gib` is the price of a GiB that is sent there, or read from there, `retrieval_gib`
     that of a GiB that is read in the first place.
     """
@@ -179,12 +179,12 @@ class SegmentRequests(NamedTuple):
 
 
 SEGMENT_REQUESTS = {
-    "s3": SegmentRequests(Requests(puts=5, gets=4, deletes=1)),
+    "s3": SegmentRequests(Requests(puts=5, gets=3, deletes=1)),
     # An upload is marked by a blob, which is deleted; the list of blocks is read, and objects are deleted one by one.
-    "azure": SegmentRequests(Requests(puts=5, gets=9, deletes=4)),
+    "azure": SegmentRequests(Requests(puts=5, gets=8, deletes=4)),
     # An upload and its parts are objects: looked for before each part, listed, composed, deleted. More than 32 parts
     # are composed in steps, which is left out here: a step is for 32 parts.
-    "gcs": SegmentRequests(Requests(puts=6, gets=5, deletes=4), Requests(puts=1, gets=1, deletes=1)),
+    "gcs": SegmentRequests(Requests(puts=6, gets=4, deletes=4), Requests(puts=1, gets=1, deletes=1)),
 }
 """By `objects.kind`; any other kind has those of S3, and no price."""
 
@@ -193,7 +193,7 @@ def per_segment(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> R
     """Return the requests that write one segment of entries of one size and verify it, and delete it in the end.
 
     The upload is created and completed, index and manifest are put and read back, the topic's head is put; the data
-    object's size is asked for after the completion and before the commit. A part has whole blocks until it is as long
+    object's size is asked for after the completion. A part has whole blocks until it is as long
     as it should be.
     """
     of = SEGMENT_REQUESTS.get(cutting.kind, SEGMENT_REQUESTS["s3"])

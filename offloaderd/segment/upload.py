@@ -188,7 +188,7 @@ class SegmentUpload:
             if object_bytes is None:
                 raise SegmentFailed(f"upload {self.upload_id} of {self._key} does not exist any more")
             self._completed = self._doubt = True
-            self._opaque = (await self._check_size(object_bytes)).etag_opaque
+            self._opaque = (await self.verify(self._key, object_bytes)).etag_opaque
             listed = dict(recorded)
         for number, part in recorded.items():
             if listed.get(number) != part:
@@ -323,18 +323,10 @@ class SegmentUpload:
 
         if not self._completed:
             await self._persist(once)
-        stored = await self._check_size(object_bytes)
+        stored = await self.verify(self._key, object_bytes)
         if self._doubt or compared:
             await self._check_parts(stored, parts)
             await self._persist(self._abort_strays)
-
-    async def _check_size(self, object_bytes: int) -> ObjectInfo:
-        """Compare the data object's size with that of the parts; returns the store's description."""
-        stored = await self._persist(self._head)
-        if stored is None or stored.size_bytes != object_bytes:
-            found = f"{stored.size_bytes} bytes" if stored is not None else "nothing"
-            raise SegmentFailed(f"{self._key} holds {found} after its completion, not {object_bytes} bytes")
-        return stored
 
     async def _check_parts(self, stored: ObjectInfo, parts: Sequence[PartInfo]) -> None:
         """Have the store compare the data object with its parts, if it can."""
@@ -367,13 +359,14 @@ class SegmentUpload:
         await self._persist(once)
         self._up.metrics.verified_bytes.inc(len(data))
 
-    async def verify(self, key: str, data_bytes: int) -> None:
-        """Compare the stored size with the sent one."""
+    async def verify(self, key: str, data_bytes: int) -> ObjectInfo:
+        """Compare the stored size with the sent one; returns the store's description. Raises SegmentFailed."""
         stored = await self._persist(lambda: self._head(key))
         if stored is None or stored.size_bytes != data_bytes:
             found = stored.size_bytes if stored is not None else "no"
             raise SegmentFailed(f"{key} holds {found} bytes, not {data_bytes}")
         self._up.metrics.verified_bytes.inc(data_bytes)
+        return stored
 
     async def checked(self, check: Callable[[bytes], T], key: str, first: int = 0, length: int | None = None) -> T:
         """Return the result of `check` for a range of an object of this segment.

@@ -63,7 +63,7 @@ async def test_requests_per_gib_and_per_topic_hour_are_those_of_the_model(s3_ser
         "UploadPart": 3,
         "CompleteMultipartUpload": 1,
         "PutObject": 3,
-        "HeadObject": 2,
+        "HeadObject": 1,
         "GetObject": 2,
     }
     cutting = Cutting(

@@ -94,7 +94,7 @@ async def test_a_segment_costs_the_requests_of_the_model(entries: int, entry_byt
 
 
 async def test_a_copy_costs_the_requests_of_the_model() -> None:
-    """In the mirror those of a segment, a GET less; in the first place index and manifest, and one for each part."""
+    """In the mirror those of a segment; in the first place index and manifest, and one for each part."""
     rig = await offloaded(rig_of(), 200)
     asked, counted = {bucket: Faults() for bucket, _ in (HOME, AWAY)}, dict[str, FaultyStore]()
     for bucket, plan in asked.items():
@@ -107,7 +107,7 @@ async def test_a_copy_costs_the_requests_of_the_model() -> None:
     parts = sum(line.startswith("upload_part ") for line in mirror)
     assert parts > 1
     of = SEGMENT_REQUESTS["s3"]
-    assert charged(mirror) == of.segment.plus(of.part.times(parts)).plus(Requests(gets=-1, deletes=-1)), mirror
+    assert charged(mirror) == of.segment.plus(of.part.times(parts)).plus(Requests(deletes=-1)), mirror
     assert charged(first) == Requests(gets=2 + parts), first
 
 
@@ -181,11 +181,11 @@ def test_money_is_requests_times_prices() -> None:
     found = estimate([load], cutting, PRICES, scrub_interval_s=MONTH_S)
     hours = MONTH_S / 3600
     assert found.segments_per_hour == pytest.approx(1)
-    assert found.write == pytest.approx(Requests(puts=7, gets=4, deletes=1))
+    assert found.write == pytest.approx(Requests(puts=7, gets=3, deletes=1))
     assert found.scrub.gets == pytest.approx(2 * (4 + 3))
-    assert found.requests_month == pytest.approx(hours * (7 * 0.005 + (4 + 14) * 0.0004) / 1000)
+    assert found.requests_month == pytest.approx(hours * (7 * 0.005 + (3 + 14) * 0.0004) / 1000)
     assert found.gib_per_hour == pytest.approx(10 / 1024)
-    assert found.requests_per_gib == pytest.approx((12 + 14) * 102.4)
+    assert found.requests_per_gib == pytest.approx((11 + 14) * 102.4)
     assert found.stored_month == pytest.approx(hours * 10 / 1024 * (1 + 12 / 1024) * 0.023)
     assert found.metadata_writes_per_s == pytest.approx((METADATA_WRITES + 1) / 3600)
 

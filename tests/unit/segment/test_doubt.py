@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from offloaderd.objects.port import ObjectInfo, PartInfo, Pieces
 
-CALLS = {"create_upload": 1, "upload_part": 3, "complete_upload": 1, "put": 2, "head": 2, "get": 2, "transact": 7}
+CALLS = {"create_upload": 1, "upload_part": 3, "complete_upload": 1, "put": 2, "head": 1, "get": 2, "transact": 7}
 """How often each is made for one segment: claim, begin, upload, seal, parts, commit and release are transactions."""
 
 ENTRIES = 500
