@@ -119,9 +119,9 @@ async def calling(
                 metrics.request(request.operation, code, clock.monotonic() - started, call.bytes_in, call.bytes_out)
 
 
-def date_ms(headers: Mapping[str, str]) -> int:
+def date_ms(headers: Mapping[str, str], name: str = "date") -> int:
     """Return the server's time of an answer, about that of the object it stored; 0 without one."""
     try:
-        return int(email.utils.parsedate_to_datetime(headers.get("date", "")).timestamp() * 1000)
+        return int(email.utils.parsedate_to_datetime(headers.get(name, "")).timestamp() * 1000)
     except ValueError:
         return 0

@@ -25,7 +25,7 @@ from botocore.loaders import Loader
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Archived, Closed, Denied, InvalidConfig
 from offloaderd.objects.s3.errors import invalid_options
-from offloaderd.objects.s3.gets import Gets
+from offloaderd.objects.s3.sender import Sender
 from offloaderd.objects.settings import ServiceSettings
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ RENEWAL_S = 5.0
 class Opened:
     """One client, and the number of requests that use it."""
 
-    def __init__(self, client: S3Client, gets: Gets, stack: AsyncExitStack) -> None:
+    def __init__(self, client: S3Client, sender: Sender, stack: AsyncExitStack) -> None:
         self.client = client
-        """For all requests but GETs of objects."""
-        self.gets = gets
+        """For all requests but those of the sender."""
+        self.sender = sender
         self.users = 0
         self.replaced = False
         self._stack = stack
@@ -163,7 +163,7 @@ class Clients:
             client.meta.events.unregister("before-call.s3", add_expect_header)  # bodies with `read` are no files
         if options.signed_host is not None:
             client.meta.events.register("before-sign.s3", partial(_name_host, options.signed_host))
-        return Opened(client, Gets(client, options.bucket, connections[0].send), stack)
+        return Opened(client, Sender(client, options.bucket, connections[0].send), stack)
 
 
 def _name_host(host: str, *, request: AWSRequest, **_: object) -> None:

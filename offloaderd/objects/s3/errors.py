@@ -4,6 +4,7 @@ import socket
 
 import aiohttp
 from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
 
 from offloaderd.core.errors import (
     Archived,
@@ -100,7 +101,7 @@ _NO_CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError)
 _NOT_REFRESHED = (boto.CredentialRetrievalError, boto.TokenRetrievalError, boto.SSOError)
 _NOT_SENT = (boto.ConnectTimeoutError, boto.ProxyConnectionError, boto.SSLError)
 # All others: a broken connection, or an unreadable answer.
-_BROKEN = (boto.BotoCoreError, aiohttp.ClientError, ConnectionError)
+_BROKEN = (boto.BotoCoreError, ResponseParserError, aiohttp.ClientError, ConnectionError)
 
 
 def failure(error: Exception, request: Request) -> Failure | None:
@@ -136,8 +137,14 @@ _ELSEWHERE = {"AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocat
 
 
 def is_elsewhere(error: BaseException | None) -> bool:
-    """Whether a refusal says that the bucket is in another region, which botocore looks up at its own requests."""
-    return isinstance(error, boto.ClientError) and error.response.get("Error", {}).get("Code") in _ELSEWHERE
+    """Whether a refusal says that the bucket is in another region, which botocore looks up at its own requests.
+
+    One of HEAD has no words, and may say so by its status.
+    """
+    if not isinstance(error, boto.ClientError):
+        return False
+    code = error.response.get("Error", {}).get("Code")
+    return code in _ELSEWHERE or (code == "400" and error.operation_name == "HeadObject")
 
 
 def _answered(error: boto.ClientError, request: Request) -> Failure:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
+from xml.sax.saxutils import escape
 
 import structlog
 
 from offloaderd.core.errors import BucketMissing, Conflict, NotFound, Transient
 from offloaderd.objects.port import ObjectInfo, PartInfo, Pieces, UploadInfo
-from offloaderd.objects.request import Body, Call
+from offloaderd.objects.request import Body, Call, date_ms
 from offloaderd.objects.s3.errors import is_not_implemented
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3.type_defs import (
-        HeadObjectOutputTypeDef,
         ListMultipartUploadsOutputTypeDef,
         ListObjectsV2OutputTypeDef,
         PartTypeDef,
@@ -99,20 +99,26 @@ def bare(etag: str) -> str:
     return etag.strip('"')
 
 
-def is_opaque(answer: HeadObjectOutputTypeDef) -> bool:
+_NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
+_ENCRYPTED = "x-amz-server-side-encryption"
+_METADATA = "x-amz-meta-"
+
+
+def is_opaque(headers: Mapping[str, str]) -> bool:
     """Whether an object is encrypted with a key of a service or of ours: then its ETag is no MD5, whatever its form."""
-    return answer.get("ServerSideEncryption", "AES256") != "AES256" or "SSECustomerAlgorithm" in answer
+    return headers.get(_ENCRYPTED, "AES256") != "AES256" or f"{_ENCRYPTED}-customer-algorithm" in headers
 
 
-def described(key: str, answer: HeadObjectOutputTypeDef) -> ObjectInfo:
-    """Return the object of a HEAD answer."""
+def described(key: str, headers: Mapping[str, str]) -> ObjectInfo:
+    """Return the object of the headers of a HEAD answer, which are found in any case."""
+    named = ((name.lower(), value) for name, value in headers.items())
     return ObjectInfo(
         key=key,
-        size_bytes=answer["ContentLength"],
-        etag=bare(answer["ETag"]),
-        modified_ms=int(answer["LastModified"].timestamp() * 1000),
-        metadata={name.lower(): value for name, value in answer["Metadata"].items()},
-        etag_opaque=is_opaque(answer),
+        size_bytes=int(headers["Content-Length"]),
+        etag=bare(headers["ETag"]),
+        modified_ms=date_ms(headers, "Last-Modified"),
+        metadata={name.removeprefix(_METADATA): value for name, value in named if name.startswith(_METADATA)},
+        etag_opaque=is_opaque(headers),
     )
 
 
@@ -127,6 +133,15 @@ def listed(page: ListObjectsV2OutputTypeDef) -> list[ObjectInfo]:
         )
         for found in page.get("Contents", [])
     ]
+
+
+def named_parts(parts: Sequence[PartInfo]) -> bytes:
+    """Return the body of a request that completes an upload from these parts."""
+    named = "".join(
+        f'<Part><ETag>"{escape(part.etag)}"</ETag><PartNumber>{part.part_number}</PartNumber></Part>' for part in parts
+    )
+    upload = f'<CompleteMultipartUpload xmlns="{_NAMESPACE}">{named}</CompleteMultipartUpload>'
+    return upload.encode()
 
 
 def parts_of(found: Sequence[PartTypeDef]) -> list[PartInfo]:

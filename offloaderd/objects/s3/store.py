@@ -8,10 +8,10 @@ translates the errors of the libraries.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from botocore.exceptions import ClientError
@@ -32,6 +32,7 @@ from offloaderd.objects.port import S3_PARTS, Bytes, ObjectInfo, PartInfo, PartR
 from offloaderd.objects.ranged import RangedGet
 from offloaderd.objects.request import (
     BYTES_PER_S_MIN,
+    Body,
     Call,
     RequestMetrics,
     calling,
@@ -46,6 +47,7 @@ from offloaderd.objects.s3.request import (
     body_of,
     described,
     listed,
+    named_parts,
     noted,
     parts_of,
     uploads_of,
@@ -57,6 +59,10 @@ from offloaderd.objects.tagging import Tagging
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
     from types_aiobotocore_s3.type_defs import PartTypeDef
+
+    from offloaderd.objects.s3.sender import Answer
+
+T = TypeVar("T")
 
 DELETE_KEYS_MAX = 1000
 """S3's limit on the keys of one DeleteObjects."""
@@ -154,31 +160,54 @@ class S3Store(Buckets):
         return await self._get(RangedGet(key, first, sum(lengths), lengths))
 
     async def _get(self, wanted: RangedGet) -> Sequence[bytes]:
+        async def once() -> Sequence[bytes]:
+            async with (
+                self._opened("GetObject", wanted.key) as (call, opened),
+                await opened.sender.send("GetObject", wanted.key, wanted.headers) as answer,
+            ):
+                return await wanted.read(call, answer, self._bytes_per_s_min)
+
+        return await self._in_region(once)
+
+    async def _answered(
+        self,
+        operation: str,
+        key: str,
+        parameters: Mapping[str, Any],
+        body: Body | bytes = b"",
+        *,
+        element: str = "",
+        write: bool = True,
+    ) -> Answer:
+        """Send a request whose answer is short; see Sender."""
+
+        async def once() -> Answer:
+            async with self._opened(operation, key, size_bytes=len(body), write=write) as (call, opened):
+                answer = await opened.sender.answered(operation, key, parameters, body, element)
+                call.status, call.bytes_out = str(answer.status), len(body)
+                return answer
+
+        return await self._in_region(once)
+
+    async def _in_region(self, once: Callable[[], Awaitable[T]]) -> T:
+        """Return the answer of a request of the sender, which is sent again if the bucket is in another region."""
         try:
-            return await self._get_once(wanted)
+            return await once()
         except OffloaderError as error:
             if not is_elsewhere(error.__cause__):
                 raise
         await self.check()  # by which botocore learns of the bucket's region
-        return await self._get_once(wanted)
-
-    async def _get_once(self, wanted: RangedGet) -> Sequence[bytes]:
-        async with (
-            self._opened("GetObject", wanted.key) as (call, opened),
-            await opened.gets.send(wanted.key, wanted.headers) as answer,
-        ):
-            return await wanted.read(call, answer, self._bytes_per_s_min)
+        return await once()
 
     async def head(self, key: str) -> ObjectInfo:
         """See ObjectReader. After a 404 a second request checks the bucket, as HEAD does not say what is missing."""
         check_key(key)
         try:
-            async with self._request("HeadObject", key) as (call, client):
-                answer = noted(call, await client.head_object(Bucket=self._options.bucket, Key=key))
+            answer = await self._answered("HeadObject", key, {}, write=False)
         except NotFound:
             await self.check()
             raise
-        return described(key, answer)
+        return described(key, answer.headers)
 
     async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """See ObjectReader."""
@@ -204,7 +233,7 @@ class S3Store(Buckets):
         """See ObjectStore. After a 501, which means that the service does not support conditions, none are sent."""
 
         async def put(chosen: StoredAs) -> ObjectInfo:
-            send = partial(self._put, key, data, metadata, _parameters(chosen))
+            send = partial(self._put, key, data, metadata, chosen)
             return await self._conditions.put(key, if_etag, send)
 
         return await self._tagging.send(stored_as, put)
@@ -214,31 +243,18 @@ class S3Store(Buckets):
         key: str,
         data: Bytes,
         metadata: Mapping[str, str] | None,
-        stored_as: Any,  # noqa: ANN401
-        condition: Any,  # noqa: ANN401
+        stored_as: StoredAs,
+        condition: dict[str, str],
     ) -> ObjectInfo:
         check_key(key)
         named, body = checked_metadata(metadata), body_of([data], signed=self._options.sign_payloads)
-        async with self._request("PutObject", key, size_bytes=len(body), write=True) as (call, client):
-            answer = noted(
-                call,
-                await client.put_object(
-                    Bucket=self._options.bucket,
-                    Key=key,
-                    Body=body,
-                    Metadata=named,
-                    ContentType=_CONTENT_TYPE,
-                    **self._options.encrypting(),
-                    **stored_as,
-                    **condition,
-                ),
-            )
-            call.bytes_out = len(body)
+        parameters = self._stored(named, stored_as) | condition
+        answer = await self._answered("PutObject", key, parameters, body)
         return ObjectInfo(
             key=key,
             size_bytes=len(body),
-            etag=bare(answer["ETag"]),
-            modified_ms=date_ms(answer["ResponseMetadata"]["HTTPHeaders"]),
+            etag=bare(answer.headers["ETag"]),
+            modified_ms=date_ms(answer.headers),
             metadata=named,
         )
 
@@ -277,35 +293,17 @@ class S3Store(Buckets):
         return await self._tagging.send(stored_as, partial(self._create_upload, key, metadata))
 
     async def _create_upload(self, key: str, metadata: Mapping[str, str] | None, stored_as: StoredAs) -> str:
-        named = checked_metadata(metadata)
-        async with self._request("CreateMultipartUpload", key, write=True) as (call, client):
-            answer = noted(
-                call,
-                await client.create_multipart_upload(
-                    Bucket=self._options.bucket,
-                    Key=key,
-                    Metadata=named,
-                    ContentType=_CONTENT_TYPE,
-                    **self._options.encrypting(),
-                    **_parameters(stored_as),
-                ),
-            )
-        return answer["UploadId"]
+        parameters = self._stored(checked_metadata(metadata), stored_as)
+        return (await self._answered("CreateMultipartUpload", key, parameters, element="UploadId")).text
 
     async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """See MultipartStore."""
         check_key(key)
         check_part_number(self.parts, part_number)
         body = body_of(pieces, signed=self._options.sign_payloads)
-        async with self._request("UploadPart", key, size_bytes=len(body), write=True) as (call, client):
-            answer = noted(
-                call,
-                await client.upload_part(
-                    Bucket=self._options.bucket, Key=key, UploadId=upload_id, PartNumber=part_number, Body=body
-                ),
-            )
-            call.bytes_out = len(body)
-        return PartInfo(part_number=part_number, etag=bare(answer["ETag"]), size_bytes=len(body))
+        parameters = {"PartNumber": part_number, "UploadId": upload_id}
+        answer = await self._answered("UploadPart", key, parameters, body)
+        return PartInfo(part_number=part_number, etag=bare(answer.headers["ETag"]), size_bytes=len(body))
 
     async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
         """See MultipartStore. SeaweedFS also lists replaced parts: the newest of each number is returned."""
@@ -330,23 +328,13 @@ class S3Store(Buckets):
         """See MultipartStore; the answer does not have the object's metadata."""
         check_key(key)
         check_parts(parts)
-        async with self._request("CompleteMultipartUpload", key, write=True) as (call, client):
-            answer = noted(
-                call,
-                await client.complete_multipart_upload(
-                    Bucket=self._options.bucket,
-                    Key=key,
-                    UploadId=upload_id,
-                    MultipartUpload={
-                        "Parts": [{"PartNumber": part.part_number, "ETag": f'"{part.etag}"'} for part in parts]
-                    },
-                ),
-            )
+        named = {"UploadId": upload_id}
+        answer = await self._answered("CompleteMultipartUpload", key, named, named_parts(parts), element="ETag")
         return ObjectInfo(
             key=key,
             size_bytes=sum(part.size_bytes for part in parts),
-            etag=bare(answer["ETag"]),
-            modified_ms=date_ms(answer["ResponseMetadata"]["HTTPHeaders"]),
+            etag=bare(answer.text),
+            modified_ms=date_ms(answer.headers),
         )
 
     async def made_of(self, stored: ObjectInfo, parts: Sequence[PartInfo]) -> bool | None:
@@ -395,12 +383,21 @@ class S3Store(Buckets):
             markers = {names[name]: page[name] for name in names if page.get(name)}  # type: ignore[literal-required]
         return uploads
 
+    def _stored(self, named: Mapping[str, str], stored_as: StoredAs) -> dict[str, Any]:
+        """Return the parameters of the requests that make an object, with its metadata, class and tags."""
+        found = {"Metadata": named, "ContentType": _CONTENT_TYPE, **self._options.encrypting()}
+        if stored_as.storage_class:
+            found["StorageClass"] = stored_as.storage_class
+        if stored_as.tags:
+            found["Tagging"] = urlencode(stored_as.tags, quote_via=quote)
+        return found
+
     @asynccontextmanager
     async def _request(
-        self, operation: str, key: str = "", *, size_bytes: int = 0, write: bool = False
+        self, operation: str, key: str = "", *, write: bool = False
     ) -> AsyncIterator[tuple[Call, S3Client]]:
         """Wrap one request of the client."""
-        async with self._opened(operation, key, size_bytes=size_bytes, write=write) as (call, opened):
+        async with self._opened(operation, key, write=write) as (call, opened):
             yield call, opened.client
 
     @asynccontextmanager
@@ -417,9 +414,3 @@ class S3Store(Buckets):
             calling(request, deadline_s, self._clock, self._metrics, failure) as call,
         ):
             yield call, opened
-
-
-def _parameters(stored_as: StoredAs) -> Any:  # noqa: ANN401 - parameters of the library, which types each
-    """Return class and tags as parameters of S3's requests."""
-    found = {"StorageClass": stored_as.storage_class} if stored_as.storage_class else {}
-    return found | ({"Tagging": urlencode(stored_as.tags, quote_via=quote)} if stored_as.tags else {})

@@ -1,4 +1,4 @@
-"""GETs of S3, which are sent by parts of botocore: what they have in common with its own requests."""
+"""Requests that are sent to S3 by parts of botocore: what they have in common with its own."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING
 import pytest
 from aiobotocore.config import AioConfig  # type: ignore[import-untyped]
 from aiobotocore.session import AioSession  # type: ignore[import-untyped]
+from botocore.handlers import add_expect_header
 
-from offloaderd.core.errors import Denied, Transient
+from offloaderd.core.errors import Denied, OutcomeUnknown, Transient
 from offloaderd.drill.tcp_proxy import Listener
+from offloaderd.objects.port import PartInfo
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
+from offloaderd.objects.stored_as import StoredAs
 from tests.authority import Authority
 from tests.unit.objects.faulty import Connection, FaultyServer, error_body, store_at
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
 REAL_TIME = "HTTP"
@@ -41,10 +45,79 @@ def headers_of(head: bytes) -> dict[str, str]:
     return {name: value for name, value in found.items() if name not in ONE_REQUEST}
 
 
-@pytest.mark.parametrize("key", ["p/k", "a b", "a%2Fb", "a+b", "ä/ö", "a&b=c?d#e", "~.-_!*'()", "a//b", "/a", "a/"])
-async def test_a_get_is_the_request_that_botocore_would_send(key: str) -> None:
-    """The same line and the same headers, whatever the key is."""
-    server = FaultyServer(four)
+async def whole(connection: Connection) -> None:
+    """Answer a GET as `four`, and anything else with the headers of an object."""
+    bodies.append(await connection.read_body())
+    if connection.head.startswith(b"GET"):
+        await four(connection)
+    else:
+        said = (
+            b"<Of><UploadId>u</UploadId><ETag>&#34;e&quot;</ETag></Of>" if connection.head.startswith(b"POST") else b""
+        )
+        connection.answer("200 OK", said, ETag='"e"', Last_Modified="Thu, 01 Jan 2026 00:00:00 GMT")
+
+
+STORED = StoredAs(storage_class="STANDARD_IA", tags={"team": "a b", "cost": "x/y"})
+PUT: dict[str, object] = {
+    "Metadata": {"cluster": "c-1"},
+    "ContentType": "application/octet-stream",
+    "ServerSideEncryption": "aws:kms",
+    "SSEKMSKeyId": "key-1",
+    "StorageClass": "STANDARD_IA",
+    "Tagging": "team=a%20b&cost=x%2Fy",
+    "Body": b"abc",
+}
+PARTS = [PartInfo(part_number=number, etag=etag, size_bytes=8 << 20) for number, etag in ((1, "ab-1"), (3, "<&>"))]
+SENT: dict[str, tuple[str, dict[str, object], Callable[[S3Store, str], Awaitable[object]]]] = {
+    "a range": ("get_object", {"Range": "bytes=6-9"}, lambda store, key: store.get(key, 6, 4)),
+    "its size": ("head_object", {}, lambda store, key: store.head(key)),
+    "a put": (
+        "put_object",
+        PUT,
+        lambda store, key: store.put(key, b"abc", metadata={"cluster": "c-1"}, stored_as=STORED),
+    ),
+    "a new object": (
+        "put_object",
+        PUT | {"IfNoneMatch": "*"},
+        lambda store, key: store.put(key, b"abc", metadata={"cluster": "c-1"}, stored_as=STORED, if_etag=""),
+    ),
+    "a part": (
+        "upload_part",
+        {"PartNumber": 7, "UploadId": "a/b+c=~.", "Body": b"abc"},
+        lambda store, key: store.upload_part(key, "a/b+c=~.", 7, [b"a", b"bc"]),
+    ),
+    "an upload": (
+        "create_multipart_upload",
+        {name: value for name, value in PUT.items() if name != "Body"},
+        lambda store, key: store.create_upload(key, metadata={"cluster": "c-1"}, stored_as=STORED),
+    ),
+    "its end": (
+        "complete_multipart_upload",
+        {
+            "UploadId": "a/b+c=~.",
+            "MultipartUpload": {"Parts": [{"ETag": f'"{one.etag}"', "PartNumber": one.part_number} for one in PARTS]},
+        },
+        lambda store, key: store.complete_upload(key, "a/b+c=~.", PARTS),
+    ),
+}
+"""By what is sent: botocore's call and its parameters, and ours."""
+KEYS = ["p/k", "a b", "a%2Fb", "a+b", "ä/ö", "a&b=c?d#e", "~.-_!*'()", "a//b", "/a", "a/"]
+bodies: list[bytes] = []
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "signed"),
+    [(key, name, False) for key in KEYS for name in ("a range", "a part")]
+    + [("ä/a b", name, signed) for name in SENT for signed in (False, True)],
+)
+async def test_a_request_is_the_one_that_botocore_would_send(
+    key: str, name: str, monkeypatch: pytest.MonkeyPatch, *, signed: bool
+) -> None:
+    """The same line, the same headers and the same body, whatever the key is."""
+    monkeypatch.setattr(ObjectsSettings, "sign_payloads", signed)
+    bodies.clear()
+    call, parameters, ours = SENT[name]
+    server = FaultyServer(whole)
     async with Listener(server.serve) as listener:
         session = AioSession().create_client(
             "s3",
@@ -53,21 +126,72 @@ async def test_a_get_is_the_request_that_botocore_would_send(key: str) -> None:
             aws_access_key_id="key",
             aws_secret_access_key="hush",
             config=AioConfig(
-                s3={"addressing_style": "path", "payload_signing_enabled": False},
+                s3={"addressing_style": "path", "payload_signing_enabled": signed},
+                request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
             ),
         )
         async with session as client:
-            answer = await client.get_object(Bucket="bucket", Key=key, Range="bytes=6-9")
-            assert await answer["Body"].read() == b"abcd"
+            client.meta.events.unregister("before-call.s3", add_expect_header)
+            await getattr(client, call)(Bucket="bucket", Key=key, **parameters)
         options = ObjectsSettings(
-            bucket="bucket", endpoint=listener.endpoint, region="eu-west-1", access_key="key", secret_key="hush"
+            bucket="bucket",
+            endpoint=listener.endpoint,
+            region="eu-west-1",
+            access_key="key",
+            secret_key="hush",
+            encryption="sse-kms",
+            kms_key_id="key-1",
         )
         async with S3Store(options) as store:
-            assert await store.get(key, 6, 4) == b"abcd"
-    theirs, ours = server.heads
-    assert ours.split(b"\r\n")[0] == theirs.split(b"\r\n")[0]
-    assert headers_of(ours) == headers_of(theirs)
+            await ours(store, key)
+    theirs, sent = server.heads
+    assert sent.split(b"\r\n")[0] == theirs.split(b"\r\n")[0]
+    assert headers_of(sent) == headers_of(theirs)
+    assert bodies[0] == bodies[1]
+
+
+@pytest.mark.parametrize(("encryption", "opaque"), [("", False), ("AES256", False), ("aws:kms", True)])
+async def test_an_object_is_described_by_the_headers_of_its_head(encryption: str, *, opaque: bool) -> None:
+    """Size, ETag, time and metadata, in whatever case they come; a key that is not the bucket's own hides its bytes."""
+
+    async def answer(connection: Connection) -> None:
+        named = {"ETag": '"e"', "last_modified": "Thu, 01 Jan 2026 00:00:01 GMT", "X_Amz_Meta_Cluster": "c"}
+        encrypted = {"x_amz_server_side_encryption": encryption} if encryption else {}
+        connection.answer("200 OK", b"", Content_Length="12", **named, **encrypted)
+
+    async with store_at(FaultyServer(answer)) as store:
+        found = await store.head("k")
+    assert (found.key, found.size_bytes, found.etag, found.modified_ms) == ("k", 12, "e", 1_767_225_601_000)
+    assert found.metadata == {"cluster": "c"}
+    assert found.etag_opaque is opaque
+
+
+async def test_an_error_behind_a_200_is_none_that_was_stored() -> None:
+    """Nobody knows how far it came."""
+
+    async def late(connection: Connection) -> None:
+        await connection.read_body()
+        connection.answer("200 OK", error_body("InternalError"), ETag='"e"')
+
+    async with store_at(FaultyServer(late)) as store:
+        for use in (store.put("k", b"abc"), store.upload_part("k", "u", 1, [b"abc"]), store.create_upload("k")):
+            with pytest.raises(OutcomeUnknown):
+                await use
+
+
+@pytest.mark.parametrize("said", [b"", b" ", b"<Of><Uplo", b"<Of><Other>u</Other></Of>"])
+async def test_an_answer_that_does_not_name_what_was_made_has_an_unknown_outcome(said: bytes) -> None:
+    """Whether it ended too early, or says something else."""
+
+    async def cut(connection: Connection) -> None:
+        await connection.read_body()
+        connection.answer("200 OK", said)
+
+    async with store_at(FaultyServer(cut)) as store:
+        for use in (store.create_upload("k"), store.complete_upload("k", "u", PARTS)):
+            with pytest.raises(OutcomeUnknown):
+                await use
 
 
 async def test_gets_at_a_time_have_a_signature_each() -> None:
@@ -92,9 +216,19 @@ async def test_gets_at_a_time_have_a_signature_each() -> None:
     assert len({signature for _, signature in signed}) == 8
 
 
+@pytest.mark.parametrize("use", ["get", "head", "put"])
 @pytest.mark.parametrize("refusal", ["AuthorizationHeaderMalformed", "PermanentRedirect"])
-async def test_a_bucket_of_another_region_is_found(refusal: str) -> None:
-    """botocore asks for the region by a request of its own; from then on GETs are signed for it."""
+async def test_a_bucket_of_another_region_is_found(refusal: str, use: str) -> None:
+    """botocore asks for the region by a request of its own; from then on requests are signed for it."""
+
+    async def used(store: S3Store) -> None:
+        match use:
+            case "get":
+                assert await store.get("k", 6, 4) == b"abcd"
+            case "head":
+                assert (await store.head("k")).etag == "e"
+            case _:
+                assert (await store.put("k", b"abc")).etag == "e"
 
     async def elsewhere(connection: Connection) -> None:
         if b"/eu-west-1/s3/" not in connection.head:
@@ -104,13 +238,13 @@ async def test_a_bucket_of_another_region_is_found(refusal: str) -> None:
         elif b"list-type=2" in connection.head:
             connection.answer("200 OK", b"<ListBucketResult></ListBucketResult>")
         else:
-            await four(connection)
+            await whole(connection)
 
     server = FaultyServer(elsewhere)
     async with store_at(server) as store:
-        assert await store.get("k", 6, 4) == b"abcd"
+        await used(store)
         before = len(server.heads)
-        assert await store.get("k", 6, 4) == b"abcd"
+        await used(store)
         assert len(server.heads) == before + 1
 
 
