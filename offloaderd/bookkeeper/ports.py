@@ -65,7 +65,7 @@ class Bookies(Protocol):
         ...
 
     def long_polls(self, bookie_id: str) -> bool:
-        """Whether the bookie may know long polls; False once it was seen not to."""
+        """Whether the bookie may take another long poll: False at the limit, or once it was seen not to know them."""
         ...
 
     async def read(self, bookie_id: str, ledger_id: int, entry_id: int) -> bytes:

@@ -27,12 +27,18 @@ class BookkeeperSettings(Section):
 
     poll_max_s: Seconds = Field(default=2.0, ge=0.01, le=600)
     """The longest such pause. For a topic that gets no entries the pause grows to it step by step. Where no long polls
-    are sent (long_poll_s), the first entry after a silence is seen up to this much later."""
+    are sent (long_poll_s), the first entry after a silence is seen up to this much later, or as much as
+    idle_polls_per_s makes it."""
 
     long_poll_s: Seconds = Field(default=120.0, ge=0, le=300)
     """For a topic that has reached poll_max_s, a bookie is asked to answer when the next entry comes (a long poll), and
     after this time at the latest. Longer: fewer requests for idle topics. 0, or not more than poll_max_s: no long
     polls."""
+
+    idle_polls_per_s: int = Field(default=100, ge=1, le=10_000)
+    """Most polls in a second of all topics that have reached poll_max_s and have no long poll. Of more than poll_max_s
+    times this many topics each is polled more rarely: 6,000 once a minute. The pause grows with the topic's silence, to
+    half of it at most."""
 
     connect_timeout_s: Seconds = Field(default=5.0, gt=0, le=300)
     """How long a connection to a bookie may take to open, including TLS."""
@@ -52,9 +58,9 @@ class BookkeeperSettings(Section):
     (its maxPendingReadRequestsPerThread, 2,500 in Pulsar)."""
 
     long_polls_in_flight_max: int = Field(default=1000, ge=1, le=50_000)
-    """Long polls that one bookie has not answered yet; further idle topics are polled instead. A bookie counts the long
-    polls of all daemons as reads in progress: keep their sum far below its maxReadsInProgressLimit (10,000 in later
-    versions of BookKeeper)."""
+    """Long polls that one bookie has not answered yet; further idle topics are polled instead (idle_polls_per_s). A
+    bookie counts the long polls of all daemons as reads in progress: keep their sum far below its
+    maxReadsInProgressLimit (10,000 in later versions of BookKeeper)."""
 
     bytes_per_s: Bytes = Field(default=0, ge=0)
     """Most that all topics together read from bookies in a second; 0: no limit. One daemon's processor is a limit of

@@ -333,9 +333,11 @@ class BookiePool:
         return bookie is None or bookie.may_batch
 
     def long_polls(self, bookie_id: str) -> bool:
-        """Whether the bookie may know long polls; False for a while after it refused one."""
+        """Whether the bookie may take another long poll; False at the limit, and for a while after it refused one."""
         bookie = self._bookies.get(bookie_id)
-        return bookie is None or bookie.may_long_poll
+        if bookie is None:
+            return True
+        return bookie.may_long_poll and bookie.long_poll_count < self._options.long_polls_in_flight_max
 
     async def read(self, bookie_id: str, ledger_id: int, entry_id: int) -> bytes:
         """Return one entry as it is stored; see `ports.Bookies` for what it raises."""

@@ -111,6 +111,10 @@ class Metrics(ServiceMetrics, UpkeepMetrics):
     bookie_bad_entries = counter(
         "Replicas of entries that failed their check; another replica was read. Any increase: look at that bookie."
     )
+    source_polled_topics = gauge(
+        "Quiet topics that are polled, as they have no long poll. Divided by bookkeeper.idle_polls_per_s: how many "
+        "seconds later the entry after a silence may be seen."
+    )
     source_throttled_seconds = counter(
         "Time that reads waited for the rate limits of bookkeeper.*. High with a growing lag: raise them.",
         scope=("daemon", "topic"),

@@ -23,7 +23,7 @@ from offloaderd.core.model import Confirmed, EntryBatch, LedgerInfo, TopicName
 from offloaderd.core.names import managed_ledgers as pulsar_names
 from offloaderd.ledgers.port import Changes
 from offloaderd.ledgers.pulsar.directory import Directory, Nodes
-from offloaderd.ledgers.pulsar.topic import Follower, Pulse, Topic
+from offloaderd.ledgers.pulsar.topic import Follower, Pulse, SlowPolls, Topic
 
 TOPICS_MAX = 10_000
 """Topics in memory without watchers: those used last."""
@@ -67,6 +67,7 @@ class BookKeeperLedgers:
             bookies, order, self._background, admin, clock=clock, metrics=metrics, options=options, quiet_s=quiet_s
         )
         self._long_polls = LongPolls(bookies, self._background, clock=clock, options=options)
+        self._slow_polls = SlowPolls(options, metrics)
         self._pulse = Pulse(self._background, clock)
         self._changes = Changes()
         self._topics: dict[TopicName, Topic] = {}
@@ -129,8 +130,13 @@ class BookKeeperLedgers:
         """Yield at once and after changes; see LedgerSource."""
         follower = self._followers.get(topic)
         if follower is None:
-            follower = Follower(self._topic(topic), self._long_polls, self._pulse, partial(self._changes.notify, topic))
-            self._followers[topic] = follower
+            follower = self._followers[topic] = Follower(
+                self._topic(topic),
+                self._long_polls,
+                self._slow_polls,
+                self._pulse,
+                partial(self._changes.notify, topic),
+            )
         follower.watchers += 1
         try:
             async with aclosing(self._changes.watch(topic)) as changes:

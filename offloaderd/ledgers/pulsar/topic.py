@@ -6,11 +6,14 @@ for good, since ids are not reused.
 
 The topic's list and the open ledger's node are watched. The open ledger's end is polled, often while it moves, ever
 more rarely while it does not. A ledger whose end does not move has long polls (`long_poll`) instead; the next poll
-follows when a long poll returns a newer LAC, when a node has changed, or when the long polls have ended. Without an
-open ledger there are no polls. There is a task only while there are polls: `_wake` starts another one.
+follows when a long poll returns a newer LAC, when a node has changed, or when the long polls have ended. Where there
+can be none, as each bookie has as many as it may, polls continue: the more topics are polled so, the more rarely each
+(`SlowPolls`). Without an open ledger there are no polls. There is a task only while there are polls: `_wake` starts
+another one.
 
-Watchers are woken by changes, and after HEARTBEAT_S without a change, which shows them how fresh their view is. During
-long polls a heartbeat sends no request: the view of the last poll is still valid, since the bookie that holds the long
+Watchers are woken by changes, and after HEARTBEAT_S without a change (later where polls are rarer, or long polls of
+more topics are out than BEATS_PER_S allows), which shows them how fresh their view is. During long polls a heartbeat
+sends no request: the view of the last poll is still valid, since the bookie that holds the long
 poll has answered some request within twice `request_timeout_s`, or the long poll would have failed.
 """
 
@@ -19,16 +22,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field, replace
 from itertools import islice
-from math import ceil
+from math import ceil, inf
 
 import structlog
 
 from offloaderd.bookkeeper.ledger_tail import LedgerTail, TailAsker
 from offloaderd.bookkeeper.long_poll import RETURN_S, LastAnswer, LongPolls, Silence
 from offloaderd.bookkeeper.metadata import LedgerMetadata, LedgerState
+from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.aio import Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, CorruptData, NotFound, OffloaderError
+from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Confirmed, Edge, LedgerInfo, TopicName
 from offloaderd.core.names.managed_ledgers import misplaced_ledger
 from offloaderd.ledgers.pulsar.directory import Directory
@@ -44,6 +49,8 @@ TICK_S = 0.05
 """Longer pauses end at multiples of this, so that the polls of many topics share packets."""
 HEARTBEAT_S = 10.0
 """Interval in which watchers are woken without a change, to show how fresh their view is."""
+BEATS_PER_S = 100
+"""Most heartbeats of topics with long polls in a second: of thousands of them each gets one more rarely."""
 PULSE_S = 0.5
 """Interval of steps in which topics with long polls get their heartbeats, a share of them in each."""
 
@@ -323,7 +330,7 @@ class Pulse:
     async def _run(self) -> None:
         while self._beats:
             now = self._clock.monotonic()
-            share = ceil(2 * len(self._beats) * PULSE_S / HEARTBEAT_S)
+            share = min(ceil(2 * len(self._beats) * PULSE_S / HEARTBEAT_S), round(BEATS_PER_S * PULSE_S))
             for beat, last_s in list(islice(self._beats.items(), share)):
                 if now - last_s >= HEARTBEAT_S:
                     del self._beats[beat]
@@ -333,12 +340,34 @@ class Pulse:
         self._task = None
 
 
+class SlowPolls:
+    """The quiet topics that are polled, as they have no long poll: together no more than `idle_polls_per_s`."""
+
+    def __init__(self, options: BookkeeperSettings, metrics: Metrics) -> None:
+        self._options = options
+        self._topics: set[TopicName] = set()
+        metrics.source_polled_topics.set_function(lambda: len(self._topics))
+
+    @property
+    def pause_s(self) -> float:
+        """The longest pause between two polls of one of them."""
+        return max(self._options.poll_max_s, len(self._topics) / self._options.idle_polls_per_s)
+
+    def note(self, topic: TopicName, *, polled: bool) -> None:
+        """Note whether a topic is one of them."""
+        if polled:
+            self._topics.add(topic)
+        else:
+            self._topics.discard(topic)
+
+
 @dataclass(slots=True, eq=False)
 class Follower:
     """Watches one topic for all its watchers; `on_change` wakes them."""
 
     topic: Topic
     long_polls: InitVar[LongPolls]
+    slow_polls: SlowPolls
     pulse: Pulse
     on_change: Callable[[], None]
     watchers: int = 0
@@ -367,6 +396,7 @@ class Follower:
         if self._task is not None:
             self._task.cancel()
         self._end_long_polls()
+        self.slow_polls.note(self.topic.name, polled=False)
         for path in self._followed:
             self.topic.directory.nodes.unfollow(path)
 
@@ -395,16 +425,24 @@ class Follower:
             notified_before_s = self.topic.asker.clock.monotonic() - self._notified_s
             if moved or type(known) is not type(self._state) or notified_before_s >= HEARTBEAT_S:
                 self._notify()
-            self._pause_s = options.poll_min_s if moved else min(self._pause_s * SLOWER, options.poll_max_s)
+            self._pause_s = options.poll_min_s if moved else min(self._pause_s * SLOWER, self.slow_polls.pause_s)
             self._state = known
             self._silence.polled(moved=moved)
             nothing_open = known is None or isinstance(known, NotFound)
             slow = not moved and self._pause_s >= options.poll_max_s
-            if not (nothing_open or (slow and await self._begin_long_polls(known))):
-                await self._alarm.sleep(self._aligned(self._pause_s))
+            rests = nothing_open or (slow and await self._begin_long_polls(known))
+            self.slow_polls.note(self.topic.name, polled=slow and not rests)
+            if not rests:
+                await self._alarm.sleep(self._aligned(min(self._pause_s, self._broker_pause_s(known))))
             elif not self._alarm.woken:
                 break
         self._task = None
+
+    def _broker_pause_s(self, known: Confirmed | OffloaderError | None) -> float:
+        """Return the longest pause before a poll that asks the broker for hidden entries; inf when none does."""
+        if not isinstance(known, Confirmed) or known.closed or self._open_id is None:
+            return inf
+        return max(self.topic.asker.options.poll_max_s, self.topic.tail(self._open_id).broker_due_s)
 
     async def _begin_long_polls(self, known: Confirmed | OffloaderError | None) -> bool:
         """Begin long polls; return False where that is of no use, or impossible."""

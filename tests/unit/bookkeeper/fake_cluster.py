@@ -52,6 +52,7 @@ class FakeBookies:
         self.avoided: set[str] = set()
         self.forgotten: set[str] = set()
         self.without_long_polls: set[str] = set()
+        self.long_polls_max = 1000
         self.fenced: set[int] = set()
         self.waits_for_fenced = True
         self.remembered: dict[tuple[str, int], int] = {}
@@ -106,8 +107,11 @@ class FakeBookies:
         return LastKnown(ledger[max(ledger)] if ledger else None, max_lac)
 
     def long_polls(self, bookie_id: str) -> bool:
-        """Whether it knows them."""
-        return bookie_id not in self.without_long_polls
+        """Whether it knows them, and has not as many as it may."""
+        waiting = (
+            woken for (place, _), all_of_one in self.waiting.items() if place == bookie_id for _, woken in all_of_one
+        )
+        return bookie_id not in self.without_long_polls and sum(not one.done() for one in waiting) < self.long_polls_max
 
     async def newer(self, bookie_id: str, ledger_id: int, previous_lac: int, *, seconds: float) -> asyncio.Future[int]:
         """Ask for the stored LAC: at once if it is remembered as above, when that changes, or at the end."""

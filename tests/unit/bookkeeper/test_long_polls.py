@@ -85,8 +85,10 @@ async def test_thousands_of_them_are_in_nobodys_way() -> None:
 async def test_there_is_a_limit() -> None:
     """Beyond it they are refused here, and the bookie is not to blame."""
     async with world(BookkeeperSettings(long_polls_in_flight_max=2)) as it, asyncio.TaskGroup() as group:
+        assert it.pool.long_polls(it.id)
         tasks = [group.create_task(newer(it)) for _ in range(2)]
         await out(it, 2)
+        assert not it.pool.long_polls(it.id)
         with pytest.raises(Throttled, match="2 long polls"):
             await newer(it)
         assert it.value("offloaderd_bookies_avoided") == 0

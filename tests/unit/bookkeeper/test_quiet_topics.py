@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from collections import Counter
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +14,8 @@ from offloaderd.bookkeeper.long_poll import RETURN_S, LongPolls
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.aio import Tasks
 from offloaderd.core.errors import Transient
-from offloaderd.core.model import Position
+from offloaderd.core.model import Position, TopicName
+from offloaderd.ledgers.pulsar import topic as topic_module
 from offloaderd.ledgers.pulsar.topic import HEARTBEAT_S
 from offloaderd.testing import FakeClock, payloads
 from tests.unit.bookkeeper.bench import Bench, benched
@@ -183,6 +186,99 @@ async def test_an_empty_ledger_is_polled() -> None:
         assert 50 <= sum(it.bench.polls().values()) <= 60
 
 
+@asynccontextmanager
+async def many_quiet(count: int, options: BookkeeperSettings, *, long_polls_max: int = 0) -> AsyncIterator[Many]:
+    """Watch many topics that have been quiet for long; each bookie takes a few long polls or none."""
+    async with benched(options, admin=False) as bench, asyncio.TaskGroup() as group:
+        it = Many(bench, [TopicName.parse(f"quiet-{number}") for number in range(count)])
+        bench.bookies.long_polls_max = long_polls_max
+        for number, topic in enumerate(it.topics):
+            bench.cluster.ledgers.clear()
+            bench.cluster.listed.clear()
+            it.ledgers[topic] = await bench.cluster.ledger(ledger_id=100 + number)
+            await bench.cluster.publish(topic)
+            await it.ledgers[topic].write(payloads(2))
+        tasks = [group.create_task(it.watch(topic)) for topic in it.topics]
+        await bench.clock.advance(LONG_S)
+        bench.bookies.requests.clear()
+        yield it
+        for task in tasks:
+            task.cancel()
+    assert bench.metrics.registry.get_sample_value("offloaderd_source_polled_topics") == 0
+
+
+class Many:
+    """Quiet topics, and the last entry that each watcher has seen."""
+
+    def __init__(self, bench: Bench, topics: list[TopicName]) -> None:
+        self.bench = bench
+        self.topics = topics
+        self.ledgers: dict[TopicName, FakeLedger] = {}
+        self.last: dict[TopicName, int] = {}
+
+    async def watch(self, topic: TopicName) -> None:
+        """Watch one until cancelled."""
+        async with aclosing(self.bench.source.watch(topic)) as changes:
+            async for _ in changes:
+                known = await self.bench.source.confirmed(topic, self.ledgers[topic].ledger_id)
+                self.last[topic] = known.last_entry_id
+
+
+async def test_of_many_that_are_polled_each_is_polled_more_rarely() -> None:
+    """So many polls a second and no more; the entry after a silence is seen within the pause that this makes."""
+    count, per_s = 60, 2
+    async with many_quiet(count, BookkeeperSettings(idle_polls_per_s=per_s)) as it:
+        assert it.bench.metrics.registry.get_sample_value("offloaderd_source_polled_topics") == count
+        pause_s, seconds = count / per_s, 300
+        await it.bench.clock.advance(seconds)
+        polls = sum(it.bench.polls().values())
+        assert seconds / pause_s * count * 0.9 <= polls <= seconds * per_s * 1.1  # now and then all bookies get one
+        for topic in it.topics:
+            await it.ledgers[topic].write(payloads(1))
+        await it.bench.clock.advance(pause_s + 0.1)
+        assert set(it.last.values()) == {1}
+
+
+async def test_a_topic_that_has_just_had_entries_is_polled_often_beside_many_quiet_ones() -> None:
+    """Its pause begins anew, and grows to about half of its silence."""
+    async with many_quiet(60, BookkeeperSettings(idle_polls_per_s=1)) as it:
+        active = it.topics[7]
+        await it.ledgers[active].write(payloads(1))
+        while it.last[active] == 0:
+            await it.bench.clock.advance(0.1)
+        for last in range(2, 7):
+            await it.ledgers[active].write(payloads(1))
+            await it.bench.clock.advance(0.3)
+            assert it.last[active] == last
+        await it.bench.clock.advance(12)
+        await it.ledgers[active].write(payloads(1))
+        await it.bench.clock.advance(7)
+        assert it.last[active] == 7
+
+
+async def test_topics_beyond_the_limit_of_long_polls_are_polled_and_try_none() -> None:
+    """Each has either one, and the refusal of a bookie that has too many costs nobody a turn."""
+    async with many_quiet(20, BookkeeperSettings(), long_polls_max=4) as it:
+        polled = it.bench.metrics.registry.get_sample_value("offloaderd_source_polled_topics")
+        assert polled == 20 - 2 * 4
+        await it.bench.clock.advance(60)
+        assert sum(count for (kind, _), count in it.bench.bookies.requests.items() if kind == "wait") <= 16
+
+
+async def test_heartbeats_of_thousands_are_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With long polls of very many topics out, each watcher is woken less often than every ten seconds."""
+    monkeypatch.setattr(topic_module, "BEATS_PER_S", 2)
+    woken: Counter[int] = Counter()
+    clock = FakeClock()
+    async with Tasks("the ledger source") as background:
+        pulse = topic_module.Pulse(background, clock)
+        for number in range(40):
+            pulse.join(partial(woken.update, [number]), clock.monotonic())
+        await clock.advance(400)
+    assert set(woken) == set(range(40))
+    assert sum(woken.values()) == pytest.approx(800, rel=0.1)
+
+
 @pytest.mark.parametrize(("waits", "polls_max"), [(True, 10), (False, 250)], ids=["waiting", "at once"])
 async def test_a_fenced_ledger_that_nobody_closes(waits: bool, polls_max: int) -> None:
     """A real bookie waits on; one that answers at once and has nothing is polled, and tried again now and then."""
@@ -213,9 +309,15 @@ async def test_a_writer_with_another_ensemble_is_followed() -> None:
         assert it.watcher.last == 11
 
 
-async def test_what_is_hidden_is_asked_of_the_broker_all_the_same() -> None:
-    """As often as without long polls."""
-    async with silence(admin=True) as it:
+@pytest.mark.parametrize("polled", [False, True])
+async def test_what_is_hidden_is_asked_of_the_broker_all_the_same(polled: bool) -> None:
+    """As often as without long polls, and as without many others that are polled."""
+    async with silence(admin=True, options=BookkeeperSettings(idle_polls_per_s=1)) as it:
+        if polled:
+            it.bookies.without_long_polls = {"b0", "b1"}
+            for number in range(500):
+                it.bench.source._slow_polls.note(TopicName.parse(f"other-{number}"), polled=True)
+            await it.clock.advance(1000)
         before = len(it.bench.broker.asked_s)
         await it.clock.advance(300)
         assert 9 <= len(it.bench.broker.asked_s) - before <= 11
