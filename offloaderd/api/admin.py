@@ -7,12 +7,11 @@ policy's values are reported by `policy.rules`. The interceptor turns OffloaderE
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from offloaderd.api.calls import Context, away, metadata_error
 from offloaderd.api.manual_offload import ManualCalls
 from offloaderd.api.paging import page
-from offloaderd.core.aio import each
+from offloaderd.core.aio import each, in_turns
 from offloaderd.core.errors import CorruptData, InvalidInput, NotFound, OffloaderError, Transient
 from offloaderd.core.health import Dependency
 from offloaderd.core.model import Loss, TopicName
@@ -182,16 +181,24 @@ class AdminService(ManualCalls):
         if request.topic:
             topics = [await self.topic_status(TopicName.parse(request.topic), failure)]
         else:
-            statuses = self.engine.statuses()
-            unread = set(islice((at for at, one in enumerate(statuses) if not one.epoch), WAITING_READ, None))
-            topics = await each(
-                range(len(statuses)), lambda at: self.completed(statuses[at], NOT_READ if at in unread else failure)
-            )
+            topics = await self._statuses(failure)
         found = self.response(topics, failure)
         if not (failure or topics) and self.lost is not None and (alarm := await self.lost()):
             found.alarms.append(alarm)
         if request.tables and not request.topic and self.tables is not None:
             found.tables.CopyFrom(await _declared(self.tables, failure))
+        return found
+
+    async def _statuses(self, failure: str) -> list[pb.TopicStatus]:
+        """Return the status of every topic that this daemon owns or waits for."""
+        found: list[pb.TopicStatus] = []
+        waiting = 0
+        async for statuses in in_turns(self.engine.each_status()):
+            failures: list[str] = []
+            for one in statuses:
+                waiting += not one.epoch
+                failures.append(NOT_READ if not one.epoch and waiting > WAITING_READ else failure)
+            found += await each(list(zip(statuses, failures, strict=True)), lambda one: self.completed(*one))
         return found
 
     def response(self, topics: Iterable[pb.TopicStatus] = (), failure: str = "") -> pb.StatusResponse:
@@ -213,9 +220,9 @@ class AdminService(ManualCalls):
 
     async def topic_status(self, topic: TopicName, failure: str = "") -> pb.TopicStatus:
         """Return the status of any topic of the cluster. Raises NotFound for an unknown one, Transient."""
-        for status in self.engine.statuses():
-            if status.topic == topic:
-                return await self.completed(status, failure)
+        status = self.engine.status(topic)
+        if status is not None:
+            return await self.completed(status, failure)
         if failure:
             raise away(failure)
         stored = await self.engine.topic_map(topic)

@@ -149,10 +149,9 @@ class ManualCalls(admin_pb2_grpc.AdminServiceServicer):
 
     def _stalled(self, topic: TopicName) -> str:
         """Return why a topic of this daemon is stalled, empty if it is not, or only for a moment."""
-        for status in self.engine.statuses():
-            if status.topic == topic and status.state == "stalled" and status.stalled_class != "transient":
-                return status.stalled_reason
-        return ""
+        status = self.engine.status(topic)
+        stalled = status is not None and status.state == "stalled" and status.stalled_class != "transient"
+        return status.stalled_reason if status is not None and stalled else ""
 
     async def _claimed(self, topic: TopicName) -> TopicOffloader:
         """Return the topic's offloader, waiting CLAIM_S for a claim."""

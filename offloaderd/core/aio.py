@@ -1,4 +1,4 @@
-"""Task groups, background tasks, events, signals and concurrent calls on asyncio.
+"""Task groups, background tasks, events, signals, concurrent calls and long passes on asyncio.
 
 In Python 3.11 a group that is cancelled from outside while its tasks fail raises their errors and forgets the
 cancellation (`asyncio/taskgroups.py`; fixed in 3.13). A task that continues after such an error never ends, and a task
@@ -11,7 +11,8 @@ The exception group that it raises refers to the frame that raised it, and that 
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from itertools import islice
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -138,13 +139,17 @@ class Event:
     async def wait(self) -> None:
         """Return once the flag is set."""
         if not self._set:
-            await self._woken(asyncio.get_running_loop().create_future())
+            waiter = self._join()
+            try:
+                await waiter
+            finally:
+                self._leave(waiter)
 
     async def wait_at_most(self, clock: Clock, seconds: float) -> None:
         """Return once the flag is set, or after `seconds`, whichever comes first. It takes no task."""
         if self._set:
             return
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = self._join()
 
         def due() -> None:
             if not waiter.done():
@@ -152,21 +157,24 @@ class Event:
 
         timer = clock.call_later(seconds, due)
         try:
-            await self._woken(waiter)
-        finally:
-            timer.cancel()
-
-    async def _woken(self, waiter: asyncio.Future[None]) -> None:
-        if self._waiters is None:
-            self._waiters = []
-        waiters = self._waiters
-        waiters.append(waiter)
-        try:
             await waiter
         finally:
-            waiters.remove(waiter)
-            if not waiters:
-                self._waiters = None
+            timer.cancel()
+            self._leave(waiter)
+
+    def _join(self) -> asyncio.Future[None]:
+        """Return the future of one more waiter: a coroutine for it would be a fourth of what a waiting task takes."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._waiters is None:
+            self._waiters = []
+        self._waiters.append(waiter)
+        return waiter
+
+    def _leave(self, waiter: asyncio.Future[None]) -> None:
+        assert self._waiters is not None  # noqa: S101 - it has joined
+        self._waiters.remove(waiter)
+        if not self._waiters:
+            self._waiters = None
 
 
 class Signal:
@@ -247,3 +255,19 @@ async def each(items: Sequence[A], ask: Callable[[A], Awaitable[B]], *, in_fligh
     except BaseExceptionGroup as errors:
         raise first_of(errors) from None
     return [answers[index] for index in range(len(items))]
+
+
+TURN_ITEMS = 200
+"""Items of a pass before other tasks may run: some milliseconds."""
+
+
+async def in_turns(items: Iterable[A]) -> AsyncGenerator[list[A], None]:
+    """Yield items, a few hundred at a time, and let other tasks run in between.
+
+    The items of each turn are taken from `items` after the turn before, so they may be made by a generator: what one
+    that looks at changing state yields is true for as long as its turn is processed without an await.
+    """
+    todo = iter(items)
+    while turn := list(islice(todo, TURN_ITEMS)):
+        yield turn
+        await asyncio.sleep(0)  # noqa: TID251 - gives others a turn, measures no time

@@ -133,7 +133,7 @@ class Components:
         }
         if ledgers.store is not None:
             self.services["ledgers"] = LedgerService(ledgers.store)
-        self.board = Board(admin, engine.statuses, layouts.of, metrics, clock)
+        self.board = Board(admin, engine.each_status, engine.each_measured, layouts.of, metrics, clock)
 
     @property
     def disk(self) -> DiskCache | None:

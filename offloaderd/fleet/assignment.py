@@ -7,13 +7,12 @@ times a grace whether a topic has an owner, and claims it provisionally if not. 
 nothing: they have no watch, and checks follow changes of the placement.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from itertools import islice
 
 import structlog
 
-from offloaderd.core.aio import Group, Signal, each
+from offloaderd.core.aio import Group, Signal, each, in_turns
 from offloaderd.core.errors import OffloaderError
 from offloaderd.core.metrics.service import STANDINGS
 from offloaderd.core.model import TopicName
@@ -24,8 +23,6 @@ from offloaderd.policy.records import TopicPolicy
 
 log = structlog.get_logger(__name__)
 
-TURN_TOPICS = 200
-"""Topics to place before other tasks may run: some milliseconds."""
 SCAN_INTERVAL_S = 1.0
 """Pause between two scans for topics to check; each goes over all of them."""
 SWEEP_S = 300.0
@@ -64,11 +61,9 @@ class Assignment:
         """Place every topic that is enabled or here."""
         if not self.placement.known:
             return
-        topics = [*self.enabled, *(topic for topic in self.supervised if topic not in self.enabled)]
-        for first in range(0, len(topics), TURN_TOPICS):
-            for topic in topics[first : first + TURN_TOPICS]:
+        async for topics in in_turns([*self.enabled, *(one for one in self.supervised if one not in self.enabled)]):
+            for topic in topics:
                 self._place(topic)
-            await asyncio.sleep(0)  # noqa: TID251 - gives others a turn, measures no time
         self._measure()
         self._wake.notify()
 

@@ -5,7 +5,7 @@ decide which daemon should have which topic (`placement.py`), and topics move wi
 this daemon has a supervisor (`supervisor.py`).
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 
@@ -94,7 +94,7 @@ class Engine:
             **(duties or {}),
         }
         self._home = SharedContext(context=context, book=book, duties=all_duties, me=NOBODY)
-        self._reporter = Reporter(context, self._measured)
+        self._reporter = Reporter(context, self.each_measured)
         self.book = book
         self._selector = Selector(context.metadata, context.source, self._clock, book)
         self._discovery = Discovery(self._selector, context.upload_context.metrics)
@@ -241,15 +241,26 @@ class Engine:
         supervisor = self._assignment.supervised.get(topic)
         return supervisor.identity.refusals if supervisor is not None and supervisor.identity is not None else ()
 
+    def status(self, topic: TopicName) -> TopicStatus | None:
+        """Return the status of an enabled topic that this daemon owns or waits for, None for others."""
+        supervisor = self._assignment.supervised.get(topic)
+        return supervisor.status(self._clock.monotonic()) if supervisor is not None else None
+
     def statuses(self) -> list[TopicStatus]:
         """Return the status of every enabled topic that this daemon owns or waits for."""
-        now_s = self._clock.monotonic()
-        return [one.status(now_s) for _, one in sorted(self._assignment.supervised.items())]
+        return list(self.each_status())
 
-    def _measured(self) -> list[TopicStatus]:
-        """Return the same for gauges, in any order: of thousands of suspended topics nothing is made anew."""
-        now_s, here = self._clock.monotonic(), self._assignment.supervised.values()
-        return [one.status(now_s) if one.idle_topic is None else one.idle_topic.measured(now_s) for one in here]
+    def each_status(self) -> Iterator[TopicStatus]:
+        """Yield the same, each as it is when it is asked for: of thousands, a few at a time (`aio.in_turns`)."""
+        found = (self.status(topic) for topic in sorted(self._assignment.supervised))
+        return (one for one in found if one is not None)
+
+    def each_measured(self) -> Iterator[TopicStatus]:
+        """Yield the same for gauges and rates, in any order: of suspended topics nothing is made anew."""
+        for topic, one in list(self._assignment.supervised.items()):
+            if self._assignment.supervised.get(topic) is one:  # others have left meanwhile
+                now_s = self._clock.monotonic()
+                yield one.status(now_s) if one.idle_topic is None else one.idle_topic.measured(now_s)
 
     @property
     def unnamed(self) -> Mapping[TopicName, Sequence[UnnamedPlace]]:

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 
-from offloaderd.core.aio import Event, Group, Signal
+from offloaderd.core.aio import Event, Group, Signal, in_turns
 from offloaderd.core.clock import pause_after_pass
 from offloaderd.core.errors import NotFound, OffloaderError
 from offloaderd.core.model import Position, TopicName
@@ -242,7 +242,7 @@ class IdleTopics:
                 pause_s = min(PASS_S, after_s / 4) if after_s else PASS_S
                 await self._clock.sleep(pause_after_pass(self._clock, begun_s, pause_s))
                 begun_s = self._clock.monotonic()
-                self.check()
+                await self.check()
 
     async def _look(self) -> None:
         """Look at topics loaded for inspection, at short intervals while there are any, until cancelled."""
@@ -276,26 +276,31 @@ class IdleTopics:
                 continue
             supervisor.end_turn()
 
-    def check(self) -> None:
-        """Suspend the topics that have been quiet for long enough, and wake those that are due; contains no await."""
-        now_s, after_s = self._clock.monotonic(), self.options.after_s
+    async def check(self) -> None:
+        """Suspend the topics that have been quiet for long enough, and wake those that are due."""
         quiet, self._quiet = self._quiet, {}
-        for supervisor in list(self._supervised.values()):
-            idle_topic, topic = supervisor.idle_topic, supervisor.offloader
-            if idle_topic is not None:
-                if idle_topic.due_s <= now_s or not after_s:
-                    idle_topic.wake(Cause.DUE)
-            elif topic is not None and after_s and not supervisor.stopping and self._may_rest(topic, now_s):
-                state, known = state_of(supervisor, topic), quiet.get(supervisor)
-                since = known if known is not None and known[0] == state else (state, now_s)
-                if state == supervisor.untouched or now_s - since[1] >= after_s:
-                    self._suspend(supervisor, topic, now_s)
-                else:
-                    self._quiet[supervisor] = since
+        async for supervisors in in_turns(list(self._supervised.values())):
+            now_s = self._clock.monotonic()
+            for supervisor in supervisors:
+                self._check(supervisor, quiet.get(supervisor), now_s)
         for supervisor, (idle_topic, task) in list(self._listening.items()):
             if supervisor.idle_topic is not idle_topic:
                 task.cancel()
                 del self._listening[supervisor]
+
+    def _check(self, supervisor: Supervised, known: tuple[State, float] | None, now_s: float) -> None:
+        """Suspend a topic, or wake it; contains no await. `known` is what `_quiet` had."""
+        idle_topic, topic, after_s = supervisor.idle_topic, supervisor.offloader, self.options.after_s
+        if idle_topic is not None:
+            if idle_topic.due_s <= now_s or not after_s:
+                idle_topic.wake(Cause.DUE)
+        elif topic is not None and after_s and not supervisor.stopping and self._may_rest(topic, now_s):
+            state = state_of(supervisor, topic)
+            since = known if known is not None and known[0] == state else (state, now_s)
+            if state == supervisor.untouched or now_s - since[1] >= after_s:
+                self._suspend(supervisor, topic, now_s)
+            else:
+                self._quiet[supervisor] = since
 
     def _may_rest(self, topic: TopicOffloader, now_s: float) -> bool:
         due_s = topic.rest.due_s

@@ -1,11 +1,13 @@
 """The status of a topic, as values for calls, metrics and logs; and the task that sets its gauges every few seconds."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import structlog
 
+from offloaderd.core.aio import in_turns
 from offloaderd.core.clock import pause_after_pass
 from offloaderd.core.errors import OffloaderError, Transient
 from offloaderd.core.limits import Bounded
@@ -312,7 +314,7 @@ REPORT_S = 5.0
 class Reporter:
     """Sets the gauges of all topics from their statuses."""
 
-    def __init__(self, context: TopicContext, statuses: Callable[[], Sequence[TopicStatus]]) -> None:
+    def __init__(self, context: TopicContext, statuses: Callable[[], Iterable[TopicStatus]]) -> None:
         self._context = context
         self._statuses = statuses
         self._metrics = context.upload_context.metrics
@@ -329,29 +331,37 @@ class Reporter:
         clock = self._context.upload_context.clock
         while True:
             begun_s = clock.monotonic()
-            self.report()
+            await self.report()
             await clock.sleep(pause_after_pass(clock, begun_s, REPORT_S))
 
-    def report(self) -> None:
+    async def report(self) -> None:
         """Set every gauge once."""
-        metrics, statuses = self._metrics, self._statuses()
-        metrics.ownership_topics.set(sum(1 for status in statuses if status.epoch))
-        metrics.topics_suspended.set(sum(status.asleep for status in statuses))
-        metrics.topics_paused.set(sum(1 for status in statuses if status.paused_ms))
+        metrics, owned, suspended, paused, open_bytes, oldest_s = self._metrics, 0, 0, 0, 0, 0.0
+        ranges: Counter[RangeState] = Counter()
+        async for statuses in in_turns(self._statuses()):
+            for status in statuses:
+                owned += bool(status.epoch)
+                suspended += status.asleep
+                paused += bool(status.paused_ms)
+                open_bytes += status.open_segment_bytes
+                oldest_s = max(oldest_s, status.open_segment_age_s)
+                if status.history is not None:
+                    ranges.update(status.history.ranges)
+                if status.asleep and (status.mirror is None or not status.mirror.lag_segments):
+                    self._summed.pop(status.topic, None)  # its gauges stay as they were when it was suspended
+                else:
+                    self.report_topic(status)
+        metrics.ownership_topics.set(owned)
+        metrics.topics_suspended.set(suspended)
+        metrics.topics_paused.set(paused)
         metrics.buffer_bytes.set(self._context.pool.used_bytes)
         metrics.buffer_overdrawn_bytes.set(self._context.pool.overdrawn_bytes)
         metrics.memory_used_bytes.labels(pool="buffer").set(self._context.pool.used_bytes)
         metrics.memory_used_bytes.labels(pool="upload").set(self._context.upload_context.budget.used)
-        metrics.pipeline_bytes.labels(stage="assembly").set(sum(status.open_segment_bytes for status in statuses))
-        metrics.oldest_open_segment_seconds.set(max((status.open_segment_age_s for status in statuses), default=0.0))
+        metrics.pipeline_bytes.labels(stage="assembly").set(open_bytes)
+        metrics.oldest_open_segment_seconds.set(oldest_s)
         for state in RangeState:
-            ranges = sum(status.history.ranges[state] for status in statuses if status.history is not None)
-            metrics.history_ranges.labels(state=state.value).set(ranges)
-        for status in statuses:
-            if status.asleep and (status.mirror is None or not status.mirror.lag_segments):
-                self._summed.pop(status.topic, None)  # its gauges stay as they were when it was suspended
-            else:
-                self.report_topic(status)
+            metrics.history_ranges.labels(state=state.value).set(ranges[state])
 
     def report_topic(self, status: TopicStatus) -> None:
         """Set the gauges of one topic."""

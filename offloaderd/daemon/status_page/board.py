@@ -5,14 +5,16 @@ A visit costs the daemon little: statuses are refreshed at most every REFRESH_S,
 only the topics of the shown page are completed with the answers of their owners.
 """
 
+import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 from urllib.parse import urlencode
 
 from offloaderd.api.admin import AdminService
 from offloaderd.api.calls import metadata_error
+from offloaderd.core.aio import in_turns
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import InvalidInput
 from offloaderd.core.metrics.families import TIERS
@@ -153,29 +155,36 @@ class Shown:
 
 @dataclass(eq=False)
 class Board:
-    """Takes the statuses of the daemon for all visitors. `layouts` shows where the entries of a topic are."""
+    """Takes the statuses of the daemon for all visitors. `layouts` shows where the entries of a topic are.
+
+    `measured` are the statuses for rates, which need not be as new as `statuses` in all fields.
+    """
 
     admin: AdminService
-    statuses: Callable[[], Sequence[TopicStatus]]
+    statuses: Callable[[], Iterable[TopicStatus]]
+    measured: Callable[[], Iterable[TopicStatus]]
     layouts: Callable[[TopicName], Awaitable[inspect_pb2.LayoutResponse]]
     metrics: Metrics
     clock: Clock
+    _refreshing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _refreshed_s: float | None = field(default=None, init=False)
     _seen: Sequence[TopicStatus] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
-        self.sampler = Sampler(self._refreshed, self.metrics, self.clock)
+        self.sampler = Sampler(self.measured, self.metrics, self.clock)
 
-    def _refreshed(self) -> Sequence[TopicStatus]:
+    async def _refreshed(self) -> Sequence[TopicStatus]:
         """Return the statuses of this daemon's topics, not older than REFRESH_S."""
-        now_s = self.clock.monotonic()
-        if self._refreshed_s is None or now_s - self._refreshed_s >= REFRESH_S:
-            self._seen, self._refreshed_s = self.statuses(), now_s
-        return self._seen
+        async with self._refreshing:
+            now_s = self.clock.monotonic()
+            if self._refreshed_s is None or now_s - self._refreshed_s >= REFRESH_S:
+                self._seen = [one async for turn in in_turns(self.statuses()) for one in turn]
+                self._refreshed_s = now_s
+            return self._seen
 
     async def show(self, wanted: Wanted) -> Shown:
         """Return a page of topics; beyond the last one it is the last one. Without ZooKeeper: what the daemon knows."""
-        statuses = self._refreshed()
+        statuses = await self._refreshed()
         failing_topics = [one for one in statuses if failing(one)]
         found = self._sorted(failing_topics if wanted.only == "troubled" else statuses, wanted)
         pages = max(1, math.ceil(len(found) / wanted.size))

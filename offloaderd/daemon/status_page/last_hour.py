@@ -6,17 +6,19 @@ Rates are differences of the counters that the metrics have anyway: nothing is c
 import math
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import NamedTuple, TypeAlias
 
 from prometheus_client import Counter
 
 from offloaderd.core import units as words
+from offloaderd.core.aio import in_turns
 from offloaderd.core.clock import Clock, pause_after_pass
 from offloaderd.core.metrics.families import TIERS
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.protocol.status import Rate, Rates
+from offloaderd.protocol.status import Rate, Rates, Taken
 from offloaderd.topic.status import TopicStatus
 
 HOUR_S = 3600
@@ -116,7 +118,7 @@ TOPIC_COLUMNS = ("taken_bytes_per_s", "lag_s")
 class Sampler:
     """The last hour of a daemon."""
 
-    def __init__(self, statuses: Callable[[], Sequence[TopicStatus]], metrics: Metrics, clock: Clock) -> None:
+    def __init__(self, statuses: Callable[[], Iterable[TopicStatus]], metrics: Metrics, clock: Clock) -> None:
         self.ring = Ring([*(f"{name}_per_s" for name in COUNTED), *MEASURED])
         self.topics = TopicRings(TOPIC_COLUMNS)
         self.rates = Rates()
@@ -131,25 +133,35 @@ class Sampler:
         """Sample until cancelled."""
         while True:
             begun_s = self._clock.monotonic()
-            self.sample()
+            await self.sample()
             await self._clock.sleep(pause_after_pass(self._clock, begun_s, SAMPLE_S))
 
-    def sample(self) -> None:
+    async def sample(self) -> None:
         """Take a sample; the first one has no rates."""
-        statuses, now_s, wall_ms = self._statuses(), self._clock.monotonic(), self._clock.wall_ms()
-        taken = {str(one.topic): (one.epoch, one.taken_entries, one.taken_bytes) for one in statuses}
-        self.rates.look(taken, now_s)
-        self.ring.add(wall_ms, {**self._rates(now_s), **measured(statuses)})
-        if self._topics_s is None or now_s - self._topics_s >= TOPIC_SAMPLE_S - SAMPLE_S / 2:
-            self._topics_s = now_s
-            none, rows = Rate(NOTHING, NOTHING), {}
+        now_s, wall_ms = self._clock.monotonic(), self._clock.wall_ms()
+        taken: dict[str, tuple[int, int, int]] = {}
+        lags_s: dict[str, float] = {}
+        sums = measured(())
+        with_topics = self._topics_s is None or now_s - self._topics_s >= TOPIC_SAMPLE_S - SAMPLE_S / 2
+        async for statuses in in_turns(self._statuses()):
+            sums = together(sums, measured(statuses))
             for one in statuses:
-                lag_s = NOTHING if one.lag_seconds is None else one.lag_seconds
-                rows[str(one.topic)] = self.rates.get(str(one.topic), none).bytes_per_s, lag_s
-            self.topics.add(wall_ms, rows)
+                if not one.asleep:  # a suspended topic has no rate
+                    taken[str(one.topic)] = (one.epoch, one.taken_entries, one.taken_bytes)
+                if with_topics:
+                    lags_s[str(one.topic)] = NOTHING if one.lag_seconds is None else one.lag_seconds
+        self.rates.look(taken, now_s)
+        self.ring.add(wall_ms, {**self._rates(now_s), **sums})
+        if with_topics:
+            self._topics_s = now_s
+            self.topics.add(wall_ms, {topic: (self._rate(topic, taken), lag_s) for topic, lag_s in lags_s.items()})
         self._metrics.status_samples.set(len(self.ring.samples))
         self._metrics.status_topics.labels(history="kept").set(self.topics.kept)
         self._metrics.status_topics.labels(history="left_out").set(self.topics.left_out)
+
+    def _rate(self, topic: str, taken: Taken) -> float:
+        """Return a topic's bytes per second: none of a suspended one."""
+        return self.rates.get(topic, Rate(NOTHING, NOTHING) if topic in taken else Rate(0.0, 0.0)).bytes_per_s
 
     def _rates(self, now_s: float) -> dict[str, float]:
         """Return the rates per second since the last sample."""
@@ -167,6 +179,11 @@ def measured(statuses: Sequence[TopicStatus]) -> dict[str, float]:
         "lag_bytes": sum(one.lag_bytes or 0 for one in statuses),
         "stalled_topics": sum(1 for one in statuses if one.stalled_reason),
     }
+
+
+def together(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """Return the lag of two groups of topics together."""
+    return {name: (max if name == "lag_s" else add)(value, other[name]) for name, value in one.items()}
 
 
 def counted(metrics: Metrics) -> dict[str, float]:

@@ -42,7 +42,7 @@ from offloaderd.topic.status import TopicStatus
 from offloaderd.upkeep.grants import records as grant_records
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from offloaderd.fleet.engine import Engine
     from offloaderd.metadata.topic_map.unnamed import UnnamedPlace
@@ -154,7 +154,15 @@ class FakeEngine:
 
     def statuses(self) -> list[TopicStatus]:
         """Describe all."""
-        return [*(offloader.status() for offloader in self.running.values()), *self.waiting]
+        return list(self.each_status())
+
+    def each_status(self) -> Iterator[TopicStatus]:
+        """Describe them one by one."""
+        return iter([*(offloader.status() for offloader in self.running.values()), *self.waiting])
+
+    def status(self, topic: TopicName) -> TopicStatus | None:
+        """Describe one."""
+        return next((one for one in self.each_status() if one.topic == topic), None)
 
 
 class FakeSource:

@@ -356,7 +356,7 @@ async def test_a_topic_that_is_stalled_fails_its_request(monkeypatch: pytest.Mon
         for kind, outcome in (("transient", "running"), ("other", "failed")):
             status = TopicStatus(topic=TOPIC, state="stalled", stalled_reason="torn", stalled_class=kind)
             with monkeypatch.context() as patched:
-                patched.setattr(one.engine, "statuses", lambda status=status: [status])
+                patched.setattr(one.engine, "status", lambda _, status=status: status)
                 patched.setattr(one.engine, "find", lambda _: None)
                 found = await one.status()
             assert (found.outcome, found.target) == (outcome, at(everything[19][0]))

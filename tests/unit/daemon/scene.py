@@ -102,7 +102,9 @@ class Scene:
 
     def __post_init__(self) -> None:
         """Make the board."""
-        self.board = Board(cast("AdminService", self), self._look, self._layout, self.metrics, self.clock)
+        self.board = Board(
+            cast("AdminService", self), self._look, lambda: self.statuses, self._layout, self.metrics, self.clock
+        )
 
     async def _layout(self, topic: TopicName) -> inspect_pb2.LayoutResponse:
         """Return tiers, a place with a name that would like to be markup, and two losses. Raises `layout_failure`."""
@@ -186,7 +188,7 @@ class Scene:
                 )
                 for one in begun
             ]
-            self.board.sampler.sample()
+            await self.board.sampler.sample()
             await self.clock.advance(10)
 
 

@@ -29,7 +29,7 @@ class Look:
     async def sample(self, seconds: float = 10.0) -> None:
         """Take a sample some time after the last."""
         await self.clock.advance(seconds)
-        self.sampler.sample()
+        await self.sampler.sample()
 
     def last(self, column: str) -> float:
         """Return the newest value of a column."""

@@ -122,10 +122,10 @@ async def test_topics_come_by_lag_or_as_asked() -> None:
 async def test_rates_sort_and_show() -> None:
     """The rate of a topic is what went into its segments between the last two samples."""
     scene = Scene([status(1), status(2)])
-    scene.board.sampler.sample()
+    await scene.board.sampler.sample()
     scene.statuses = [status(1), replace(status(2), taken_bytes=10 << 20, taken_entries=100)]
     await scene.clock.advance(10)
-    scene.board.sampler.sample()
+    await scene.board.sampler.sample()
     async with opened(scene) as client:
         first = rows(await page(client, "/status?sort=rate"))[0]
         async with client.get("/status.json?sort=rate") as answer:
@@ -270,7 +270,7 @@ async def test_an_hour_is_drawn_and_said() -> None:
 async def test_the_same_as_json() -> None:
     """JSON has what the page has, what was not measured is null, and a topic is as in `offloadctl status --json`."""
     scene = Scene([status(1), stalled(2)])
-    scene.board.sampler.sample()
+    await scene.board.sampler.sample()
     async with opened(scene) as client, client.get("/status.json?only=troubled") as answer:
         assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
         found = json.loads(await answer.text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))

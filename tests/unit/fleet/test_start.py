@@ -156,3 +156,15 @@ async def test_a_topic_that_cannot_tell_whether_it_is_idle_holds_up_no_other_for
         assert rig.clock.monotonic() - began_s == pytest.approx((len(TOPICS) - 1) * module.TURN_S, abs=1.0)
         assert asleep(engine) == 0
         rig.objects = None
+
+
+@pytest.mark.parametrize("name", ["each_status", "each_measured"])
+async def test_a_pass_over_topics_leaves_out_one_that_has_left_meanwhile(rig: Rig, name: str) -> None:
+    """Its gauges are gone, and must not come back."""
+    await enable_all(rig)
+    async with rig.engine(push_only=True) as engine:
+        await until(lambda: asleep(engine) == len(TOPICS))
+        statuses = getattr(engine, name)()
+        first, gone = next(statuses).topic, TOPICS[-1] if name == "each_measured" else max(TOPICS)
+        await engine.deselect(of_topic(gone))
+        assert {first, *(one.topic for one in statuses)} == {*TOPICS} - {gone}

@@ -26,6 +26,6 @@ async def test_a_topic_that_was_told_to_stop_is_not_suspended(inspected: bool) -
             idle.taken_up(supervisor)
             idle._look_at_untouched()
         else:
-            idle.check()
+            await idle.check()
         assert supervisor.idle_topic is None
         supervisor._stop.clear()

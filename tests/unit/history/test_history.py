@@ -186,7 +186,7 @@ async def test_large_history_is_left_to_a_job_and_live_segments_wait() -> None:
         status = topic.status()
         assert (status.lag_entries, status.lag_bytes) == (200, 20_000)
         assert left_of(topic.map) == (180, 18_000)
-        engine._reporter.report()
+        await engine._reporter.report()
 
         def shown(name: str) -> float | None:
             return rig.metrics.registry.get_sample_value(f"offloaderd_{name}", {"topic": str(TOPIC)})

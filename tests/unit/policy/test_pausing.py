@@ -59,7 +59,7 @@ async def test_a_paused_topic_seals_what_it_has_and_takes_nothing_more(rig: Rig)
             await topic.request_roll()
         assert (await planned(topic, rig.ledgers, Wanted())).why is Why.PAUSED
         reporter = Reporter(engine.context, engine.statuses)
-        reporter.report()
+        await reporter.report()
         assert rig.metrics.registry.get_sample_value("offloaderd_topics_paused") == 1
     async with rig.engine("two") as engine:
         topic = await offloader_of(engine)

@@ -144,17 +144,17 @@ async def test_a_lag_that_nobody_has_looked_for_is_unknown_and_has_no_series(mon
             topic = await enabled(engine, HELD)
             status = topic.status()
             assert (status.lag_entries, status.lag_bytes, status.lag_seconds) == (None, None, None)
-            Reporter(engine.context, engine.statuses).report()
+            await Reporter(engine.context, engine.statuses).report()
             assert (series("offloaderd_lag_seconds"), series("offloaderd_lag_unknown")) == (None, 1)
         await looked(topic)
         await until(lambda: topic.status().lag_entries == 0)
-        Reporter(engine.context, engine.statuses).report()
+        await Reporter(engine.context, engine.statuses).report()
         assert (series("offloaderd_lag_seconds"), series("offloaderd_lag_unknown")) == (0, 0)
         monkeypatch.setattr(ledgers, "ledgers", away)
         assert topic.tailer is not None
         topic.tailer.nudge()
         await until(lambda: topic.status().lag_entries is None)
-        Reporter(engine.context, engine.statuses).report()
+        await Reporter(engine.context, engine.statuses).report()
         assert (series("offloaderd_lag_seconds"), series("offloaderd_lag_unknown")) == (None, 1)
 
 

@@ -132,20 +132,20 @@ async def test_gauges_of_a_suspended_topic_stay(rig: Rig) -> None:
         reporter, name = Reporter(engine.context, engine.statuses), str(TOPIC)
         gauges = rig.metrics.remote_segments, rig.metrics.remote_bytes, rig.metrics.lag_entries
 
-        def shown() -> list[float | None]:
-            reporter.report()
+        async def shown() -> list[float | None]:
+            await reporter.report()
             return [rig.metrics.registry.get_sample_value(one._name, {"topic": name}) for one in gauges]
 
-        before = shown()
+        before = await shown()
         assert before[0] == 1
         assert rig.metrics.topics_suspended._value.get() == 0
         await suspended(engine)
-        assert shown() == before
+        assert await shown() == before
         assert rig.metrics.topics_suspended._value.get() == 1
         assert rig.metrics.ownership_topics._value.get() == 1
         assert not reporter._summed
         rig.metrics.lag_entries.labels(topic=name).set(7)
-        assert shown()[-1] == 7
+        assert (await shown())[-1] == 7
 
 
 async def test_gauges_are_those_of_the_moment_at_which_a_topic_is_suspended(rig: Rig) -> None:
@@ -372,7 +372,7 @@ async def test_a_policy_that_comes_while_a_topic_wakes_holds(rig: Rig, monkeypat
             supervisor.change(TopicPolicy(segment_age_max_s=7.0))
             return roll
 
-        monkeypatch.setattr(supervisor, "_take", taken)
+        monkeypatch.setattr(type(supervisor), "_take", lambda _, effective: taken(effective))
         assert (await engine.owned(TOPIC)).policy.segment_age_max_s == 7.0
 
 
@@ -479,7 +479,7 @@ async def test_no_topic_is_suspended_where_none_is_to(rig: Rig) -> None:
         await offloaded(rig, engine)
         await suspended(engine)
         engine.idle_topics.options = IdleOptions(after_s=0.0)
-        engine.idle_topics.check()
+        await engine.idle_topics.check()
         await offloader_of(engine)
         await stays_active(engine)
 

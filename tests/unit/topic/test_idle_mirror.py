@@ -38,7 +38,7 @@ async def test_the_lag_of_a_mirror_grows_while_its_topic_is_suspended() -> None:
         assert status.asleep
         assert status.mirror is not None
         assert status.mirror.lag_seconds >= 20
-        Reporter(engine.context, engine.statuses).report()
+        await Reporter(engine.context, engine.statuses).report()
         shown = rig.metrics.registry.get_sample_value("offloaderd_mirror_lag_seconds", {"topic": str(TOPIC)})
         assert shown == status.mirror.lag_seconds
 

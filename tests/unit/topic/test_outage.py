@@ -189,7 +189,7 @@ async def test_what_is_not_protected_is_told_from_begin_to_end() -> None:
             assert status.unprotected_bytes == 250 * 100
             assert 0 < status.unprotected_s < 20
             assert (status.stalled_class, status.outage) == ("transient", "source")
-            reporter.report()
+            await reporter.report()
             assert sample(rig, "offloaderd_unprotected_entries") == 250
             assert sample(rig, "offloaderd_unprotected_bytes") == 25_000
             assert 0 < (sample(rig, "offloaderd_unprotected_seconds") or 0) < 20
@@ -201,7 +201,7 @@ async def test_what_is_not_protected_is_told_from_begin_to_end() -> None:
             if topic.offloaded is None:
                 assert topic.status().unprotected_entries == 250, "the store works, and nothing is stored yet"
             await until_offloaded(topic, await newest(rig))
-            reporter.report()
+            await reporter.report()
             assert topic.status().unprotected_since_ms == 0
             assert sample(rig, "offloaderd_unprotected_entries") == 0
             assert sample(rig, "offloaderd_unprotected_seconds") == 0
@@ -209,7 +209,7 @@ async def test_what_is_not_protected_is_told_from_begin_to_end() -> None:
             assert sample(rig, "offloaderd_remote_bytes") == sum(one.object_bytes for one in topic.map.segments)
             assert sample(rig, "offloaderd_segment_age_max_seconds") == topic.policy.segment_age_max_s
             topic.follow(replace(topic.policy, method=OffloadMethod.NONE))
-            reporter.report()
+            await reporter.report()
             assert sample(rig, "offloaderd_segment_age_max_seconds") is None, "nothing bounds its lag"
             assert sample(rig, "offloaderd_stalled", reason="transient") is None
     told = [event for event in events if event["event"] in {"topic.unprotected", "topic.protected"}]
@@ -435,7 +435,7 @@ async def test_a_store_that_is_silent_stalls_what_has_something_to_be_stored_bef
         assert (now.state, now.stalled_class) == ("stalled", "transient")
         assert now.stalled_reason == "the bucket does not answer: no answer within 5 s"
         assert now.stalled_since_ms
-        reporter.report()
+        await reporter.report()
         stalled = {"topic": str(TOPIC), "reason": "transient"}
         assert rig.metrics.registry.get_sample_value("offloaderd_stalled", stalled) == 1
         for answer in (Denied("no rights to list"), Throttled("slow down")):
