@@ -168,6 +168,26 @@ def _no_answer(ledger_id: int, answers: dict[str, _Answer | OffloaderError]) -> 
 class LedgerTail:
     """The state of the end of one open ledger, shared by all its readers."""
 
+    __slots__ = (
+        "_asked_s",
+        "_asker",
+        "_asking",
+        "_broker_asked",
+        "_broker_at_s",
+        "_last_answer",
+        "_moved_s",
+        "_quiet_polls",
+        "_stored",
+        "_suspected",
+        "_topic",
+        "edge",
+        "lac",
+        "ledger_id",
+        "on_change",
+        "overtaken",
+        "size_bytes",
+    )
+
     def __init__(self, topic: TopicName, ledger_id: int, asker: TailAsker, *, edge: Edge) -> None:
         self._topic = topic
         self._asker = asker

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from operator import lt
+from sys import intern
 from types import MappingProxyType
 from typing import Final
 
@@ -291,7 +292,7 @@ def _checked(message: LedgerMetadataFormat, version: int, path: str) -> LedgerMe
     ack = message.ackQuorumSize if message.HasField("ackQuorumSize") else write
     quorums = f"{size}, {write}, {ack}"
     need(size >= write >= ack >= 0 and write >= 1, "ensemble size >= write quorum >= ack quorum", quorums)
-    ensembles = tuple(Ensemble(part.firstEntryId, tuple(part.ensembleMember)) for part in message.segment)
+    ensembles = tuple(Ensemble(part.firstEntryId, tuple(map(intern, part.ensembleMember))) for part in message.segment)
     need(bool(ensembles), "an ensemble", "none")
     firsts = [ensemble.first_entry_id for ensemble in ensembles]
     need(firsts[0] >= 0 and all(map(lt, firsts, firsts[1:])), "ascending", firsts)
@@ -319,7 +320,7 @@ def _checked(message: LedgerMetadataFormat, version: int, path: str) -> LedgerMe
         digest_type=DigestType(message.digestType) if message.HasField("digestType") else None,
         password=message.password,
         ctime_ms=message.ctime if message.HasField("ctime") else None,
-        custom=MappingProxyType({pair.key: pair.value for pair in message.customMetadata}),
+        custom=MappingProxyType({intern(pair.key): pair.value for pair in message.customMetadata}),
     )
 
 

@@ -1,7 +1,6 @@
 """Retries of temporary failures after jittered, growing pauses: a limited number, or until success."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -111,20 +110,22 @@ class Turn:
 class Backoff:
     """Growing, jittered pauses between tries, by a clock or a turn; each class of error has its own."""
 
+    __slots__ = ("_pace", "_tries")
+
     def __init__(self, pace: Clock | Turn) -> None:
         self._pace = pace
-        self._tries: Counter[type[Exception]] = Counter()
+        self._tries: dict[type[Exception], int] = {}
 
     @property
     def tries(self) -> int:
         """Number of failures since the start or the last `reset`."""
-        return self._tries.total()
+        return sum(self._tries.values())
 
     def pause_s(self, error: Exception) -> float:
         """Count this failure, and return the seconds before the next try."""
         kind = next(one for one in type(error).__mro__ if one in PAUSES)
-        self._tries[kind] += 1
-        return self._pace.jitter(doubled(*PAUSES[kind], self._tries[kind]))
+        tries = self._tries[kind] = self._tries.get(kind, 0) + 1
+        return self._pace.jitter(doubled(*PAUSES[kind], tries))
 
     async def wait(self, error: Exception) -> None:
         """Wait before the next try."""

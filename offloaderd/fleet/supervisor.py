@@ -85,6 +85,33 @@ class SharedContext:
 class Supervisor:
     """Keeps one topic offloaded until it is stopped."""
 
+    __slots__ = (
+        "_abandon",
+        "_claims_late",
+        "_clock",
+        "_failed_s",
+        "_holds",
+        "_home",
+        "_last",
+        "_metrics",
+        "_stop",
+        "_suspend",
+        "_turn",
+        "ended",
+        "error",
+        "failure",
+        "identity",
+        "idle_topic",
+        "last_map",
+        "offloader",
+        "policy",
+        "provisional",
+        "session",
+        "topic",
+        "untouched",
+        "used",
+    )
+
     def __init__(
         self, home: SharedContext, topic: TopicName, policy: TopicPolicy, *, provisional: bool = False
     ) -> None:
@@ -144,6 +171,9 @@ class Supervisor:
     def suspend(self, idle_topic: IdleTopic, topic_map: TopicMap) -> None:
         """Keep only the claim and what readers need; from now on the offloader is not found."""
         self.idle_topic, self.offloader, self.last_map = idle_topic, None, KeptMap(topic_map)
+        self.untouched = None
+        if self.identity is not None:
+            self.identity.failure_tracker = None
         self.end_turn()
         self._suspend.set()
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from offloaderd.core.errors import InvalidInput
@@ -328,4 +328,10 @@ def effective(levels: Iterable[Level], *, known: bool = True) -> Effective:
         asked = _TOGETHER.get(name, name)
         found[name] = next((level for level in order if getattr(level.policies, asked) is not None), BUILT_IN)
     values: dict[str, Any] = {name: getattr(level.policies, name) for name, level in found.items()}
-    return Effective(OffloadPolicies(**values), found, known)
+    return Effective(_shared(OffloadPolicies(**values)), found, known)
+
+
+@lru_cache(maxsize=100)
+def _shared(values: OffloadPolicies) -> OffloadPolicies:
+    """Return one value for all equal ones: thousands of topics keep what they apply."""
+    return values

@@ -47,7 +47,7 @@ class _Followed:
 
     path: str
     changed: Callable[[], None]
-    watch: "Callable[[_Followed], asyncio.Task[None]]"
+    nodes: "Nodes"
     changes: int = 0
     known: bool = False
     value: Any = None
@@ -58,14 +58,14 @@ class _Followed:
     """The task that sets the watch; None while it is set."""
 
     def __post_init__(self) -> None:
-        self.task = self.watch(self)
+        self.task = self.nodes.start(self)
 
     def fire(self) -> None:
         """Set the watch again, as the node may have changed."""
         self.fired, self.known = True, False
         if self.task is None:
             with suppress(Closed):
-                self.task = self.watch(self)
+                self.task = self.nodes.start(self)
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +79,7 @@ class Nodes:
 
     def follow(self, path: str, changed: Callable[[], None]) -> None:
         """Watch a node until `unfollow`; `changed` is called once at the beginning, then whenever it may differ."""
-        self._followed[path] = _Followed(path, changed, self._start)
+        self._followed[path] = _Followed(path, changed, self)
 
     def unfollow(self, path: str) -> None:
         """Stop watching a node; one that is not followed is no error."""
@@ -117,7 +117,8 @@ class Nodes:
                     break
         return None
 
-    def _start(self, followed: _Followed) -> asyncio.Task[None]:
+    def start(self, followed: _Followed) -> asyncio.Task[None]:
+        """Start the task that sets the watch of a node. Raises Closed."""
         return self.background.start(self._watch(followed), name=f"watch {followed.path}")
 
     async def _watch(self, followed: _Followed) -> None:

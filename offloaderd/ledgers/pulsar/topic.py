@@ -31,7 +31,7 @@ from offloaderd.bookkeeper.long_poll import RETURN_S, LastAnswer, LongPolls, Sil
 from offloaderd.bookkeeper.metadata import LedgerMetadata, LedgerState
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.aio import Tasks
-from offloaderd.core.clock import Clock
+from offloaderd.core.clock import Clock, Timer
 from offloaderd.core.errors import Closed, CorruptData, NotFound, OffloaderError
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Confirmed, Edge, LedgerInfo, TopicName
@@ -51,6 +51,8 @@ HEARTBEAT_S = 10.0
 """Interval in which watchers are woken without a change, to show how fresh their view is."""
 BEATS_PER_S = 100
 """Most heartbeats of topics with long polls in a second: of thousands of them each gets one more rarely."""
+NONE_DELETED: frozenset[int] = frozenset()
+"""One for all topics: each empty set that Python makes has 216 bytes."""
 PULSE_S = 0.5
 """Interval of steps in which topics with long polls get their heartbeats, a share of them in each."""
 
@@ -78,7 +80,7 @@ class Topic:
         self._tails: dict[int, LedgerTail] = {}
         self._edge = Edge.NEXT_WRITE
         self._placed: LedgerMetadata | None = None
-        self._deleted: frozenset[int] = frozenset()
+        self._deleted = NONE_DELETED
         self._closed_ms: dict[int, int] = {}
         self._created_ms: dict[int, int] = {}
         self._listed: tuple[ManagedLedger, int, list[LedgerInfo]] | None = None
@@ -216,7 +218,8 @@ class Topic:
         """Return the first ledgers of the list that it shows as closed, cached: it changes rarely."""
         if self._listed is None or self._listed[0] is not managed or self._listed[1] != len(self._deleted):
             listed = {each.ledger_id for each in managed.ledgers}
-            self._deleted &= listed
+            if self._deleted:
+                self._deleted &= listed
             self._created_ms = {one: at for one, at in self._created_ms.items() if one in listed}
             infos = []
             for each in self._present(managed):
@@ -382,7 +385,9 @@ class Follower:
     _state: object = None
     """The result of the last poll."""
     _task: asyncio.Task[None] | None = field(init=False)
-    """The polls; None while there are none before a signal."""
+    """The polls; None while there are none before a signal, or before `_timer` is due."""
+    _timer: Timer | None = None
+    """It begins the next poll of a quiet topic: thousands of tasks that wait would take much memory."""
 
     def __post_init__(self, long_polls: LongPolls) -> None:
         self._silence = Silence(long_polls)
@@ -393,6 +398,8 @@ class Follower:
 
     def stop(self) -> None:
         """End all tasks and watches."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
         self._end_long_polls()
@@ -402,6 +409,9 @@ class Follower:
 
     def _wake(self) -> None:
         """Begin a poll now, or after the one that is under way."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._alarm.wake()
         if self._task is None and self.watchers:
             with suppress(Closed):
@@ -432,9 +442,12 @@ class Follower:
             slow = not moved and self._pause_s >= options.poll_max_s
             rests = nothing_open or (slow and await self._begin_long_polls(known))
             self.slow_polls.note(self.topic.name, polled=slow and not rests)
-            if not rests:
-                await self._alarm.sleep(self._aligned(min(self._pause_s, self._broker_pause_s(known))))
+            pause_s = self._aligned(min(self._pause_s, self._broker_pause_s(known)))
+            if not (rests or slow):
+                await self._alarm.sleep(pause_s)
             elif not self._alarm.woken:
+                if not rests:
+                    self._timer = self.topic.asker.clock.call_later(pause_s, self._wake)
                 break
         self._task = None
 

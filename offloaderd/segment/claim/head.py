@@ -49,6 +49,8 @@ log = structlog.get_logger(__name__)
 
 AGAIN_S = 60.0
 """Time for which nothing is asked for the head of a topic that does not use the bucket, after that did not answer."""
+_NOWHERE: frozenset[tuple[str, str]] = frozenset()
+"""One for all topics: each empty set that Python makes has 216 bytes."""
 _RETRIED = (Transient, Denied, NoSpace, BucketMissing)
 
 
@@ -83,11 +85,11 @@ class HeadKeeper:
         self._clock = context.upload_context.clock
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
         self._checked = False
-        self._compared: frozenset[tuple[str, str]] = frozenset()
+        self._compared = _NOWHERE
         """Places whose head was compared with the map, until all of them were."""
         self._failed_s: dict[tuple[str, str], float] = {}
         """When the heads of other places could not be read."""
-        self._counting: frozenset[tuple[str, str]] = frozenset()
+        self._counting = _NOWHERE
         """Places whose head the topic waits for."""
         self._seen: Position | None = None
         """The offloaded position of the last map."""
@@ -101,7 +103,7 @@ class HeadKeeper:
         if self._seen is not None and (topic_map.offloaded is None or topic_map.offloaded < self._seen):
             self._checked = False
             self._identity.checked.clear()
-            self._compared = frozenset()
+            self._compared = _NOWHERE
         self._seen = topic_map.offloaded
 
     async def check(
@@ -132,7 +134,7 @@ class HeadKeeper:
         if missing:
             return
         self._checked = True
-        self._compared, self._counting, self._locks = frozenset(), frozenset(), {}
+        self._compared, self._counting, self._locks = _NOWHERE, _NOWHERE, {}
         for kind in (RefusalKind.METADATA_WENT_BACK, RefusalKind.OTHER_DEPLOYMENT, RefusalKind.HEAD_UNREADABLE):
             await self._identity.clear(kind, about="head ")
         self._identity.checked.set()

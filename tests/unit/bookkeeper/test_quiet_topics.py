@@ -239,6 +239,13 @@ async def test_of_many_that_are_polled_each_is_polled_more_rarely() -> None:
         assert set(it.last.values()) == {1}
 
 
+async def test_a_polled_topic_has_no_task_between_two_polls() -> None:
+    """Thousands of tasks would be most of what a quiet topic takes."""
+    async with many_quiet(10, BookkeeperSettings()) as it:
+        names = [task.get_name() for task in it.bench.source._background._tasks]
+        assert not [name for name in names if name.startswith(("follow", "pause"))]
+
+
 async def test_a_topic_that_has_just_had_entries_is_polled_often_beside_many_quiet_ones() -> None:
     """Its pause begins anew, and grows to about half of its silence."""
     async with many_quiet(60, BookkeeperSettings(idle_polls_per_s=1)) as it:
