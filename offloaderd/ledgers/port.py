@@ -169,10 +169,15 @@ class Changes:
             event.set()
         self._next.clear()
 
+    def next(self, topic: TopicName) -> Event:
+        """Return the event of the topic's next change. Raises Closed."""
+        if self._closed:
+            raise Closed("the ledger store has been closed")
+        return self._next.setdefault(topic, Event())
+
     async def watch(self, topic: TopicName) -> AsyncGenerator[None, None]:
         """Yield at once and after every change since the last yield. Raises Closed."""
-        while not self._closed:
-            event = self._next.setdefault(topic, Event())
+        while True:
+            changed = self.next(topic)
             yield
-            await event.wait()
-        raise Closed("the ledger store has been closed")
+            await changed.wait()

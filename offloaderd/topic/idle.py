@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import structlog
 
@@ -45,23 +45,30 @@ from offloaderd.topic.tailer import SourceSnapshot
 
 LEVEL = 1
 """Compression level: topics are suspended by the thousand, and higher levels save only a tenth."""
+DICTIONARY_BYTES = 2048
+"""Of the first map that is packed so much is the dictionary of all: most of a small one are names that all have."""
 
 
 class KeptMap:
     """A topic's map, packed; packing and unpacking take some tens of microseconds a segment."""
 
     __slots__ = ("_packed",)
+    _dictionary: ClassVar[bytes] = b""
 
     def __init__(self, topic_map: TopicMap) -> None:
         packed = io.BytesIO()
         pickler = pickle.Pickler(packed, pickle.HIGHEST_PROTOCOL)
         pickler.dispatch_table = {MappingProxyType: _reduced}  # pickle does not support it by itself
         pickler.dump(topic_map)
-        self._packed = zlib.compress(packed.getbuffer(), LEVEL)
+        if not KeptMap._dictionary:
+            KeptMap._dictionary = packed.getvalue()[:DICTIONARY_BYTES]
+        compressor = zlib.compressobj(LEVEL, zdict=KeptMap._dictionary)
+        self._packed = compressor.compress(packed.getbuffer()) + compressor.flush()
 
     def map(self) -> TopicMap:
         """Return the map as it was."""
-        found = pickle.loads(zlib.decompress(self._packed))  # noqa: S301 - our own values, which never leave the process
+        unpacked = zlib.decompressobj(zdict=KeptMap._dictionary).decompress(self._packed)
+        found = pickle.loads(unpacked)  # noqa: S301 - our own values, which never leave the process
         assert isinstance(found, TopicMap)  # noqa: S101 - it was made here
         return found
 
@@ -280,21 +287,21 @@ class IdleTopics:
         """Suspend the topics that have been quiet for long enough, and wake those that are due."""
         quiet, self._quiet = self._quiet, {}
         async for supervisors in in_turns(list(self._supervised.values())):
-            now_s = self._clock.monotonic()
+            now_s, after_s = self._clock.monotonic(), self.options.after_s
             for supervisor in supervisors:
-                self._check(supervisor, quiet.get(supervisor), now_s)
+                if (idle_topic := supervisor.idle_topic) is None:
+                    self._check(supervisor, quiet.get(supervisor), now_s)
+                elif idle_topic.due_s <= now_s or not after_s:
+                    idle_topic.wake(Cause.DUE)
         for supervisor, (idle_topic, task) in list(self._listening.items()):
             if supervisor.idle_topic is not idle_topic:
                 task.cancel()
                 del self._listening[supervisor]
 
     def _check(self, supervisor: Supervised, known: tuple[State, float] | None, now_s: float) -> None:
-        """Suspend a topic, or wake it; contains no await. `known` is what `_quiet` had."""
-        idle_topic, topic, after_s = supervisor.idle_topic, supervisor.offloader, self.options.after_s
-        if idle_topic is not None:
-            if idle_topic.due_s <= now_s or not after_s:
-                idle_topic.wake(Cause.DUE)
-        elif topic is not None and after_s and not supervisor.stopping and self._may_rest(topic, now_s):
+        """Suspend an active topic if it has been quiet for long enough; `known` is what `_quiet` had of it."""
+        topic, after_s = supervisor.offloader, self.options.after_s
+        if topic is not None and after_s and not supervisor.stopping and self._may_rest(topic, now_s):
             state = state_of(supervisor, topic)
             since = known if known is not None and known[0] == state else (state, now_s)
             if state == supervisor.untouched or now_s - since[1] >= after_s:

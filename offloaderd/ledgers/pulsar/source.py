@@ -139,9 +139,10 @@ class BookKeeperLedgers:
             )
         follower.watchers += 1
         try:
-            async with aclosing(self._changes.watch(topic)) as changes:
-                async for _ in changes:
-                    yield
+            while True:  # as Changes.watch does, without a second generator for each of thousands of topics
+                changed = self._changes.next(topic)
+                yield
+                await changed.wait()
         finally:
             follower.watchers -= 1
             if not follower.watchers:
