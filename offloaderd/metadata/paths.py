@@ -226,7 +226,7 @@ def parse_topic(path: str) -> TopicName:
     return name
 
 
-@lru_cache(maxsize=10_000)
+@lru_cache(maxsize=1000)
 def _encoded(part: str) -> str:
     """Encode a name as one path element that every metadata store accepts."""
     text = quote(part, safe=_SAFE)

@@ -34,8 +34,8 @@ log = structlog.get_logger(__name__)
 
 CLOSED_MAX = 4096
 """Closed ledgers whose metadata is cached: those read last."""
-PATHS_MAX = 10_000
-"""Cached paths of topics, and of ledgers."""
+PATHS_MAX = 1000
+"""Cached paths of topics, and of ledgers: those of active ones, as those of thousands of idle ones take memory."""
 ODD_NAMES_MAX = 1000
 """Names that Pulsar would not write: a warning for each, up to this many."""
 REWATCH_S = 5.0

@@ -18,6 +18,7 @@ from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.aio import Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Denied, InvalidInput, NotFound
+from offloaderd.core.limits import Bounded
 from offloaderd.core.metrics.metrics import Metrics
 from offloaderd.core.model import Confirmed, EntryBatch, LedgerInfo, TopicName
 from offloaderd.core.names import managed_ledgers as pulsar_names
@@ -70,7 +71,8 @@ class BookKeeperLedgers:
         self._slow_polls = SlowPolls(options, metrics)
         self._pulse = Pulse(self._background, clock)
         self._changes = Changes()
-        self._topics: dict[TopicName, Topic] = {}
+        self._topics: Bounded[TopicName, Topic] = Bounded(TOPICS_MAX)
+        """Those without watchers."""
         self._followers: dict[TopicName, Follower] = {}
         self._lengths = Lengths()
 
@@ -137,6 +139,7 @@ class BookKeeperLedgers:
                 self._pulse,
                 partial(self._changes.notify, topic),
             )
+            del self._topics[topic]
         follower.watchers += 1
         try:
             while True:  # as Changes.watch does, without a second generator for each of thousands of topics
@@ -147,6 +150,7 @@ class BookKeeperLedgers:
             follower.watchers -= 1
             if not follower.watchers:
                 del self._followers[topic]
+                self._topics[topic] = follower.topic
                 follower.stop()
 
     async def confirmed(self, topic: TopicName, ledger_id: int) -> Confirmed:
@@ -219,10 +223,8 @@ class BookKeeperLedgers:
         )
 
     def _topic(self, name: TopicName) -> Topic:
-        topic = self._topics.pop(name, None) or Topic(name, self._directory, self._asker)
-        self._topics[name] = topic
-        if len(self._topics) > TOPICS_MAX:
-            idle = (each for each in self._topics if each not in self._followers and each != name)
-            self._topics.pop(next(idle, name))
-            self._topics[name] = topic
+        follower = self._followers.get(name)
+        if follower is not None:
+            return follower.topic
+        topic = self._topics[name] = self._topics.get(name) or Topic(name, self._directory, self._asker)
         return topic

@@ -11,7 +11,8 @@ import pytest
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.errors import Closed, NotFound, Transient
 from offloaderd.core.metrics.metrics import Metrics
-from offloaderd.core.model import Confirmed, Edge, Position
+from offloaderd.core.model import Confirmed, Edge, Position, TopicName
+from offloaderd.ledgers.pulsar import source as source_module
 from offloaderd.ledgers.pulsar.source import BookKeeperLedgers
 from offloaderd.ledgers.pulsar.topic import TICK_S
 from offloaderd.testing import FakeClock, payloads
@@ -221,3 +222,19 @@ async def test_closing_the_source_ends_watches() -> None:
         await clock.settle()
     with pytest.raises(Closed):
         await wakes_of(watch)
+
+
+async def test_a_watched_topic_keeps_its_state_whatever_else_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in memory of other topics is bounded; it becomes one of them when nobody watches it any more."""
+    monkeypatch.setattr(source_module, "TOPICS_MAX", 2)
+    async with benched() as bench:
+        source = bench.source
+        async with aclosing(source.watch(TOPIC)) as changes:
+            await anext(changes)
+            known = source._topic(TOPIC)
+            for number in range(5):
+                source._topic(TopicName.parse(f"other-{number}"))
+            assert source._topic(TOPIC) is known
+            assert len(source._topics) == 2
+        assert source._topic(TOPIC) is known
+        assert len(source._topics) == 2
