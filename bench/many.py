@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench import goals
@@ -67,11 +68,14 @@ async def many(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Figu
     }
     count, busy = size.idle_topics, _active_of(size.idle_topics)
     async with ledger_writer(cluster.zookeeper, CLOCK) as writer, site.bucket() as place:
-        slots, topics = asyncio.Semaphore(TOGETHER), list["WrittenTopic"]()
+        slots, topics, members = asyncio.Semaphore(TOGETHER), list["WrittenTopic"](), await writer.bookies()
 
         async def write(number: int) -> None:
+            chosen = [
+                members[(number + one) % len(members)] for one in range(PLAN.ensemble)
+            ]  # all have as many ledgers
             async with slots:
-                topics.append(await written_topic(writer, f"many-{number}", plan=PLAN))
+                topics.append(await written_topic(writer, f"many-{number}", plan=replace(PLAN, bookies=chosen)))
                 await topics[-1].add([ENTRY, ENTRY], window=1)
 
         async with asyncio.TaskGroup() as group:
