@@ -77,6 +77,17 @@ async def test_a_topic_s_rate_needs_two_looks_under_one_claim() -> None:
     assert look.sampler.rates == {}
 
 
+async def test_a_suspended_topic_has_no_rate_and_is_not_remembered() -> None:
+    """Thousands of them take no memory for it; their hour shows that nothing moved."""
+    look = Look(status(1), replace(status(2), asleep=True))
+    await look.sample()
+    await look.sample(TOPIC_SAMPLE_S)
+    assert list(look.sampler.rates) == [str(status(1).topic)]
+    hour = look.sampler.topics.column(str(status(2).topic), "taken_bytes_per_s")
+    assert hour is not None
+    assert [rate for _, rate in hour] == [0.0, 0.0]
+
+
 async def test_the_loop_samples_topics_less_often_and_shows_its_size() -> None:
     """It samples every 10 s, topics every minute, and says as metrics how much it keeps."""
     look = Look(*(status(number) for number in range(1100)))

@@ -157,24 +157,35 @@ async def test_what_another_daemon_has_taken_is_not_read_by_the_last_map(monkeyp
 def test_what_is_kept_for_readers_is_the_whole_map_and_small() -> None:
     """A hundred and some bytes a segment, where the map takes kilobytes: ten thousand topics may sleep."""
     moments = range(1, 1001)
-    segments = tuple(
-        CommittedSegment(
-            segment_id=UUID(int=number << 64 | number),
-            slices=(LedgerSlice(number, 0, 4999, 5_000_000 + number, created_ms=number),),
-            object_bytes=5_100_000 + number,
-            assigned_ms=number,
-            offloaded_ms=number + 1,
-            bucket="tier",
-            prefix="a/",
-        )
-        for number in moments
-    )
+    segments = tuple(map(_segment, moments))
     ends = MappingProxyType({number: LedgerEnd(5000, number + 1) for number in moments})
     contexts = {7: StoredContext(b"seven", 3, MappingProxyType({1: Versioned(b"piece", 2)}))}
     whole = TopicMap(TOPIC, segments, MappingProxyType(contexts), ends, source_deleted=frozenset({3}))
     kept = KeptMap(whole)
     assert kept.map() == whole
     assert len(pickle.dumps(kept)) < 100 * len(segments)
+
+
+def test_of_small_maps_what_all_have_is_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most idle topics have few segments, and names are most of a map with one."""
+    monkeypatch.setattr(KeptMap, "_dictionary", b"")
+    maps = [TopicMap(TopicName.parse(f"few-{number}"), (_segment(number),)) for number in (1, 2)]
+    first, second = map(KeptMap, maps)
+    assert [first.map(), second.map()] == maps
+    assert len(pickle.dumps(second)) < len(pickle.dumps(maps[1])) / 3
+
+
+def _segment(number: int) -> CommittedSegment:
+    """Return a segment of one ledger."""
+    return CommittedSegment(
+        segment_id=UUID(int=number << 64 | number),
+        slices=(LedgerSlice(number, 0, 4999, 5_000_000 + number, created_ms=number),),
+        object_bytes=5_100_000 + number,
+        assigned_ms=number,
+        offloaded_ms=number + 1,
+        bucket="tier",
+        prefix="a/",
+    )
 
 
 async def test_reads_go_on_with_the_policy_that_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
