@@ -40,8 +40,6 @@ log = structlog.get_logger(__name__)
 
 KEPT_S = 60.0
 """How often to check records that stay."""
-WATCH_S = 5.0
-"""How long a topic is active before its trash is watched."""
 
 
 class Emptied(NamedTuple):
@@ -249,14 +247,12 @@ async def keep_trash_empty(context: OffloadContext, offloader: TopicOffloader) -
 
     A job that rewrites segments changes the folder with each exchange, so the map is read again before anything is
     deleted. Records that stay for readers do not keep a topic active: they are deleted when it wakes next.
-
-    The folder is watched once the topic has been active for WATCH_S, and read again then: thousands of topics that are
-    only loaded to see that they are idle need no watch, which ZooKeeper's client would keep for as long as it lives.
     """
     backoff = Backoff(context.upload_context.clock)
     topic, folder, seen = str(offloader.topic), paths.trash(offloader.topic), 0
     dues_s: dict[str, float] = {}
-    changes, watched = context.metadata.watch(folder), False
+    changes = context.metadata.watch(folder)
+    await anext(changes)
     await offloader.identity.checked.wait()
     while True:
         done = Emptied(0, 0)
@@ -291,17 +287,12 @@ async def keep_trash_empty(context: OffloadContext, offloader: TopicOffloader) -
             inf if done.due_s is None or done.due_s > KEPT_S else context.upload_context.clock.monotonic() + done.due_s
         )
         with offloader.rest.until(due_s):
-            if not watched and (done.due_s is None or done.due_s > WATCH_S):
-                await context.upload_context.clock.sleep(WATCH_S)
-                await anext(changes)
-                watched = True
-                continue
             if done.due_s is None:
                 await anext(changes)
                 continue
             await race(_next(changes), context.upload_context.clock.sleep(done.due_s))
         await changes.aclose()  # a cancelled wait has ended it
-        changes, watched = context.metadata.watch(folder), True
+        changes = context.metadata.watch(folder)
         await anext(changes)
 
 

@@ -71,6 +71,7 @@ async def test_what_an_idle_topic_costs_at_a_start(rig: Rig) -> None:
         "/attempt": 1,
         "/identity": 1,
         "/policy": 1,
+        "/trash: watch": 1,
         "/trash": 2,
         "/asked": 1,
         "/rollback/order": 1,

@@ -14,7 +14,7 @@ from offloaderd.metadata import paths
 from offloaderd.metadata.port import Replace
 from offloaderd.metadata.records import deletion
 from offloaderd.metadata.topic_map import removal
-from offloaderd.upkeep.deletion import WATCH_S, empty_trash, keep_trash_empty
+from offloaderd.upkeep.deletion import empty_trash, keep_trash_empty
 from tests.patience import PATIENCE_S
 from tests.unit.rigs.owned import Owned, offloaded_topic
 from tests.unit.rigs.rig import TOPIC
@@ -130,25 +130,6 @@ async def test_waiters_hear_of_a_map_that_a_job_has_changed() -> None:
     await store.transact([*steps, Replace(folder, b"", (await store.get(folder)).version)])
     async with asyncio.timeout(PATIENCE_S):
         await changed
-    assert len(owned.offloader.map.segments) == 1
-    duty.cancel()
-    await asyncio.wait([duty])
-
-
-async def test_a_change_before_the_trash_is_watched_is_seen_as_the_watch_begins() -> None:
-    """The trash of a topic that was just loaded is read once more then; one that is suspended before has no watch."""
-    rig = await offloaded_topic(10, 10)
-    owned = await Owned.claim(rig)
-    duty = asyncio.get_running_loop().create_task(keep_trash_empty(owned.context, owned.offloader))
-    await rig.clock.sleep(WATCH_S / 2)
-    steps, _ = removal.without_oldest(
-        owned.offloader.map, owned.offloader.map.segments[0], reason="test", now_ms=rig.clock.wall_ms()
-    )
-    folder, store = paths.trash(TOPIC), rig.tree.connect()
-    await store.transact([*steps, Replace(folder, b"", (await store.get(folder)).version)])
-    await rig.clock.sleep(WATCH_S / 4)
-    assert len(owned.offloader.map.segments) == 2
-    await rig.clock.sleep(WATCH_S)
     assert len(owned.offloader.map.segments) == 1
     duty.cancel()
     await asyncio.wait([duty])
