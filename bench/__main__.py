@@ -45,7 +45,7 @@ from bench.publishing import publishing
 from bench.random_reads import random_reads
 from bench.readers import readers
 from bench.reading import read_back
-from bench.report import Figure, judged_by_little, table, write
+from bench.report import Figure, shown_by_little, table, write
 from bench.scale import scale
 from bench.site import CLOCK, site
 from bench.spark import backfill_bookies, backfill_embedded, data_source
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def told(more: list[Figure]) -> None:
         """Keep what there is, in case that the rest does not come."""
-        figures.extend(judged_by_little(one) if size.quick else one for one in more)
+        figures.extend(shown_by_little(one) if size.quick else one for one in more)
         write(chosen.report, _about(arguments, chosen.s3, size, CLOCK.monotonic() - started, load), figures, [])
 
     left_out = (*NAMED, *(() if chosen.all else IN_ALL), *(NOT_QUICK if chosen.quick else ()))

@@ -134,27 +134,7 @@ def _figures(label: str, entries: Entries, rounds: list[Round]) -> list[Figure]:
             more_is_better=False,
             unit="s/GiB",
         ),
-        Figure(
-            benchmark=straight,
-            figure="rate over the fastest client's GETs, two at a time",
-            values=[one.fastest.seconds / one.direct.seconds for one in rounds],
-            goal=goals.DIRECT_FASTEST if label in goals.READ_RATE else None,
-        ),
-        Figure(
-            benchmark=straight,
-            figure="rate over bare GETs, 8 MiB, two at a time",
-            values=[one.two_at_once.seconds / one.direct.seconds for one in rounds],
-            goal=goals.DIRECT_RATE if label in goals.READ_RATE else None,
-            notes={"ours": spread([mib / one.direct.seconds for one in rounds], "MiB/s")},
-        ),
-        Figure(
-            benchmark=straight,
-            figure="CPU of the daemon",
-            values=[one.planned.cpu_s["daemon"] / gib for one in rounds],
-            goal=goals.DIRECT_CPU if label in goals.READ_RATE else None,
-            more_is_better=False,
-            unit="s/GiB",
-        ),
+        *_direct_figures(straight, label, entries, rounds),
         *process_figures(name, gib, [one.ours for one in rounds]),
     ]
     for benchmark, process, taken in (
@@ -166,3 +146,30 @@ def _figures(label: str, entries: Entries, rounds: list[Round]) -> list[Figure]:
         cpu, peak = [one.cpu_s / gib for one in taken], [one.peak_bytes for one in taken]
         found += used_figures(benchmark, process, cpu=cpu, peak=peak)
     return found
+
+
+def _direct_figures(name: str, label: str, entries: Entries, rounds: list[Round]) -> list[Figure]:
+    mib, gib = entries.payload_bytes / MIB, entries.payload_bytes / GIB
+    return [
+        Figure(
+            benchmark=name,
+            figure="rate over the fastest client's GETs, two at a time",
+            values=[one.fastest.seconds / one.direct.seconds for one in rounds],
+            goal=goals.DIRECT_FASTEST if label in goals.READ_RATE else None,
+        ),
+        Figure(
+            benchmark=name,
+            figure="rate over bare GETs, 8 MiB, two at a time",
+            values=[one.two_at_once.seconds / one.direct.seconds for one in rounds],
+            goal=goals.DIRECT_RATE if label in goals.READ_RATE else None,
+            notes={"ours": spread([mib / one.direct.seconds for one in rounds], "MiB/s")},
+        ),
+        Figure(
+            benchmark=name,
+            figure="CPU of the daemon",
+            values=[one.planned.cpu_s["daemon"] / gib for one in rounds],
+            goal=goals.DIRECT_CPU if label in goals.READ_RATE else None,
+            more_is_better=False,
+            unit="s/GiB",
+        ),
+    ]

@@ -41,7 +41,7 @@ class Figure:
         return middle >= self.goal if self.more_is_better else middle <= self.goal
 
 
-def judged_by_little(one: Figure) -> Figure:
+def shown_by_little(one: Figure) -> Figure:
     """Return a figure of a quick run: without its goal, unless little data can show whether that is met."""
     return one if one.little_shows else replace(one, goal=None)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.__main__ import NAMES, main
-from bench.report import CPU, PEAK, Figure, as_json, judged_by_little, page, write
+from bench.report import CPU, PEAK, Figure, as_json, page, shown_by_little, write
 from bench.scale import MIB, bytes_of, scale
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def test_the_page_has_least_median_and_most() -> None:
 def test_little_data_is_held_to_no_goal_that_it_cannot_show() -> None:
     """A quick run shows such figures without a goal, and judges those that say so."""
     counted = Figure(benchmark="read", figure="GETs", values=[1.0], goal=1.0, more_is_better=False, little_shows=True)
-    shown = page(["A run."], [judged_by_little(one) for one in (RATE, LATENCY, counted)], [])
+    shown = page(["A run."], [shown_by_little(one) for one in (RATE, LATENCY, counted)], [])
     assert "1 of 1 are met" in shown
     assert "| push | rate | 0.50 | 0.80 | 0.90 |  | ours 8 to 9 MiB/s |" in shown
 
