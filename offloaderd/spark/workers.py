@@ -5,7 +5,8 @@
 A query with LIMIT has enough rows while its tasks still read. Spark then ends the Python process of each, and starts
 others: without this module, seconds for imports, and a page of traces for the closed pipe.
 
-A process that forks must not have threads, so modules that start some are not loaded here: pyarrow, pandas.
+A process that forks must not have threads, so modules that start some are not loaded here: pyarrow, pandas. What is
+loaded is never freed, so no collection of cycles visits it, and collections are as rare as in the daemon.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from pyspark import daemon
 
 import offloaderd.objects.s3.store
 import offloaderd.read.segments  # noqa: F401 - as above
+from offloaderd.daemon.process import freeze_heap, relax_gc
 
 ENDED = 1
 """The result by which Spark's loop ends a worker."""
@@ -34,6 +36,13 @@ def quiet(worker: Callable[[socket, bool], int]) -> Callable[[socket, bool], int
     return work
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Fork workers until Spark has enough."""
     daemon.worker = quiet(daemon.worker)  # type: ignore[assignment] # the manager calls it by this name
+    relax_gc()
+    freeze_heap()
     daemon.manager()
+
+
+if __name__ == "__main__":
+    main()

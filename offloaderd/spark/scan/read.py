@@ -220,11 +220,16 @@ def _rows_of(extents: Sequence[Extent]) -> Iterator[list[Extent]]:
 
 @brief
 def iterate(stream: AsyncGenerator[T, None]) -> Iterator[T]:
-    """Yield the items of an asynchronous stream, in a loop of its own that ends with the iteration."""
+    """Yield the items of an asynchronous stream, in a loop of its own that ends with the iteration.
+
+    The runner itself would write each item as a text: it looks for handlers of signals at each call, by an Enum whose
+    error says what the last call returned.
+    """
     with asyncio.Runner() as runner:
+        loop = runner.get_loop()
         queue: asyncio.Queue[T | Exception | None] = asyncio.Queue(AHEAD)
-        filling = runner.get_loop().create_task(_fill(stream, queue), name="what Spark reads next")
-        while (one := runner.run(queue.get())) is not None:
+        filling = loop.create_task(_fill(stream, queue), name="what Spark reads next")
+        while (one := loop.run_until_complete(queue.get())) is not None:
             if isinstance(one, Exception):
                 raise one
             yield one

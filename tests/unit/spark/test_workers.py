@@ -9,6 +9,7 @@ from socket import socket
 
 import pytest
 
+from offloaderd.daemon.process import COLLECTOR_THRESHOLDS
 from offloaderd.spark.workers import ENDED, quiet
 
 LOADED = """
@@ -26,6 +27,21 @@ def test_what_is_loaded_starts_no_threads() -> None:
     """A process with threads must not be forked: what starts them is left to workers, and what says what they plan."""
     said = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True).stdout
     assert json.loads(said) == [1, ["aiobotocore", "pyspark"]]
+
+
+COLLECTED = """
+import gc
+from pyspark import daemon
+from offloaderd.spark import workers
+daemon.manager = lambda: print(gc.get_threshold()[0], gc.get_freeze_count() > 10_000)
+workers.main()
+"""
+
+
+def test_collections_of_cycles_leave_out_what_was_loaded() -> None:
+    """Workers are forked from a process whose objects are frozen, and collect as rarely as the daemon."""
+    said = subprocess.run([sys.executable, "-c", COLLECTED], capture_output=True, text=True, check=True).stdout
+    assert said.split() == [str(COLLECTOR_THRESHOLDS[0]), "True"]
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError, ConnectionResetError])
