@@ -48,7 +48,8 @@ from bench.reading import read_back
 from bench.report import Figure, shown_by_little, table, write
 from bench.scale import scale
 from bench.site import CLOCK, site
-from bench.spark import backfill_bookies, backfill_embedded, data_source
+from bench.spark import backfill_bookies, backfill_embedded, backfill_scaling
+from bench.spark_source import data_source
 from bench.stock import stock
 from bench.tables import tables, tables_many
 from bench.tailing import bookies, tail
@@ -93,6 +94,7 @@ ALONE: dict[str, Callable[[Site, Scale], Awaitable[list[Figure]]]] = {
     "tenants": tenants,
     "memory": peak,
     "spark": backfill_embedded,
+    "spark-cores": backfill_scaling,
     "spark-read": data_source,
     "tables": tables,
     "tables-many": tables_many,
@@ -110,7 +112,7 @@ ON_BROKER: dict[str, Callable[[Site, Scale, PulsarServer], Awaitable[list[Figure
 }
 Told = Callable[[list[Figure]], None]
 NAMES = [*ALONE, *ON_BOOKIES, *ON_BROKER]
-NAMED = ("spark", "spark-read", "spark-bookies", "tables", "tables-many")
+NAMED = ("spark", "spark-cores", "spark-read", "spark-bookies", "tables", "tables-many")
 """Those of Spark's jobs take as long as all others and have a page of their own: they run when they are named."""
 IN_ALL = ("clouds", "disk", "loops", "mirror", "publishing", "tenants")
 """Those beside the main ways: they run with `--all`, or when they are named."""

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from bench.child import used_s
-from bench.inside import DISTINCT, Discarding, framed
+from bench.discarding import store
+from bench.inside import DISTINCT, framed
 from bench.load import PUSH_LEDGER, Entries
 from bench.site import CLOCK
 from offloaderd.core.model import EntryBatch, OfferResult, Position
@@ -25,14 +26,11 @@ from offloaderd.daemon.components import Components
 from offloaderd.daemon.process import freeze_heap, limit_arenas, relax_gc
 from offloaderd.daemon.settings import load
 from offloaderd.daemon.settings.share import Process, share_of
-from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.processes.serving import run_processes
 from tests.unit.rigs.rig import until_offloaded
 
 if TYPE_CHECKING:
-    from offloaderd.core.clock import Clock
     from offloaderd.fleet.engine import Engine
-    from offloaderd.objects.settings import ServiceSettings
 
 PROGRAM = (sys.executable, "-m", "bench.host")
 DIRECTORY = "BENCH_TURNS"
@@ -49,10 +47,6 @@ class Turn(TypedDict):
     total_bytes: int
 
 
-class DiscardFiles(Discarding, FilesystemStore):
-    """Keeps index and manifest as files."""
-
-
 class Feeding(Components):
     """The parts of the daemon, of which the last made are known."""
 
@@ -61,11 +55,6 @@ class Feeding(Components):
     def __init__(self, *given: Any, **named: Any) -> None:  # noqa: ANN401 - as the daemon makes it
         super().__init__(*given, **named)
         Feeding.made = self
-
-
-def store(objects: ServiceSettings, clock: Clock, *_: object) -> DiscardFiles:
-    """Return the store in the place of the settings'."""
-    return DiscardFiles(Path(objects.directory), clock, bucket=objects.own_places[0].bucket, section=objects.section)
 
 
 async def turns(engine: Engine, directory: Path, number: int) -> None:

@@ -11,10 +11,11 @@ import asyncio
 import json
 import sys
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from bench import goals
 from bench.child import Took, answer_of, used_s
+from bench.discarding import Discarding
 from bench.load import MIB, PUSH_LEDGER, Entries
 from bench.report import Figure, spread
 from bench.scale import bytes_of
@@ -24,7 +25,6 @@ from offloaderd.core.model import EntryBatch, OfferResult, Position, TopicName
 from offloaderd.daemon import log
 from offloaderd.format.chunks import CHUNK_BYTES
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.objects.port import ObjectInfo, PartInfo
 from offloaderd.policy.records import TopicPolicy
 from offloaderd.read.segments import SegmentOptions, SegmentReader
 from offloaderd.segment.builder import SegmentLayout
@@ -32,11 +32,10 @@ from offloaderd.testing.memory.objects import MemoryStore
 from tests.unit.rigs.rig import Rig, enabled, until_offloaded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from bench.scale import Scale
     from bench.site import Site
-    from offloaderd.objects.port import Pieces
     from offloaderd.topic.offloader import TopicOffloader
 
 GIB = 1024 * MIB
@@ -52,31 +51,6 @@ class Task(TypedDict):
     entry_bytes: int
     total_bytes: int
     runs: int
-
-
-class Discarding:
-    """Keeps index and manifest in the store that follows it as a base; of data objects it keeps their size."""
-
-    def __init__(self, *given: Any, **named: Any) -> None:  # noqa: ANN401 - those of the store
-        super().__init__(*given, **named)
-        self._sizes: dict[str, int] = {}
-
-    async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
-        """Drop a part."""
-        del key, upload_id
-        return PartInfo(part_number=part_number, etag="0" * 32, size_bytes=sum(map(len, pieces)))
-
-    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        """Have an object of that size."""
-        del upload_id
-        self._sizes[key] = sum(part.size_bytes for part in parts)
-        return await self.head(key)
-
-    async def head(self, key: str) -> ObjectInfo:
-        """Say how large an object is, or would be."""
-        if key not in self._sizes:
-            return await super().head(key)  # type: ignore[misc,no-any-return] # the store's
-        return ObjectInfo(key=key, size_bytes=self._sizes[key], etag="0", modified_ms=0)
 
 
 class Discard(Discarding, MemoryStore):

@@ -92,6 +92,12 @@ class Site:
                 await store.put("warm", bytes(1024))
             yield replace(self, s3=options)
 
+    def on_disk(self, name: str) -> Site:
+        """Give the same site with a new directory as the store of objects: no server has a part in what it costs."""
+        directory = self.directory / name
+        directory.mkdir()
+        return replace(self, s3=ObjectsSettings(kind="filesystem", directory=str(directory)))
+
     @asynccontextmanager
     async def daemon(self, sections: Sections, *, name: str, sampled: Path | None = None) -> AsyncIterator[Daemon]:
         """Run a daemon until the context ends. A second one of the same name continues with its ledgers.

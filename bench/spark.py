@@ -1,4 +1,4 @@
-"""Spark's jobs beside what the daemon does with the same bytes: backfills and the data source.
+"""Spark's backfills beside what the daemon does with the same bytes.
 
 A backfill is measured with Python workers that have imported all they need, as in a longer job; the first one has a
 figure of its own. In turns with the job the daemon catches up with the same topic, its own way, and a bare client
@@ -8,7 +8,7 @@ uploads the same objects. Spark, the servers and the bookies share the cores of 
 from __future__ import annotations
 
 import math
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,14 +21,11 @@ from bench.spark_child import spark
 from bench.tailing import PLAN
 from bench.usage import measured
 from offloaderd.core.model import TopicName
-from offloaderd.core.read_options import ReadPriority
-from offloaderd.protocol.v1 import common_pb2, policy_pb2
+from offloaderd.protocol.v1 import policy_pb2
 from tests.real.writer import ledger_writer
 from tests.real.written_topic import written_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from bench.scale import Scale
     from bench.site import Daemon, Sections, Site
     from bench.spark_child import Spark
@@ -39,18 +36,14 @@ LEDGERS = 8
 SEGMENTS = 2
 """Into how many segments a topic is split: one for each of two cores. Small ones would show what each one costs."""
 
-SOURCE_SEGMENTS = 4
-"""Of the topic that the data source reads."""
+SCALING_SEGMENTS = 8
+"""Into how many where the store discards: some for each core, as a history has more of them than a job has cores."""
 
 GOAL_DAEMON, GOAL_SCALING = 0.7, 1.6
 GOAL_GROWTH = 1.25
 """How much more memory a worker may have held for segments that are twice as large."""
 
-CACHE_BYTES = 16 * MIB
-"""Of the daemon that is read from: far less than the topic, so that each read gets it all from the store."""
-
 GIB = 1024**3
-TOPIC = TopicName.parse("read-by-spark")
 
 
 @dataclass
@@ -194,9 +187,8 @@ def _embedded_figures(found: Embedded) -> list[Figure]:
     return [
         Figure(
             benchmark=name,
-            figure="rate of local[2] over local[1]",
+            figure="rate of local[2] over local[1], which share two cores with the S3 server",
             values=[one / two for one, two in zip(found.one.job, found.two, strict=True)],
-            goal=GOAL_SCALING,
             notes={"local[2]": found.one.rates(found.two)},
         ),
         Figure(
@@ -261,61 +253,44 @@ async def backfill_bookies(site: Site, size: Scale, cluster: BookKeeperCluster) 
     return _beside("backfill from bookies", found)
 
 
-async def data_source(site: Site, size: Scale) -> list[Figure]:
-    """Measure `sum(length(payload))` over a topic in local[2], beside the same over gRPC and in Parquet."""
-    entries = Entries(ENTRY_BYTES, size.backfill_bytes, segments=SOURCE_SEGMENTS)
-    sections: Sections = {"ledgers": {"kind": "embedded"}, "memory": {"cache_bytes": CACHE_BYTES}}
-    name, target = f"source{CLOCK.uuid().hex[:6]}", site.directory / f"parquet-{CLOCK.uuid().hex[:6]}"
-    async with site.bucket() as place, place.daemon(sections, name=name) as daemon:
-        await append(daemon.client, TOPIC, entries)
-        await daemon.client.enable(TOPIC, segment_bytes_max=entries.segment_bytes)
-        await everything_offloaded(daemon, TOPIC)
-        async with spark("local[2]", place.environment(name, 1, 2, sections)) as job:
-            await job.ask(what="write", topic=str(TOPIC), target=str(target))
-
-            async def by_source() -> float:
-                told = await job.ask(what="read", topic=str(TOPIC), payload_bytes=entries.payload_bytes)
-                return float(told["seconds"])
-
-            async def by_parquet() -> float:
-                told = await job.ask(what="parquet", target=str(target), payload_bytes=entries.payload_bytes)
-                return float(told["seconds"])
-
-            ways: tuple[Callable[[], Awaitable[float]], ...] = (
-                by_source,
-                by_parquet,
-                lambda: _by_grpc(daemon, entries),
-            )
-            for way in ways:
-                await way()
-            rounds = [[await way() for way in ways] for _ in range(size.runs)]
-    ours, parquet, grpc = (list(column) for column in zip(*rounds, strict=True))
-    told = Measured(entries.payload_bytes)
+async def backfill_scaling(site: Site, size: Scale) -> list[Figure]:
+    """Measure two cores over one from the embedded store into a store that discards, which takes no core from them."""
+    entries = Entries(ENTRY_BYTES, size.backfill_bytes + ENTRY_BYTES)
+    theirs: Sections = {
+        "ledgers": {"kind": "embedded", "ledger_entries_max": (entries.count - 1) // LEDGERS},
+        "history": {"daemon_bytes_max": 0},
+    }
+    name, segment_bytes = f"job{CLOCK.uuid().hex[:6]}", size.backfill_bytes // SCALING_SEGMENTS
+    place = site.on_disk("objects-discarded")
+    topics = {slots: [TopicName.parse(f"by-{slots}-{number}") for number in range(size.runs + 1)] for slots in (1, 2)}
+    found, payload_bytes = dict[int, Measured](), 0
+    async with AsyncExitStack() as stack:
+        daemon = await stack.enter_async_context(place.daemon(theirs, name=name))
+        for topic in (*topics[1], *topics[2]):
+            await append(daemon.client, topic, entries)
+            payload_bytes = await planned(daemon, topic)
+        environment = place.environment(name, 1, 2, theirs)
+        jobs = {
+            slots: await stack.enter_async_context(spark(f"local[{slots}]", environment, discarding=True))
+            for slots in topics
+        }
+        for number in range(size.runs + 1):  # the first is not counted: both sessions begin with it
+            for slots, job in jobs.items():
+                told = await job.backfill(topics[slots][number], segment_bytes, slots=slots)
+                if number:
+                    took = found.setdefault(slots, Measured(payload_bytes))
+                    took.job.append(told["seconds"])
+                    took.job_cpu.append(told["cpu_s"])
+    one, two = found[1], found[2]
     return [
         Figure(
-            benchmark="data source, local[2], 10 KiB",
-            figure="rate over the read by gRPC",
-            values=[other / one for one, other in zip(ours, grpc, strict=True)],
-            notes={"ours": told.rates(ours), "gRPC": told.rates(grpc)},
-        ),
-        Figure(
-            benchmark="data source, local[2], 10 KiB",
-            figure="rate over Spark's of the same bytes in Parquet",
-            values=[other / one for one, other in zip(ours, parquet, strict=True)],
-            notes={"Parquet": told.rates(parquet)},
-        ),
+            benchmark="backfill from the embedded store into a store that discards",
+            figure="rate of local[2] over local[1]",
+            values=[single / double for single, double in zip(one.job, two.job, strict=True)],
+            goal=GOAL_SCALING,
+            notes={
+                "local[1]": f"{one.rates(one.job)}; Python {one.cpu(one.job_cpu)}",
+                "local[2]": f"{two.rates(two.job)}; Python {two.cpu(two.job_cpu)}",
+            },
+        )
     ]
-
-
-async def _by_grpc(daemon: Daemon, entries: Entries) -> float:
-    """Read the topic from the store through the daemon; returns the seconds."""
-    started, found = CLOCK.monotonic(), 0
-    priority = ReadPriority.TIERED_STORAGE_FIRST
-    async with aclosing(daemon.client.read(TOPIC, read_priority=priority, timeout_s=DEADLINE_S)) as responses:
-        async for response in responses:
-            found += sum(map(len, response.batch.payloads))
-            if response.tier != common_pb2.TIER_OBJECTS:
-                raise RuntimeError("read from another tier than the store")
-    if found != entries.payload_bytes:
-        raise RuntimeError(f"{found} bytes were read, not {entries.payload_bytes}")
-    return CLOCK.monotonic() - started

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.discarding import discard
 from bench.machine import memory_bytes
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.model import TopicName
@@ -22,7 +23,7 @@ from offloaderd.daemon import log
 from offloaderd.daemon.settings import load
 from offloaderd.spark.backfill import backfill
 from offloaderd.spark.jobs.executors import Options, Share, on_executor
-from offloaderd.spark.session import spark_session
+from offloaderd.spark.session import WORKERS, spark_session
 from offloaderd.spark.source import register
 
 if TYPE_CHECKING:
@@ -63,13 +64,14 @@ class Spark:
 
 
 @asynccontextmanager
-async def spark(master: str, environment: Mapping[str, str]) -> AsyncIterator[Spark]:
-    """Run Spark with the settings of a daemon until the context ends."""
+async def spark(master: str, environment: Mapping[str, str], *, discarding: bool = False) -> AsyncIterator[Spark]:
+    """Run Spark with the settings of a daemon until the context ends; `discarding`: data objects are dropped."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.spark_child", stdin=pipe, stdout=pipe)
     child = Spark(process)
     try:
-        child.started_s = (await child.ask(master=master, environment=environment))["seconds"]
+        wish = {"master": master, "environment": environment, "discarding": discarding}
+        child.started_s = (await child.ask(**wish))["seconds"]
         yield child
         assert process.stdin is not None  # noqa: S101 - it has pipes
         process.stdin.close()
@@ -85,7 +87,11 @@ def main() -> None:
     first = json.loads(sys.stdin.readline())
     settings, started = load(None, first["environment"]), CLOCK.monotonic()
     os.environ.update(first["environment"])
-    with spark_session("bench", master=first["master"]) as session:
+    options = {}
+    if first["discarding"]:
+        discard()
+        options[WORKERS] = "bench.discarding"
+    with spark_session("bench", master=first["master"], options=options) as session:
         register(session)
         _say(seconds=CLOCK.monotonic() - started)
         for line in sys.stdin:
@@ -93,7 +99,8 @@ def main() -> None:
             before, started = _used(), CLOCK.monotonic()
             DO[wish.pop("what")](session, settings, **wish)
             seconds, after = CLOCK.monotonic() - started, _used()
-            _say(seconds=seconds, cpu_s=after[0] - before[0], worker_bytes=after[1], java_bytes=after[2])
+            used = {"cpu_s": after[0] - before[0], "java_cpu_s": after[3] - before[3]}
+            _say(seconds=seconds, worker_bytes=after[1], java_bytes=after[2], **used)
 
 
 def _say(**answer: float) -> None:
@@ -198,18 +205,18 @@ DO: dict[str, Callable[..., None]] = {
 }
 
 
-def _used() -> tuple[float, int, int]:
-    """Return the CPU seconds of all Python workers, the peak memory of the largest, and Java's."""
-    cpu, worker, java = 0.0, 0, 0
+def _used() -> tuple[float, int, int, float]:
+    """Return the CPU of all Python workers, the peak memory of the largest, Java's, and its CPU; seconds and bytes."""
+    cpu, worker, java, java_cpu = 0.0, 0, 0, 0.0
     for pid, name in _descendants():
         try:
             if name.startswith("python"):
                 cpu, worker = cpu + _cpu_s(pid), max(worker, memory_bytes(pid)[1])
             elif name == "java":
-                java = max(java, memory_bytes(pid)[1])
+                java, java_cpu = max(java, memory_bytes(pid)[1]), java_cpu + _cpu_s(pid)
         except (OSError, KeyError):  # it has just ended
             continue
-    return cpu, worker, java
+    return cpu, worker, java, java_cpu
 
 
 def _cpu_s(pid: int) -> float:
