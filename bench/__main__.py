@@ -10,7 +10,7 @@ examples:
   python -m bench --only push --only read      some of it
   python -m bench --only memory --sustained 600
   python -m bench --only many --idle 10000        start, memory and requests of 10,000 idle topics: 40 minutes
-  python -m bench --only spark --only spark-bookies --only spark-read --runs 2    Spark's jobs, three minutes
+  python -m bench --only spark --only spark-cores --only spark-bookies --only spark-read --runs 2    Spark's jobs
   python -m bench --s3 versitygw --only push --only read    on another S3 server (make stores)
   python -m bench --all --report docs/speed-report.md    the page that is committed
 """
