@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 MIB = 1024 * 1024
-PARTITION_BYTES = 64 * MIB
-"""Bytes of objects that one task reads: some seconds of work, and a thousand tasks for 64 GiB."""
+PARTITION_BYTES = 128 * MIB
+"""Bytes of objects that one task reads: as many as Spark gives to a task of files. Each task has a client of its own."""
 
 
 class Mode(StrEnum):
@@ -131,7 +131,7 @@ HELP: dict[str, str] = {
     "mode": "fail, or skip: whatever cannot be given is left out, counted in a row of its own",
     "skip": "what alone is left out and counted, with commas: losses, retention, damage, malformed, unfinished",
     "metadata": "zookeeper, or bucket: the map is made from the manifests, without any ZooKeeper",
-    "partition_bytes": "about what one task reads, 64MiB unless it is said",
+    "partition_bytes": "about what one task reads, 128MiB unless it is said",
     "max_bytes_per_trigger": "about what one step of a stream reads; no limit unless it is said",
     "offsets": '{"start": {TOPIC: POSITION}, "end": {...}}: what lies behind one offset of a stream, up to another',
     "config": "the settings' file, read where the driver runs",
