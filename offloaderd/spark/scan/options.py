@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 PARTITION_BYTES = 128 * MIB
-"""Bytes of objects that one task reads: as many as Spark gives to a task of files. Each task has a client of its own."""
+"""Bytes of objects that one task reads: as many as Spark gives it of files. Each task opens the bucket anew."""
 
 
 class Mode(StrEnum):
