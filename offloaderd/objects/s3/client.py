@@ -168,6 +168,7 @@ class Clients:
 
 def _name_host(host: str, *, request: AWSRequest, **_: object) -> None:
     """Set the request's Host header, which is also signed."""
+    del request.headers["Host"]  # else both names would be signed
     request.headers["Host"] = host
 
 

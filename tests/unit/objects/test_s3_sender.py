@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from aiobotocore.config import AioConfig  # type: ignore[import-untyped]
 from aiobotocore.session import AioSession  # type: ignore[import-untyped]
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 from botocore.handlers import add_expect_header
 
 from offloaderd.core.errors import Denied, OutcomeUnknown, Transient
@@ -286,14 +289,31 @@ async def test_a_get_takes_the_proxy_and_the_addressing_of_the_settings(
     assert server.heads[0].startswith(f"GET {url} ".encode())
 
 
-async def test_a_get_names_and_signs_the_host_of_the_settings() -> None:
-    """A tunnel leads to a service that checks the signature of its own name."""
-    server = FaultyServer(four)
-    async with store_at(server, signed_host="s3.eu-west-1.amazonaws.com") as store:
+def checked_signature(head: bytes) -> str:
+    """The signature that a service finds for a request as it arrived."""
+    first, *lines = head.decode().strip().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines)
+    signed = re.findall(r"SignedHeaders=([^,]+)", headers["Authorization"])[0].split(";")
+    of = {name: value for name, value in headers.items() if name.lower() in signed}
+    method, path, _ = first.split(" ")
+    request = AWSRequest(method, f"http://{headers['Host']}{path}", headers=of)
+    request.context["timestamp"] = headers["X-Amz-Date"]
+    signer = S3SigV4Auth(Credentials("key", "hush"), "s3", "us-east-1")
+    found: str = signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request)
+    return found
+
+
+@pytest.mark.parametrize("host", [None, "s3.eu-west-1.amazonaws.com"])
+async def test_a_request_names_and_signs_the_host_of_the_settings(host: str | None) -> None:
+    """A tunnel leads to a service that checks the signature of its own name, and of no other."""
+    server = FaultyServer(whole)
+    async with store_at(server, signed_host=host) as store:
         assert await store.get("k", 6, 4) == b"abcd"
-    head = server.heads[0].lower()
-    assert b"\r\nhost: s3.eu-west-1.amazonaws.com\r\n" in head
-    assert b"signedheaders=host;" in head
+        await store.put("k", b"abc")
+        await store.abort_upload("k", "u")
+    for head in server.heads:
+        assert host is None or f"\r\nHost: {host}\r\n".encode() in head
+        assert f"Signature={checked_signature(head)}\r\n".encode() in head
 
 
 async def test_a_get_trusts_the_authorities_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
