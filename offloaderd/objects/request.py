@@ -123,5 +123,5 @@ def date_ms(headers: Mapping[str, str], name: str = "date") -> int:
     """Return the server's time of an answer, about that of the object it stored; 0 without one."""
     try:
         return int(email.utils.parsedate_to_datetime(headers.get(name, "")).timestamp() * 1000)
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0

@@ -102,6 +102,7 @@ def bare(etag: str) -> str:
 _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _ENCRYPTED = "x-amz-server-side-encryption"
 _METADATA = "x-amz-meta-"
+HINT_ANSWER = "check that objects.endpoint is an S3 service, and what a proxy on the way changes of its answers"
 
 
 def is_opaque(headers: Mapping[str, str]) -> bool:
@@ -110,13 +111,23 @@ def is_opaque(headers: Mapping[str, str]) -> bool:
 
 
 def described(key: str, headers: Mapping[str, str]) -> ObjectInfo:
-    """Return the object of the headers of a HEAD answer, which are found in any case."""
+    """Return the object of the headers of a HEAD answer, which are found in any case.
+
+    Raises Transient without its size, or without the time by which it may be old enough to delete.
+    """
+    size_bytes, modified_ms = headers.get("Content-Length"), date_ms(headers, "Last-Modified")
+    if size_bytes is None or not modified_ms:
+        raise Transient(
+            f"HeadObject {key}: no object has Content-Length {size_bytes!r} and Last-Modified "
+            f"{headers.get('Last-Modified')!r}",
+            hint=HINT_ANSWER,
+        )
     named = ((name.lower(), value) for name, value in headers.items())
     return ObjectInfo(
         key=key,
-        size_bytes=int(headers["Content-Length"]),
+        size_bytes=int(size_bytes),
         etag=bare(headers["ETag"]),
-        modified_ms=date_ms(headers, "Last-Modified"),
+        modified_ms=modified_ms,
         metadata={name.removeprefix(_METADATA): value for name, value in named if name.startswith(_METADATA)},
         etag_opaque=is_opaque(headers),
     )

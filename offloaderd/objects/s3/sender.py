@@ -45,7 +45,7 @@ class Answer(NamedTuple):
     status: int
     headers: Mapping[str, str]
     text: str
-    """Text of the element that was asked for."""
+    """What it had to name."""
 
 
 class Sender:
@@ -95,28 +95,29 @@ class Sender:
             raise _refused(operation, answer, await answer.read())
 
     async def answered(
-        self, operation: str, key: str, parameters: Mapping[str, Any], body: Body | bytes, element: str
+        self, operation: str, key: str, parameters: Mapping[str, Any], body: Body | bytes, named: str
     ) -> Answer:
-        """Send a request whose answer is short, and return it with the text of an element, if one is named.
+        """Send a request whose answer is short and has to name something, by botocore's name of it.
 
-        Raises as `send`.
+        Raises as `send`, and ResponseParserError for an answer that does not name it.
         """
         async with await self.send(operation, key, parameters, body) as answer:
             content = await answer.read()
         if b"<Error" in content:  # behind a 200, as botocore expects it of S3
             raise _refused(operation, answer, content)
-        return Answer(answer.status, answer.headers, self._text(operation, answer, content, element))
+        return Answer(answer.status, answer.headers, self._named(operation, answer, content, named))
 
-    def _text(self, operation: str, answer: ClientResponse, content: bytes, element: str) -> str:
-        """Return the text of an element, by botocore's parser."""
-        if not element:
-            return ""
+    def _named(self, operation: str, answer: ClientResponse, content: bytes, named: str) -> str:
+        """Return the text of a header or an element, by botocore's description of the operation."""
         shape = self._client.meta.service_model.operation_model(operation).output_shape
-        said = {"status_code": answer.status, "headers": answer.headers, "body": content}
-        found = create_parser("rest-xml").parse(said, shape)
-        if element not in found:
-            raise ResponseParserError(f"no {element} in an answer of {len(content)} bytes")
-        text: str = found[element]
+        place = shape.members[named].serialization
+        if place.get("location") == "header":
+            text = answer.headers.get(place["name"])
+        else:  # headers, which are not wanted, could only be wrong
+            said = {"status_code": answer.status, "headers": {}, "body": content}
+            text = create_parser("rest-xml").parse(said, shape).get(named)
+        if not isinstance(text, str) or not text.strip('"'):
+            raise ResponseParserError(f"no {named} in an answer of {len(content)} bytes")
         return text
 
     async def _resolve(self) -> _Resolved:

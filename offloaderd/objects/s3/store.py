@@ -176,14 +176,14 @@ class S3Store(Buckets):
         parameters: Mapping[str, Any],
         body: Body | bytes = b"",
         *,
-        element: str = "",
+        named: str = "ETag",
         write: bool = True,
     ) -> Answer:
         """Send a request whose answer is short; see Sender."""
 
         async def once() -> Answer:
             async with self._opened(operation, key, size_bytes=len(body), write=write) as (call, opened):
-                answer = await opened.sender.answered(operation, key, parameters, body, element)
+                answer = await opened.sender.answered(operation, key, parameters, body, named)
                 call.status, call.bytes_out = str(answer.status), len(body)
                 return answer
 
@@ -253,7 +253,7 @@ class S3Store(Buckets):
         return ObjectInfo(
             key=key,
             size_bytes=len(body),
-            etag=bare(answer.headers["ETag"]),
+            etag=bare(answer.text),
             modified_ms=date_ms(answer.headers),
             metadata=named,
         )
@@ -294,7 +294,7 @@ class S3Store(Buckets):
 
     async def _create_upload(self, key: str, metadata: Mapping[str, str] | None, stored_as: StoredAs) -> str:
         parameters = self._stored(checked_metadata(metadata), stored_as)
-        return (await self._answered("CreateMultipartUpload", key, parameters, element="UploadId")).text
+        return (await self._answered("CreateMultipartUpload", key, parameters, named="UploadId")).text
 
     async def upload_part(self, key: str, upload_id: str, part_number: int, pieces: Pieces) -> PartInfo:
         """See MultipartStore."""
@@ -303,7 +303,7 @@ class S3Store(Buckets):
         body = body_of(pieces, signed=self._options.sign_payloads)
         parameters = {"PartNumber": part_number, "UploadId": upload_id}
         answer = await self._answered("UploadPart", key, parameters, body)
-        return PartInfo(part_number=part_number, etag=bare(answer.headers["ETag"]), size_bytes=len(body))
+        return PartInfo(part_number=part_number, etag=bare(answer.text), size_bytes=len(body))
 
     async def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
         """See MultipartStore. SeaweedFS also lists replaced parts: the newest of each number is returned."""
@@ -328,8 +328,8 @@ class S3Store(Buckets):
         """See MultipartStore; the answer does not have the object's metadata."""
         check_key(key)
         check_parts(parts)
-        named = {"UploadId": upload_id}
-        answer = await self._answered("CompleteMultipartUpload", key, named, named_parts(parts), element="ETag")
+        parameters = {"UploadId": upload_id}
+        answer = await self._answered("CompleteMultipartUpload", key, parameters, named_parts(parts))
         return ObjectInfo(
             key=key,
             size_bytes=sum(part.size_bytes for part in parts),

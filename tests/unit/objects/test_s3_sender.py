@@ -183,18 +183,62 @@ async def test_an_error_behind_a_200_is_none_that_was_stored() -> None:
                 await use
 
 
-@pytest.mark.parametrize("said", [b"", b" ", b"<Of><Uplo", b"<Of><Other>u</Other></Of>"])
-async def test_an_answer_that_does_not_name_what_was_made_has_an_unknown_outcome(said: bytes) -> None:
-    """Whether it ended too early, or says something else."""
+TWICE = b"<Of><UploadId>a</UploadId><UploadId>b</UploadId><ETag>a</ETag><ETag>b</ETag></Of>"
+
+
+@pytest.mark.parametrize("etag", [{}, {"ETag": ""}, {"ETag": '""'}])
+@pytest.mark.parametrize(
+    "said", [b"", b" ", b"<Of><Uplo", b"<Of><Other>u</Other></Of>", b"<Of><UploadId/><ETag/></Of>", b"<html>", TWICE]
+)
+async def test_an_answer_that_does_not_name_what_was_made_has_an_unknown_outcome(
+    said: bytes, etag: dict[str, str]
+) -> None:
+    """Whether it ended too early, or says something else, as that of a proxy."""
 
     async def cut(connection: Connection) -> None:
         await connection.read_body()
-        connection.answer("200 OK", said)
+        connection.answer("200 OK", said, **etag)
 
     async with store_at(FaultyServer(cut)) as store:
-        for use in (store.create_upload("k"), store.complete_upload("k", "u", PARTS)):
+        for use in (
+            store.create_upload("k"),
+            store.upload_part("k", "u", 1, [b"abc"]),
+            store.complete_upload("k", "u", PARTS),
+            store.put("k", b"abc"),
+        ):
             with pytest.raises(OutcomeUnknown):
                 await use
+
+
+async def test_headers_that_are_not_wanted_may_say_anything() -> None:
+    """The upload is there, whatever the service says of its end."""
+
+    async def odd(connection: Connection) -> None:
+        connection.answer("200 OK", b"<Of><UploadId>u</UploadId></Of>", x_amz_abort_date="never")
+
+    async with store_at(FaultyServer(odd)) as store:
+        assert await store.create_upload("k") == "u"
+
+
+FOUND = {"ETag": '"e"', "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT", "Content-Length": "4"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, "") for name in FOUND]
+    + [("ETag", '""'), ("Last-Modified", "never"), ("Last-Modified", "Thu, 01 Jan 2026 00:00:00 +9999999999999999")],
+)
+async def test_an_object_without_size_or_etag_or_time_is_not_described(name: str, value: str) -> None:
+    """One without a time would seem older than all others, and be deleted."""
+
+    async def part(connection: Connection) -> None:
+        said = FOUND | {name: value}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in said.items() if value)
+        connection.writer.write(f"HTTP/1.1 200 OK\r\n{lines}\r\n".encode())
+
+    async with store_at(FaultyServer(part)) as store:
+        with pytest.raises(Transient, match=name):
+            await store.head("k")
 
 
 async def test_gets_at_a_time_have_a_signature_each() -> None:
