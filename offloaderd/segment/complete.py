@@ -62,9 +62,10 @@ class SegmentCompletion:
             object_bytes=described.data_bytes,
         )
         with self._stage("commit", described.data_bytes), self._trace.step("complete"):
-            await self._upload.complete(described.data_bytes)
+            await self._upload.complete()
             await self._upload.put(ObjectKind.INDEX, index, lambda data: same_bytes(index_key, data, index))
         with self._stage("verify", described.data_bytes), self._trace.step("verify"):
+            await self._upload.check(described.data_bytes)
             if self._context.upload_context.limits.readback or not self._upload.proven:
                 await self._read_back(data_key, described)
             if prove is not None:

@@ -306,12 +306,13 @@ class SegmentUpload:
         self._up.metrics.upload_parts.labels(outcome="replaced").inc()
         return None
 
-    async def complete(self, object_bytes: int, *, compared: bool = False) -> None:
-        """Complete the data object. A missing upload, or a conflict, may be one whose completion was not answered.
+    @property
+    def _in_order(self) -> Sequence[PartInfo]:
+        return [self._parts[number] for number in sorted(self._parts)]
 
-        In such a doubt, or if it is to be `compared`, the store compares the object with the parts.
-        """
-        parts = [self._parts[number] for number in sorted(self._parts)]
+    async def complete(self) -> None:
+        """Complete the data object. A missing upload, or a conflict, may be one whose completion was not answered."""
+        parts = self._in_order
 
         async def once() -> None:
             try:
@@ -323,14 +324,20 @@ class SegmentUpload:
 
         if not self._completed:
             await self._persist(once)
+
+    async def check(self, object_bytes: int, *, compared: bool = False) -> None:
+        """Compare the size of the completed data object with the one that was sent. Raises SegmentFailed.
+
+        In doubt of what completed it, or if it is to be `compared`, the store compares it with the parts.
+        """
         stored = await self.verify(self._key, object_bytes)
         if self._doubt or compared:
-            await self._check_parts(stored, parts)
+            await self._check_parts(stored)
             await self._persist(self._abort_strays)
 
-    async def _check_parts(self, stored: ObjectInfo, parts: Sequence[PartInfo]) -> None:
+    async def _check_parts(self, stored: ObjectInfo) -> None:
         """Have the store compare the data object with its parts, if it can."""
-        told = await self._persist(lambda: self._objects.made_of(stored, parts))
+        told = await self._persist(lambda: self._objects.made_of(stored, self._in_order))
         self.proven = told is not None
         if told is False:
             raise SegmentFailed(f"{self._key} with the ETag {stored.etag} holds other parts than were sent")

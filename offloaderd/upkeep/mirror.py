@@ -479,7 +479,8 @@ class TopicMirror:
     async def _complete(self, copying: _Copying) -> None:
         """Complete the three objects and check them. Raises SegmentFailed, CorruptData, and the store's errors."""
         upload, described, where = copying.upload, copying.described, copying.where
-        await upload.complete(described.data_bytes, compared=True)
+        await upload.complete()
+        await upload.check(described.data_bytes, compared=True)
         readback = self._mirror.context.upload_context.limits.readback or not upload.proven
         for block in described.blocks if readback else ():
             check = partial(check_block, info=block, key=where.data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -38,7 +38,7 @@ from tests.virtual import virtually
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.objects.port import ObjectInfo, PartInfo
+    from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo
 
 
 class QuickClock:
@@ -143,6 +143,35 @@ async def test_a_conflict_at_a_completion_that_did_not_happen_is_tried_again() -
     epoch = await rig.tree.connect().get(paths.epoch(TOPIC))
     assert (faults.fired, ownership.decode_epoch(epoch.value, path="epoch").epoch) == (3, 1)
     assert rig.metrics.segments.labels(state="failed")._value.get() == 0
+
+
+class Emptied(MemoryStore):
+    """Loses the first data object to somebody else, while its index is put."""
+
+    completed = ""
+
+    async def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
+        """See ObjectStore."""
+        found = await super().complete_upload(key, upload_id, parts)
+        self.completed = self.completed or key
+        return found
+
+    async def put(self, key: str, data: Bytes, **options: Any) -> ObjectInfo:  # noqa: ANN401 - of ObjectStore
+        """See ObjectStore."""
+        if key == f"{self.completed}-index":
+            await self.delete([self.completed])
+        return await super().put(key, data, **options)
+
+
+async def test_a_data_object_that_goes_while_its_index_is_put_is_not_committed() -> None:
+    """A request of the index may be repeated for days: the data object is asked for afterwards."""
+    rig, _ = faulty_rig()
+    store = Emptied(rig.clock, part_bytes_min=1)
+    rig.objects = store
+    await offload_all(rig, payloads(300))
+    assert rig.metrics.segments.labels(state="failed")._value.get() == 1
+    assert store.completed not in [info.key async for info in store.list()]
+    assert await rig.leftovers() == []
 
 
 @pytest.mark.parametrize("skip", range(8))
