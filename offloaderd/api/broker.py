@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import structlog
 
 from offloaderd.api.calls import Context
-from offloaderd.api.gate import check_source
+from offloaderd.api.gate import check_source, count_planned
 from offloaderd.api.manual_offload import HEARTBEAT_S, changed_or_heartbeat
 from offloaderd.api.read import BATCH_BYTES_MAX, ReadService
 from offloaderd.api.retention import checked_ledger
@@ -44,6 +44,7 @@ from offloaderd.core.names.managed_ledgers import compacted_of
 from offloaderd.core.names.patterns import of_topic
 from offloaderd.core.read_options import ReadPriority, Tier
 from offloaderd.fleet.engine import Engine
+from offloaderd.format.parsing import filled
 from offloaderd.ledgers.port import LedgerRegister, ShadowTopics
 from offloaderd.metadata import paths
 from offloaderd.metadata.committed import CommittedSegment
@@ -51,7 +52,7 @@ from offloaderd.metadata.identity import deletion_refused
 from offloaderd.metadata.topic_map.conversion import holders_of
 from offloaderd.metadata.topic_map.map import TopicMap
 from offloaderd.objects import keys
-from offloaderd.objects.port import present
+from offloaderd.objects.port import SignedUrls, present
 from offloaderd.policy import store as policies
 from offloaderd.policy.policies import OffloadPolicies
 from offloaderd.policy.records import TopicPolicy
@@ -59,6 +60,7 @@ from offloaderd.protocol.conversion import encoded_read_response, to_position
 from offloaderd.protocol.errors import reason_of
 from offloaderd.protocol.v1 import broker_pb2 as pb
 from offloaderd.protocol.v1 import broker_pb2_grpc
+from offloaderd.read.plan import Why
 from offloaderd.read.reader import TopicReader
 from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.upkeep.grants.broker_request import (
@@ -83,6 +85,9 @@ Later pauses are longer."""
 
 REPEAT_S = 60.0
 """When the request to an owner is repeated."""
+
+URL_S = 300
+"""How long a broker can fetch what it was told; it asks for more long before, unless its reader pauses."""
 
 LOST = (
     "is this daemon's metadata this cluster's, and whole? `offloaderd rebuild --config FILE` shows what the bucket has"
@@ -228,6 +233,35 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             async with aclosing(reading) as tiers:
                 async for batch, tier in tiers:
                     yield encoded_read_response(batch, tier)
+
+    async def PlanLedger(self, request: pb.ReadLedgerRequest, context: Context) -> pb.PlanLedgerResponse:
+        """Return where the first entries of a range are stored. Raises as ReadLedger before its first answer."""
+        ledger = await self._own(request.ledger)
+        topic, ledger_id, _ = named(ledger)
+        first = Position(ledger_id, request.first_entry_id).checked()
+        last = Position(ledger_id, request.last_entry_id).checked()
+        answer = pb.PlanLedgerResponse()
+        with self.reads.counted():
+            if isinstance(await self._found(ledger, first), CommittedSegment):
+                return answer
+            priority = ReadPriority.TIERED_STORAGE_FIRST
+            runs, _ = await self.reader.plan(topic, runs_max=1, first=first, last=last, priority=priority)
+            if not runs or (segment := runs[0].segment) is None:
+                return answer
+            last = Position(ledger_id, runs[0].last_entry_id)
+            bytes_max = min(request.batch_bytes or BATCH_BYTES_MAX, BATCH_BYTES_MAX)
+            place, blocks = await self.reader.segments.stored(topic, segment, first, last, bytes_max)
+            store = self.engine.context.upload_context.objects.at(place.bucket)
+            if not blocks or not isinstance(store, SignedUrls):
+                return answer
+            answer.url, answer.valid_ms = await store.signed_url(place.keys.data, URL_S), URL_S * 1000
+            if not answer.url:
+                return pb.PlanLedgerResponse()
+            answer.blocks.extend(filled(pb.PlannedBlock, block, entries=block.entry_count) for block in blocks)
+            await count_planned(sum(block.length for block in blocks))
+        entries = min(last.entry_id, blocks[-1].last_entry_id) - first.entry_id + 1
+        self.reader.count(entries, sum(block.payload_bytes for block in blocks), Tier.OBJECTS, Why.CHOSEN)
+        return answer
 
     async def _of_broker(
         self, topic: TopicName, theirs: CommittedSegment, first: Position, last: Position, request: pb.ReadLedgerRequest

@@ -127,6 +127,8 @@ class Caller:
     accounts: Accounts | None = None
     account: Account | None = None
     """The account of the namespace that it named first."""
+    planned_bytes: int = 0
+    """Bytes that it was told where to read; they count as read."""
 
     @property
     def share(self) -> str | None:
@@ -246,6 +248,17 @@ def account_of_caller() -> Account | None:
     """Return the account of the namespace that the present call named, None without one."""
     caller = CALLER.get()
     return caller.account if caller is not None else None
+
+
+async def count_planned(size_bytes: int) -> None:
+    """Count bytes that the present caller is told where to read, as if they were sent; waits for its read rate."""
+    caller = CALLER.get()
+    if caller is None:
+        return
+    if caller.account is not None:
+        await caller.account.may_read()
+        caller.account.sent(size_bytes)
+    caller.planned_bytes += size_bytes
 
 
 def check_source(topic: TopicName) -> None:

@@ -330,7 +330,8 @@ class _Call:
         write = log.debug if quiet else log.info  # brokers read thousands of times a second
         write("rpc.handled", **fields, responses=self.sent, reason=reason)
         if caller is not None and caller.read is not None and code not in REFUSED:
-            audit.info("audit.read", schema=SCHEMA, **fields, via=caller.via, **caller.read, bytes=self.sent_bytes)
+            read_bytes = self.sent_bytes + caller.planned_bytes
+            audit.info("audit.read", schema=SCHEMA, **fields, via=caller.via, **caller.read, bytes=read_bytes)
         elif code in REFUSED or (caller.is_audited if caller is not None else self.gate.audits_calls):
             extra = {"via": caller.via, "topics": caller.named, **caller.how} if caller is not None else {}
             audit.info("audit.call", schema=SCHEMA, **fields, role=role, **extra)

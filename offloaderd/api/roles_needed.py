@@ -111,6 +111,7 @@ _SERVICES: dict[str, dict[str, Need]] = {
         "EnsureLedger": Need(Role.OFFLOAD, _topic),
         "OpenLedger": Need(Role.READ, _topic_of_ledger),
         "ReadLedger": Need(Role.READ, _topic_of_ledger),
+        "PlanLedger": Need(Role.READ, _topic_of_ledger),
         "DeleteLedger": Need(Role.ADMIN, _topic_of_ledger),
     },
     "offloaderd.v1.AdminService": {
@@ -189,6 +190,7 @@ _SERVICES: dict[str, dict[str, Need]] = {
 READS = frozenset({
     "/offloaderd.v1.ReadService/Read", "/offloaderd.v1.ReadService/ReadMessages", "/offloaderd.v1.ReadService/PlanRead",
     "/offloaderd.v1.ReadService/Seek", "/offloaderd.v1.BrokerService/ReadLedger",
+    "/offloaderd.v1.BrokerService/PlanLedger",
 })  # fmt: skip
 """Calls that count as readers."""
 

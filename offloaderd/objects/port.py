@@ -9,7 +9,7 @@ import hashlib
 import re
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from offloaderd.core.errors import BucketMissing, NotFound
 from offloaderd.objects.stored_as import PLAIN, StoredAs
@@ -150,6 +150,18 @@ class ObjectStore(ObjectReader, Protocol):
 
     async def delete(self, keys: Sequence[str]) -> None:
         """Delete objects; a missing one is no error. Raises OutcomeUnknown; can be repeated."""
+
+
+@runtime_checkable
+class SignedUrls(Protocol):
+    """A store whose objects others can read by a URL, without credentials of their own."""
+
+    async def signed_url(self, key: str, valid_s: int) -> str:
+        """Return a URL by which anyone can GET an object, or ranges of it, for `valid_s`. No request is sent.
+
+        It may be valid for less time: until the credentials expire. "": the settings do not allow one. Raises Denied
+        and Transient where the credentials cannot be had.
+        """
 
 
 class MultipartStore(Protocol):

@@ -155,7 +155,7 @@ class TopicReader:
                     if waiting:
                         self.metrics.read_first_byte_seconds.observe(self.clock.monotonic() - started)
                         waiting = False
-                    self._count(kept, tier, why)
+                    self.count(kept.count, kept.payload_bytes(), tier, why)
                     yield kept, tier
                     if entries_max:
                         entries_max -= kept.count
@@ -164,15 +164,17 @@ class TopicReader:
         if not follow:
             self.metrics.read_duration_seconds.observe(self.clock.monotonic() - started)
 
-    async def plan(self, topic: TopicName, **wanted: Unpack[Wanted]) -> tuple[list[Run], bool]:
+    async def plan(
+        self, topic: TopicName, *, runs_max: int = PLANNED_MAX, **wanted: Unpack[Wanted]
+    ) -> tuple[list[Run], bool]:
         """Return where the first entries of a range are, and whether that is all of it, for a reader of the bucket.
 
         The runs follow each other without a gap, and end with one of the bucket; there are none without one. At most
-        PLANNED_MAX. Raises as `read`.
+        `runs_max`. Raises as `read`.
         """
         change_signal = ChangeSignal() if wanted.get("follow") else None
         stream = await self._begun(topic, wanted, change_signal, 0, framed=True)
-        return await stream.planned(PLANNED_MAX)
+        return await stream.planned(runs_max)
 
     async def _begun(
         self, topic: TopicName, wanted: Wanted, change_signal: ChangeSignal | None, batch_bytes: int, *, framed: bool
@@ -188,8 +190,8 @@ class TopicReader:
             self.accounts.of(topic)
         return stream
 
-    def _count(self, batch: Entries, tier: Tier, why: Why) -> None:
-        entries, size = batch.count, batch.payload_bytes()
+    def count(self, entries: int, size: int, tier: Tier, why: Why) -> None:
+        """Count entries that were read, and the bytes of their payloads."""
         self.metrics.read_entries.labels(source=tier).inc(entries)
         self.metrics.read_bytes.labels(source=tier).inc(size)
         self.metrics.read_choice_entries.labels(source=tier, why=why).inc(entries)

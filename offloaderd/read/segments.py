@@ -42,7 +42,7 @@ from offloaderd.core.model import EntryBatch, Position, TopicName
 from offloaderd.core.retry import RetryPolicy
 from offloaderd.format.chunks import Piece, checked_chunk, chunk_count, decode_piece, extent, piece_of
 from offloaderd.format.manifest import BlockInfo
-from offloaderd.format.verify import framed_block
+from offloaderd.format.verify import framed_block, runs
 from offloaderd.metadata.committed import CommittedSegment
 from offloaderd.objects.port import ObjectReader
 from offloaderd.objects.retrying import RetryingReader, Slots
@@ -477,6 +477,23 @@ class SegmentReader:
                         self._blocks.release(slot)
             finally:
                 window.close()
+
+    async def stored(
+        self, topic: TopicName, segment: CommittedSegment, first: Position, last: Position, bytes_max: int
+    ) -> tuple[CommittedSegment, Sequence[BlockInfo]]:
+        """Return the segment as it lies where it is read first, and the blocks with entries of [first, last].
+
+        They are `bytes_max` together, or one; none where this reader gives the entries at less cost than a reader of
+        whole blocks: with a disk cache, or by chunks. Raises as `read` does.
+        """
+        if segment.foreign or self.fetcher.disk is not None:
+            return segment, ()
+        async with self.table(topic, segment) as table:
+            begin, end = table.block_at(first), table.block_at(last)
+            if begin == end and self._chunks.piece(table, begin, first.entry_id, last.entry_id) is not None:
+                return segment, ()
+            wanted = next(runs(table.manifest.blocks[begin : end + 1], bytes_max))
+            return self.places.of(table.segment)[0], wanted.blocks
 
     async def fetch_begin(
         self,

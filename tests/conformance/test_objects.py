@@ -11,7 +11,9 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import aiohttp
 import pytest
+from yarl import URL
 
 from offloaderd.core.clock import SystemClock
 from offloaderd.core.errors import Conflict, CorruptData, InvalidInput, NotFound
@@ -19,7 +21,7 @@ from offloaderd.objects import checks
 from offloaderd.objects.azure.store import AzureStore
 from offloaderd.objects.filesystem import FilesystemStore
 from offloaderd.objects.gcs.store import GcsStore
-from offloaderd.objects.port import PART_BYTES_MIN, PartInfo
+from offloaderd.objects.port import PART_BYTES_MIN, PartInfo, SignedUrls
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.objects.stored_as import StoredAs
@@ -547,3 +549,24 @@ async def test_check(opened: Opened, store: SegmentStore) -> None:
     await opened.create_bucket()
     await opened.check()
     assert await listed(store) == []
+
+
+async def test_a_signed_url_reads_one_object(store: SegmentStore) -> None:
+    """Whoever has it needs nothing else, and gets ranges of that object alone; most kinds have none."""
+    if not isinstance(store, SignedUrls):
+        assert not isinstance(store, S3Store)
+        return
+    key = "prefix/a b+c"
+    await store.put(key, b"0123456789")
+    url = await store.signed_url(key, 300)
+    async with aiohttp.ClientSession() as client:
+
+        async def fetched(asked: str) -> tuple[int, bytes]:
+            async with client.get(URL(asked, encoded=True), headers={"Range": "bytes=3-6"}) as answer:
+                return answer.status, await answer.read()
+
+        assert await fetched(url) == (206, b"3456")
+        for other in (url.replace("/prefix/a", "/prefix/b"), url[:-1] + ("0" if url[-1] != "0" else "1"), url[:-70]):
+            assert (await fetched(other))[0] in {400, 403}
+    assert "X-Amz-Expires=300" in url
+    assert "X-Amz-SignedHeaders=host&" in url

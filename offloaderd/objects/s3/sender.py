@@ -68,6 +68,31 @@ class Sender:
         aiohttp's. After an error of the service the next request is resolved anew, as botocore may have learnt of
         another region.
         """
+        request, signer = await self._request(operation, key, parameters, body)
+        request.stream_output = True
+        await signer.sign(operation, request)
+        sent = await self._send(request.prepare())
+        answer: ClientResponse = sent.raw
+        if answer.status < 300:
+            return answer
+        self._resolved = None
+        async with answer:
+            raise _refused(operation, answer, await answer.read())
+
+    async def signed_url(self, key: str, valid_s: int) -> str:
+        """Return the URL of a GET with its signature, for `valid_s`. Raises botocore's errors."""
+        request, signer = await self._request(RESOLVED, key, {}, b"")
+        signing = request.context.get("signing", {})
+        region, name = signing.get("region", self._client.meta.region_name), signing.get("signing_name", "s3")
+        auth = await signer.get_auth_instance(name, region, "s3v4-query", expires=valid_s)
+        request.headers = type(request.headers)()  # else the signature has headers that nobody else would send
+        auth.add_auth(request)
+        return str(request.prepare().url)
+
+    async def _request(
+        self, operation: str, key: str, parameters: Mapping[str, Any], body: Body | bytes
+    ) -> tuple[Any, Any]:
+        """Return a request that is not signed, and the signer."""
         resolved = self._resolved
         if resolved is None:
             resolved = self._resolved = await self._resolve()
@@ -84,15 +109,7 @@ class Sender:
                 "context": dict(like["context"]),
             }
         )
-        request.stream_output = True
-        await resolved.signer.sign(operation, request)
-        sent = await self._send(request.prepare())
-        answer: ClientResponse = sent.raw
-        if answer.status < 300:
-            return answer
-        self._resolved = None
-        async with answer:
-            raise _refused(operation, answer, await answer.read())
+        return request, resolved.signer
 
     async def answered(
         self, operation: str, key: str, parameters: Mapping[str, Any], body: Body | bytes, named: str

@@ -159,6 +159,22 @@ class S3Store(Buckets):
         """See ObjectReader."""
         return await self._get(RangedGet(key, first, sum(lengths), lengths))
 
+    async def signed_url(self, key: str, valid_s: int) -> str:
+        """See SignedUrls; none where another host is signed than the one that is connected to."""
+        check_key(key)
+        options = self._options
+        if options.signed_host is not None:
+            return ""
+        request = Request(
+            operation="GetObject", where=f"{key} in {self._bucket_name}", write=False, section=options.section
+        )
+        deadline_s = options.connect_timeout_s + options.read_timeout_s  # to renew credentials
+        async with (
+            self._clients.one_request() as opened,
+            calling(request, deadline_s, self._clock, None, failure),
+        ):
+            return await opened.sender.signed_url(key, valid_s)
+
     async def _get(self, wanted: RangedGet) -> Sequence[bytes]:
         async def once() -> Sequence[bytes]:
             async with (

@@ -26,17 +26,17 @@ from offloaderd.protocol.v1 import common_pb2 as offloaderd_dot_v1_dot_common__p
 from offloaderd.protocol.v1 import read_pb2 as offloaderd_dot_v1_dot_read__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoffloaderd/v1/broker.proto\x12\roffloaderd.v1\x1a\x1aoffloaderd/v1/common.proto\x1a\x18offloaderd/v1/read.proto\"V\n\x0fOffloadedLedger\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x11\n\tobject_id\x18\x03 \x01(\t\x12\x0e\n\x06\x62ucket\x18\x04 \x01(\t\"u\n\x13\x45nsureLedgerRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x03 \x01(\x03\x12\x14\n\x0clength_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07wait_ms\x18\x05 \x01(\r\"\xa7\x01\n\x14\x45nsureLedgerResponse\x12)\n\x05state\x18\x01 \x01(\x0e\x32\x1a.offloaderd.v1.EnsureState\x12\x0f\n\x07message\x18\x02 \x01(\t\x12*\n\toffloaded\x18\x03 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x15\n\rowner_address\x18\x04 \x01(\t\x12\x10\n\x08segments\x18\x05 \x01(\r\"C\n\x11OpenLedgerRequest\x12.\n\x06ledger\x18\x01 \x01(\x0b\x32\x1e.offloaderd.v1.OffloadedLedger\"A\n\x12OpenLedgerResponse\x12\x15\n\rlast_entry_id\x18\x01 \x01(\x03\x12\x14\n\x0clength_bytes\x18\x02 \x01(\x04\"\x97\x01\n\x11ReadLedgerRequest\x12.\n\x06ledger\x18\x01 \x01(\x0b\x32\x1e.offloaderd.v1.OffloadedLedger\x12\x16\n\x0e\x66irst_entry_id\x18\x02 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x03 \x01(\x03\x12\x13\n\x0b\x62\x61tch_bytes\x18\x04 \x01(\r\x12\x0e\n\x06\x66ramed\x18\x05 \x01(\x08\"E\n\x13\x44\x65leteLedgerRequest\x12.\n\x06ledger\x18\x01 \x01(\x0b\x32\x1e.offloaderd.v1.OffloadedLedger\"r\n\x14\x44\x65leteLedgerResponse\x12\x0f\n\x07outcome\x18\x01 \x01(\t\x12\x15\n\rowner_address\x18\x02 \x01(\t\x12\x32\n\x0coutcome_code\x18\x03 \x01(\x0e\x32\x1c.offloaderd.v1.DeleteOutcome*\x92\x01\n\x0b\x45nsureState\x12\x1c\n\x18\x45NSURE_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45NSURE_STATE_WAITING\x10\x01\x12\x15\n\x11\x45NSURE_STATE_PUSH\x10\x02\x12\x1a\n\x16\x45NSURE_STATE_ELSEWHERE\x10\x03\x12\x18\n\x14\x45NSURE_STATE_COVERED\x10\x04*\xb9\x01\n\rDeleteOutcome\x12\x1e\n\x1a\x44\x45LETE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x44\x45LETE_OUTCOME_DELETED\x10\x01\x12\x19\n\x15\x44\x45LETE_OUTCOME_MARKED\x10\x02\x12\x17\n\x13\x44\x45LETE_OUTCOME_KEPT\x10\x03\x12\x1a\n\x16\x44\x45LETE_OUTCOME_NOTHING\x10\x04\x12\x1c\n\x18\x44\x45LETE_OUTCOME_ELSEWHERE\x10\x05\x32\xe5\x02\n\rBrokerService\x12Y\n\x0c\x45nsureLedger\x12\".offloaderd.v1.EnsureLedgerRequest\x1a#.offloaderd.v1.EnsureLedgerResponse0\x01\x12Q\n\nOpenLedger\x12 .offloaderd.v1.OpenLedgerRequest\x1a!.offloaderd.v1.OpenLedgerResponse\x12M\n\nReadLedger\x12 .offloaderd.v1.ReadLedgerRequest\x1a\x1b.offloaderd.v1.ReadResponse0\x01\x12W\n\x0c\x44\x65leteLedger\x12\".offloaderd.v1.DeleteLedgerRequest\x1a#.offloaderd.v1.DeleteLedgerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aoffloaderd/v1/broker.proto\x12\roffloaderd.v1\x1a\x1aoffloaderd/v1/common.proto\x1a\x18offloaderd/v1/read.proto\"V\n\x0fOffloadedLedger\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x11\n\tobject_id\x18\x03 \x01(\t\x12\x0e\n\x06\x62ucket\x18\x04 \x01(\t\"u\n\x13\x45nsureLedgerRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x03 \x01(\x03\x12\x14\n\x0clength_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07wait_ms\x18\x05 \x01(\r\"\xa7\x01\n\x14\x45nsureLedgerResponse\x12)\n\x05state\x18\x01 \x01(\x0e\x32\x1a.offloaderd.v1.EnsureState\x12\x0f\n\x07message\x18\x02 \x01(\t\x12*\n\toffloaded\x18\x03 \x01(\x0b\x32\x17.offloaderd.v1.Position\x12\x15\n\rowner_address\x18\x04 \x01(\t\x12\x10\n\x08segments\x18\x05 \x01(\r\"C\n\x11OpenLedgerRequest\x12.\n\x06ledger\x18\x01 \x01(\x0b\x32\x1e.offloaderd.v1.OffloadedLedger\"A\n\x12OpenLedgerResponse\x12\x15\n\rlast_entry_id\x18\x01 \x01(\x03\x12\x14\n\x0clength_bytes\x18\x02 \x01(\x04\"\x97\x01\n\x11ReadLedgerRequest\x12.\n\x06ledger\x18\x01 \x01(\x0b\x32\x1e.offloaderd.v1.OffloadedLedger\x12\x16\n\x0e\x66irst_entry_id\x18\x02 \x01(\x03\x12\x15\n\rlast_entry_id\x18\x03 \x01(\x03\x12\x13\n\x0b\x62\x61tch_bytes\x18\x04 \x01(\r\x12\x0e\n\x06\x66ramed\x18\x05 \x01(\x08\"`\n\x12PlanLedgerResponse\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\x10\n\x08valid_ms\x18\x02 \x01(\r\x12+\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x1b.offloaderd.v1.PlannedBlock\"{\n\x0cPlannedBlock\x12\x16\n\x0e\x66irst_entry_id\x18\x01 \x01(\x03\x12\x0f\n\x07\x65ntries\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0e\n\x06length\x18\x04 \x01(\r\x12\x0e\n\x06\x63rc32c\x18\x05 \x01(\x07\x12\x12\n\nhead_bytes\x18\x06 \x01(\r\"E\n\x13\x44\x65leteLedgerRequest\x12.\n\x06ledger\x18\x01 \x01(\x0b\x32\x1e.offloaderd.v1.OffloadedLedger\"r\n\x14\x44\x65leteLedgerResponse\x12\x0f\n\x07outcome\x18\x01 \x01(\t\x12\x15\n\rowner_address\x18\x02 \x01(\t\x12\x32\n\x0coutcome_code\x18\x03 \x01(\x0e\x32\x1c.offloaderd.v1.DeleteOutcome*\x92\x01\n\x0b\x45nsureState\x12\x1c\n\x18\x45NSURE_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45NSURE_STATE_WAITING\x10\x01\x12\x15\n\x11\x45NSURE_STATE_PUSH\x10\x02\x12\x1a\n\x16\x45NSURE_STATE_ELSEWHERE\x10\x03\x12\x18\n\x14\x45NSURE_STATE_COVERED\x10\x04*\xb9\x01\n\rDeleteOutcome\x12\x1e\n\x1a\x44\x45LETE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x44\x45LETE_OUTCOME_DELETED\x10\x01\x12\x19\n\x15\x44\x45LETE_OUTCOME_MARKED\x10\x02\x12\x17\n\x13\x44\x45LETE_OUTCOME_KEPT\x10\x03\x12\x1a\n\x16\x44\x45LETE_OUTCOME_NOTHING\x10\x04\x12\x1c\n\x18\x44\x45LETE_OUTCOME_ELSEWHERE\x10\x05\x32\xb8\x03\n\rBrokerService\x12Y\n\x0c\x45nsureLedger\x12\".offloaderd.v1.EnsureLedgerRequest\x1a#.offloaderd.v1.EnsureLedgerResponse0\x01\x12Q\n\nOpenLedger\x12 .offloaderd.v1.OpenLedgerRequest\x1a!.offloaderd.v1.OpenLedgerResponse\x12M\n\nReadLedger\x12 .offloaderd.v1.ReadLedgerRequest\x1a\x1b.offloaderd.v1.ReadResponse0\x01\x12Q\n\nPlanLedger\x12 .offloaderd.v1.ReadLedgerRequest\x1a!.offloaderd.v1.PlanLedgerResponse\x12W\n\x0c\x44\x65leteLedger\x12\".offloaderd.v1.DeleteLedgerRequest\x1a#.offloaderd.v1.DeleteLedgerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'offloaderd.protocol.v1.broker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENSURESTATE']._serialized_start=954
-  _globals['_ENSURESTATE']._serialized_end=1100
-  _globals['_DELETEOUTCOME']._serialized_start=1103
-  _globals['_DELETEOUTCOME']._serialized_end=1288
+  _globals['_ENSURESTATE']._serialized_start=1177
+  _globals['_ENSURESTATE']._serialized_end=1323
+  _globals['_DELETEOUTCOME']._serialized_start=1326
+  _globals['_DELETEOUTCOME']._serialized_end=1511
   _globals['_OFFLOADEDLEDGER']._serialized_start=99
   _globals['_OFFLOADEDLEDGER']._serialized_end=185
   _globals['_ENSURELEDGERREQUEST']._serialized_start=187
@@ -49,10 +49,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENLEDGERRESPONSE']._serialized_end=610
   _globals['_READLEDGERREQUEST']._serialized_start=613
   _globals['_READLEDGERREQUEST']._serialized_end=764
-  _globals['_DELETELEDGERREQUEST']._serialized_start=766
-  _globals['_DELETELEDGERREQUEST']._serialized_end=835
-  _globals['_DELETELEDGERRESPONSE']._serialized_start=837
-  _globals['_DELETELEDGERRESPONSE']._serialized_end=951
-  _globals['_BROKERSERVICE']._serialized_start=1291
-  _globals['_BROKERSERVICE']._serialized_end=1648
+  _globals['_PLANLEDGERRESPONSE']._serialized_start=766
+  _globals['_PLANLEDGERRESPONSE']._serialized_end=862
+  _globals['_PLANNEDBLOCK']._serialized_start=864
+  _globals['_PLANNEDBLOCK']._serialized_end=987
+  _globals['_DELETELEDGERREQUEST']._serialized_start=989
+  _globals['_DELETELEDGERREQUEST']._serialized_end=1058
+  _globals['_DELETELEDGERRESPONSE']._serialized_start=1060
+  _globals['_DELETELEDGERRESPONSE']._serialized_end=1174
+  _globals['_BROKERSERVICE']._serialized_start=1514
+  _globals['_BROKERSERVICE']._serialized_end=1954
 # @@protoc_insertion_point(module_scope)

@@ -5,8 +5,10 @@ What a broker's LedgerOffloader calls, for each ledger of a topic. Topics have t
 their managed ledgers.
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from offloaderd.protocol.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
@@ -231,7 +233,9 @@ class ReadLedgerRequest(_message.Message):
     last_entry_id: _builtins.int
     """inclusive"""
     batch_bytes: _builtins.int
-    """payload bytes a response, at least one entry; 0, or more than it: read.batch_bytes of the server"""
+    """ReadLedger: payload bytes a response, at least one entry; 0, or more than it: read.batch_bytes of the server.
+    PlanLedger: bytes of the blocks, at least one block; 0: 16 MiB, which is the most.
+    """
     framed: _builtins.bool
     """as in ReadRequest"""
     @_builtins.property
@@ -252,6 +256,78 @@ class ReadLedgerRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReadLedgerRequest: _TypeAlias = ReadLedgerRequest  # noqa: Y015
+
+@_typing.final
+class PlanLedgerResponse(_message.Message):
+    """Neighbouring blocks of one data object, from the one with the first entry of the range on. None: only ReadLedger gives
+    that entry, or the error.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    URL_FIELD_NUMBER: _builtins.int
+    VALID_MS_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    url: _builtins.str
+    """Of the data object, for ranged GETs over HTTP. Whoever knows it can read the object for `valid_ms`, so it is a secret."""
+    valid_ms: _builtins.int
+    """from the answer on"""
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlannedBlock]: ...
+    def __init__(
+        self,
+        *,
+        url: _builtins.str = ...,
+        valid_ms: _builtins.int = ...,
+        blocks: _abc.Iterable[Global___PlannedBlock] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "url", b"url", "valid_ms", b"valid_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanLedgerResponse: _TypeAlias = PlanLedgerResponse  # noqa: Y015
+
+@_typing.final
+class PlannedBlock(_message.Message):
+    """A block as it is stored: its entries from byte `head_bytes` on, in the form of ReadResponse.frames, then padding. The
+    first and the last block may have entries outside the range.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_ENTRY_ID_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
+    HEAD_BYTES_FIELD_NUMBER: _builtins.int
+    first_entry_id: _builtins.int
+    entries: _builtins.int
+    offset: _builtins.int
+    """in the data object"""
+    length: _builtins.int
+    crc32c: _builtins.int
+    """CRC-32C of all its bytes"""
+    head_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        first_entry_id: _builtins.int = ...,
+        entries: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        length: _builtins.int = ...,
+        crc32c: _builtins.int = ...,
+        head_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32c", b"crc32c", "entries", b"entries", "first_entry_id", b"first_entry_id", "head_bytes", b"head_bytes", "length", b"length", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlannedBlock: _TypeAlias = PlannedBlock  # noqa: Y015
 
 @_typing.final
 class DeleteLedgerRequest(_message.Message):

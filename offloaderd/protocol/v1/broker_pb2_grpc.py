@@ -50,6 +50,11 @@ class BrokerServiceStub:
                 request_serializer=offloaderd_dot_v1_dot_broker__pb2.ReadLedgerRequest.SerializeToString,
                 response_deserializer=offloaderd_dot_v1_dot_read__pb2.ReadResponse.FromString,
                 _registered_method=True)
+        self.PlanLedger = channel.unary_unary(
+                '/offloaderd.v1.BrokerService/PlanLedger',
+                request_serializer=offloaderd_dot_v1_dot_broker__pb2.ReadLedgerRequest.SerializeToString,
+                response_deserializer=offloaderd_dot_v1_dot_broker__pb2.PlanLedgerResponse.FromString,
+                _registered_method=True)
         self.DeleteLedger = channel.unary_unary(
                 '/offloaderd.v1.BrokerService/DeleteLedger',
                 request_serializer=offloaderd_dot_v1_dot_broker__pb2.DeleteLedgerRequest.SerializeToString,
@@ -83,6 +88,13 @@ class BrokerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PlanLedger(self, request, context):
+        """Where the first entries of a range are stored, for brokers that fetch them from the bucket. Any daemon answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteLedger(self, request, context):
         """The broker no longer needs a ledger's copy. Nothing is deleted that Pulsar's list still marks as offloaded.
         """
@@ -107,6 +119,11 @@ def add_BrokerServiceServicer_to_server(servicer, server):
                     servicer.ReadLedger,
                     request_deserializer=offloaderd_dot_v1_dot_broker__pb2.ReadLedgerRequest.FromString,
                     response_serializer=offloaderd_dot_v1_dot_read__pb2.ReadResponse.SerializeToString,
+            ),
+            'PlanLedger': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanLedger,
+                    request_deserializer=offloaderd_dot_v1_dot_broker__pb2.ReadLedgerRequest.FromString,
+                    response_serializer=offloaderd_dot_v1_dot_broker__pb2.PlanLedgerResponse.SerializeToString,
             ),
             'DeleteLedger': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteLedger,
@@ -195,6 +212,33 @@ class BrokerService:
             '/offloaderd.v1.BrokerService/ReadLedger',
             offloaderd_dot_v1_dot_broker__pb2.ReadLedgerRequest.SerializeToString,
             offloaderd_dot_v1_dot_read__pb2.ReadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanLedger(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/offloaderd.v1.BrokerService/PlanLedger',
+            offloaderd_dot_v1_dot_broker__pb2.ReadLedgerRequest.SerializeToString,
+            offloaderd_dot_v1_dot_broker__pb2.PlanLedgerResponse.FromString,
             options,
             channel_credentials,
             insecure,

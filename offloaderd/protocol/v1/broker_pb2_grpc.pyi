@@ -43,6 +43,8 @@ class BrokerServiceStub:
     """How far an offloaded ledger reaches. Any daemon answers."""
     ReadLedger: _grpc.UnaryStreamMultiCallable[_broker_pb2.ReadLedgerRequest, _read_pb2.ReadResponse]
     """Each entry of the range once, in order, or an error status; never a gap. Any daemon answers."""
+    PlanLedger: _grpc.UnaryUnaryMultiCallable[_broker_pb2.ReadLedgerRequest, _broker_pb2.PlanLedgerResponse]
+    """Where the first entries of a range are stored, for brokers that fetch them from the bucket. Any daemon answers."""
     DeleteLedger: _grpc.UnaryUnaryMultiCallable[_broker_pb2.DeleteLedgerRequest, _broker_pb2.DeleteLedgerResponse]
     """The broker no longer needs a ledger's copy. Nothing is deleted that Pulsar's list still marks as offloaded."""
 
@@ -58,6 +60,8 @@ class BrokerServiceAsyncStub(BrokerServiceStub):
     """How far an offloaded ledger reaches. Any daemon answers."""
     ReadLedger: _aio.UnaryStreamMultiCallable[_broker_pb2.ReadLedgerRequest, _read_pb2.ReadResponse]  # type: ignore[assignment]
     """Each entry of the range once, in order, or an error status; never a gap. Any daemon answers."""
+    PlanLedger: _aio.UnaryUnaryMultiCallable[_broker_pb2.ReadLedgerRequest, _broker_pb2.PlanLedgerResponse]  # type: ignore[assignment]
+    """Where the first entries of a range are stored, for brokers that fetch them from the bucket. Any daemon answers."""
     DeleteLedger: _aio.UnaryUnaryMultiCallable[_broker_pb2.DeleteLedgerRequest, _broker_pb2.DeleteLedgerResponse]  # type: ignore[assignment]
     """The broker no longer needs a ledger's copy. Nothing is deleted that Pulsar's list still marks as offloaded."""
 
@@ -88,6 +92,14 @@ class BrokerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_read_pb2.ReadResponse], _abc.AsyncIterator[_read_pb2.ReadResponse]]:
         """Each entry of the range once, in order, or an error status; never a gap. Any daemon answers."""
+
+    @_abc_1.abstractmethod
+    def PlanLedger(
+        self,
+        request: _broker_pb2.ReadLedgerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_broker_pb2.PlanLedgerResponse, _abc.Awaitable[_broker_pb2.PlanLedgerResponse]]:
+        """Where the first entries of a range are stored, for brokers that fetch them from the bucket. Any daemon answers."""
 
     @_abc_1.abstractmethod
     def DeleteLedger(

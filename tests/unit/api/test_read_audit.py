@@ -85,4 +85,4 @@ def test_what_is_asked_for_is_told_of_each_kind_of_read() -> None:
         ((name, value),) = target.items()
         sought = range_of(read_pb2.SeekRequest(topic="t", target=read_pb2.SeekTarget(**target)))
         assert sought == {"topic": "t", "target": f"{name}={value}"}
-    assert len(READS) == 5
+    assert len(READS) == 6

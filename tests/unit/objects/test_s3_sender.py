@@ -418,3 +418,14 @@ async def test_a_get_that_is_refused_gives_its_connection_back(refusals: int) ->
             with pytest.raises(Transient):
                 await store.get("k", 6, 4)
         assert await store.get("k", 6, 4) == b"abcd"
+
+
+async def test_a_url_is_signed_for_the_host_that_is_connected_to() -> None:
+    """In version 4, without a request; there is none where another host is signed, which its users would not name."""
+    server = FaultyServer(four)
+    async with store_at(server) as store:
+        url = await store.signed_url("a/b c", 60)
+    assert re.match(r"http://127\.0\.0\.1:\d+/bucket/a/b%20c\?X-Amz-Algorithm=AWS4-HMAC-SHA256&", url)
+    assert server.heads == []
+    async with store_at(server, signed_host="s3.eu-west-1.amazonaws.com") as store:
+        assert await store.signed_url("k", 60) == ""

@@ -1,0 +1,149 @@
+"""PlanLedger: where a broker finds entries in the bucket, and what counts as read by it."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import google_crc32c
+import pytest
+
+from offloaderd.api.gate import CALLER as GATE_CALLER
+from offloaderd.api.gate import Caller
+from offloaderd.core.entries import decode_entries
+from offloaderd.core.errors import EntriesDeleted, Throttled
+from offloaderd.core.model import EntryBatch, Position
+from offloaderd.core.quotas import Quotas
+from offloaderd.protocol.v1 import broker_pb2
+from offloaderd.testing.memory.objects import MemoryStore
+from tests.unit.api.test_broker_service import Served, served
+from tests.unit.api.test_manual import CALLER
+from tests.unit.rigs.rig import TOPIC, Rig, enabled, payloads, until_offloaded
+from tests.virtual import LoopClock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+PATH = "/offloaderd.v1.BrokerService/PlanLedger"
+COUNT = 60
+
+
+class Signing(MemoryStore):
+    """A bucket with signed URLs: its own for each key."""
+
+    async def signed_url(self, key: str, valid_s: int) -> str:
+        """See SignedUrls."""
+        return f"https://bucket/{key}?for={valid_s}"
+
+
+async def planned(
+    one: Served, first: int, last: int = COUNT - 1, batch_bytes: int = 0
+) -> broker_pb2.PlanLedgerResponse:
+    """Return the plan for entries of ledger 5."""
+    request = broker_pb2.ReadLedgerRequest(
+        ledger=one.named(5), first_entry_id=first, last_entry_id=last, batch_bytes=batch_bytes
+    )
+    return await one.service.PlanLedger(request, CALLER)
+
+
+@asynccontextmanager
+async def offloaded(store: MemoryStore) -> AsyncIterator[tuple[Served, list[bytes]]]:
+    """Offload a ledger in two segments of several blocks."""
+    made = [bytes([number]) * 700 for number in range(COUNT)]
+    async with served(Rig(policy=Rig().policy, objects=store), push_only=True) as one:
+        topic = await enabled(one.engine)
+        for begin, end in ((0, 40), (40, COUNT)):
+            topic.offer(EntryBatch(5, begin, made[begin:end]))
+            await topic.request_roll()
+            await until_offloaded(topic, Position(5, end - 1))
+        await one.ensure(5, COUNT, sum(map(len, made)))
+        yield one, made
+
+
+def store() -> Signing:
+    """Return a bucket."""
+    return Signing(LoopClock(), part_bytes_min=1)
+
+
+@pytest.mark.parametrize("batch_bytes", [1, 9000, 0])
+async def test_blocks_of_a_plan_have_the_entries(batch_bytes: int) -> None:
+    """By their bytes, checksums and places alone; a plan ends with its segment, and where it was to end."""
+    bucket = store()
+    async with offloaded(bucket) as (one, made):
+        found: list[bytes] = []
+        plans = 0
+        while len(found) < COUNT:
+            first = len(found)
+            plan = await planned(one, first, batch_bytes=batch_bytes)
+            plans += 1
+            key = plan.url.removeprefix("https://bucket/").removesuffix("?for=300")
+            assert plan.valid_ms == 300_000
+            for block in plan.blocks:
+                data = await bucket.get(key, block.offset, block.length)
+                assert (len(data), google_crc32c.value(data)) == (block.length, block.crc32c)
+                entries = decode_entries(
+                    data,
+                    start=block.head_bytes,
+                    first_entry_id=block.first_entry_id,
+                    count=block.entries,
+                    key=key,
+                    at=block.offset,
+                )
+                found += entries[len(found) - block.first_entry_id :]
+        assert found == made
+        assert plans == {1: 12, 9000: 6, 0: 2}[batch_bytes]
+        inside = await planned(one, 12, 23)
+        assert [(block.first_entry_id, block.entries) for block in inside.blocks] == [(10, 5), (15, 5), (20, 5)]
+
+
+async def test_what_the_daemon_gives_at_less_cost_is_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry or two, everything with a disk cache, what is not in the bucket, and buckets without signed URLs."""
+    async with offloaded(store()) as (one, _):
+        assert not (await planned(one, 30, 30)).blocks
+        assert (await planned(one, 30)).blocks
+        monkeypatch.setattr(one.service.reader.segments.fetcher, "disk", object())
+        assert not (await planned(one, 30)).url
+    async with offloaded(MemoryStore(LoopClock(), part_bytes_min=1)) as (one, _):
+        assert not (await planned(one, 30)).blocks
+    async with served(Rig(policy=Rig().policy, objects=store()), push_only=True) as one:
+        topic = await enabled(one.engine)
+        topic.offer(EntryBatch(5, 0, payloads(10)))
+        monkeypatch.setattr("offloaderd.api.broker.extent_of", lambda *_: broker_pb2.PlanLedgerResponse())
+        assert not (await planned(one, 0, 9)).blocks
+
+
+async def test_what_is_deleted_is_not_planned() -> None:
+    """As ReadLedger would not read it: a URL would outlive the deletion's record."""
+    async with offloaded(store()) as (one, _):
+        await one.retention.mark_now(await one.engine.owned(TOPIC), [5])
+        with pytest.raises(EntriesDeleted):
+            await planned(one, 0)
+
+
+async def test_planned_bytes_count_as_read() -> None:
+    """For the namespace's sums and its rate, the metrics and the audit log; a plan is a reader while it is made."""
+    async with offloaded(store()) as (one, made):
+        accounts = one.engine.context.accounts
+        account = accounts.of(TOPIC)
+        caller = Caller(need=None, path=PATH, rights=None, send_s_max=0.0)
+        caller.account = account
+        token = GATE_CALLER.set(caller)
+        try:
+            blocks = (await planned(one, 0)).blocks
+            size = sum(block.length for block in blocks)
+            assert account.usage.read_bytes == caller.planned_bytes == size > 40 * 700
+            read = one.service.reader.metrics.registry.get_sample_value
+            assert read("offloaderd_read_entries_total", {"source": "objects"}) == 40
+            assert read("offloaderd_read_bytes_total", {"source": "objects"}) == 40 * 700
+            account.follow(Quotas(read_bytes_per_s=size // 10))
+            await planned(one, 0)
+            clock = one.engine.context.upload_context.clock
+            before_s = clock.monotonic()
+            await planned(one, 0)
+            assert clock.monotonic() > before_s
+        finally:
+            GATE_CALLER.reset(token)
+        one.service.reads.readers_max = 0
+        with pytest.raises(Throttled):
+            await planned(one, 0)
+        assert len(made) == COUNT
