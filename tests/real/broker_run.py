@@ -92,7 +92,8 @@ async def tried(servers: Servers, count: int) -> None:
 
 async def run(scale: Scale, directory: Path, *, parts: Sequence[str]) -> str:
     """Run the parts. Raises AssertionError for the first message that is not what was sent."""
-    async with broker_servers(directory, ledger_mib=scale.ledger_mib, is_far=scale.latency_s > 0) as servers:
+    is_far, flags = scale.latency_s > 0, scale.flags
+    async with broker_servers(directory, ledger_mib=scale.ledger_mib, is_far=is_far, flags=flags) as servers:
         found = await measured(servers, scale, directory) if "speed" in parts else ""
         if "faults" in parts:
             await tried(servers, scale.messages)
@@ -110,6 +111,7 @@ def main() -> None:
     parser.add_argument("--readers", type=int, default=1, help="of each topic, which take a message in turns")
     parser.add_argument("--ledger-mib", type=int, default=32, help="size of a ledger")
     parser.add_argument("--latency-ms", type=float, default=0, help="of the store while it is read, added by a proxy")
+    parser.add_argument("--direct", action="store_true", help="with DirectReads of our driver")
     parser.add_argument(
         "--parts", nargs="+", choices=("speed", "faults"), default=("speed", "faults"), help="what to do"
     )
@@ -125,6 +127,7 @@ def main() -> None:
         latency_s=arguments.latency_ms / 1000,
         topics=arguments.topics,
         readers=arguments.readers,
+        flags=["-Doffloaderd.DirectReads=true"] if arguments.direct else (),
     )
     found = asyncio.run(run(scale, directory, parts=arguments.parts))
     if found:

@@ -150,8 +150,13 @@ def cpu_s(pid: int | None) -> float:
 
 
 @asynccontextmanager
-async def broker_servers(directory: Path, *, ledger_mib: int, is_far: bool) -> AsyncIterator[Servers]:
-    """Run them all below a directory, the store behind a proxy if it is to be far. Raises what each of them raises."""
+async def broker_servers(
+    directory: Path, *, ledger_mib: int, is_far: bool, flags: Sequence[str] = ()
+) -> AsyncIterator[Servers]:
+    """Run them all below a directory, the store behind a proxy if it is to be far; `flags` are of the brokers' JVMs.
+
+    Raises what each of them raises.
+    """
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(
             bookkeeper_cluster(ClusterOptions(directory=directory / "cluster"), CLOCK)
@@ -178,7 +183,7 @@ async def broker_servers(directory: Path, *, ledger_mib: int, is_far: bool) -> A
                         name=name,
                         settings={**SETTINGS, "managedLedgerMaxSizePerLedgerMbytes": ledger_mib},
                         environment=servers.secrets,
-                        flags=[COMPILED],
+                        flags=[COMPILED, *flags],
                     ),
                     CLOCK,
                 )

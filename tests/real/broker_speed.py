@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from tests.real.bookies import BookKeeperCluster
     from tests.real.broker import PulsarBroker
     from tests.real.broker_servers import Servers
     from tests.real.driven import Driven
@@ -75,6 +76,8 @@ class Scale(NamedTuple):
     topics: int = 1
     readers: int = 1
     """Readers of each topic, which take a message in turns."""
+    flags: Sequence[str] = ()
+    """Of the JVMs of brokers and handles."""
 
 
 @dataclass
@@ -195,14 +198,14 @@ async def written(servers: Servers, driver: str, messages: int, scale: Scale) ->
     lasted = [wait for one in driven for wait in closes(logs, one.topic.managed_ledger)]
     for one in driven:
         await one.cleared()
-    ledgers = [ledgers_of(servers, one) for one in driven]
+    ledgers = [ledgers_of(servers.cluster, one) for one in driven]
     return Written(driver, driven, each * scale.topics, lasted, used, ledgers)
 
 
-def ledgers_of(servers: Servers, driven: Driven) -> list[OffloadedLedger]:
+def ledgers_of(cluster: BookKeeperCluster, driven: Driven) -> list[OffloadedLedger]:
     """Return the topic's offloaded ledgers, as Pulsar's list has them."""
     path = f"/managed-ledgers/{driven.topic.managed_ledger}"
-    with servers.cluster.zookeeper_client() as client:
+    with cluster.zookeeper_client() as client:
         node, _ = client.get(path)
     return [
         OffloadedLedger(
@@ -249,7 +252,8 @@ async def read(servers: Servers, handles: TieredHandles, topics: Written, reader
 async def measured(servers: Servers, scale: Scale, directory: Path) -> str:
     """Write, offload and read as much as is said, and tell what came of it."""
     found: list[Written] = []
-    async with tiered_handles(directory / "handles", CLOCK, flags=[COMPILED], environment=servers.secrets) as handles:
+    flags = [COMPILED, *scale.flags]
+    async with tiered_handles(directory / "handles", CLOCK, flags=flags, environment=servers.secrets) as handles:
         few, small = min(WARM_UP_MESSAGES, scale.messages), scale._replace(rate=inf, topics=1)
         warm = [await written(servers, driver, few, small) for driver in (THEIRS, OURS)]
         for topics in warm * WARM_UP_ROUNDS:

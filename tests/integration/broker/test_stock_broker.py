@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from base64 import b64encode
 from typing import TYPE_CHECKING
@@ -19,10 +20,14 @@ from offloaderd.core.names.managed_ledgers import SHADOW_SOURCE
 from offloaderd.ledgers.pulsar.managed_ledger import decode
 from offloaderd.objects import keys
 from offloaderd.protocol.v1 import policy_pb2
+from offloaderd.standalone.ports import http_get
 from tests.authority import Authority, token
 from tests.integration.processes import DaemonProcess, Proxy, Site
 from tests.patience import PATIENCE_S
+from tests.real.broker_servers import OURS
+from tests.real.broker_speed import ledgers_of
 from tests.real.driven import Driven, Reader
+from tests.real.tiered_handles import tiered_handles
 from tests.servers import s3_client
 
 if TYPE_CHECKING:
@@ -105,6 +110,29 @@ async def test_consumers_read_what_was_offloaded_and_bookkeeper_is_freed(
         assert set(freed) <= set(await driven.opened_in_tier())
         assert await driven_broker.send("DELETE", f"namespaces/public/{driven.namespace}?force=true") == 204
         await emptied(s3_server, s3_bucket)
+
+
+async def test_direct_reads_go_past_the_daemon(
+    site: Site, driven_broker: PulsarBroker, bookkeeper: BookKeeperCluster, tmp_path: Path
+) -> None:
+    """Handles as a broker opens them get all entries by signed URLs, and ask the daemon for none."""
+    async with DaemonProcess(site) as daemon:
+        await daemon.serving()
+        driven = Driven(driven_broker, bookkeeper, daemon.address)
+        await driven.create()
+        await driven.offload()
+        await driven.write("unbatched", "keyed")
+        await driven.freed(2)
+        ledgers = ledgers_of(bookkeeper, driven)
+        flags = ["-Doffloaderd.DirectReads=true"]
+        async with tiered_handles(tmp_path / "handles", CLOCK, flags=flags, environment={}) as handles:
+            ours = {"managedLedgerOffloadDriver": OURS}
+            offloader = await asyncio.to_thread(handles.offloader, ours, {"Address": daemon.address})
+            await asyncio.to_thread(handles.skim, offloader, ledgers)
+        _, page = await http_get(daemon.http_port, "/metrics", PATIENCE_S)
+        answered = re.findall(rb'grpc_server_handled_total{grpc_code="OK",grpc_method="(\w+)"', page)
+        assert b"PlanLedger" in answered
+        assert b"ReadLedger" not in answered
 
 
 async def test_the_read_priority_of_the_namespace_counts(

@@ -79,6 +79,7 @@ final class Daemons implements AutoCloseable {
     private final Turns asking;
     private final Turns pushing;
     private final ReadMemory memory;
+    private final Bucket bucket;
     private volatile boolean closed;
 
     Daemons() {
@@ -99,11 +100,17 @@ final class Daemons implements AutoCloseable {
         threads = new Threads(factory);
         asking = new Turns(ASKING_MAX, threads::work);
         pushing = new Turns(PUSHING_MAX, threads::work);
+        bucket = new Bucket(threads.fetchers());
     }
 
     /** Returns what all read handles share. */
     ReadMemory memory() {
         return memory;
+    }
+
+    /** Returns the way to the bucket that goes through no daemon. */
+    Bucket bucket() {
+        return bucket;
     }
 
     /** Returns the threads that copy entries and call the broker back. */

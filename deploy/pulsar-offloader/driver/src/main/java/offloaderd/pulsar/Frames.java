@@ -24,31 +24,40 @@ final class Frames {
         if (frames.isEmpty() && count == 0) {
             return answer.getBatch().getPayloadsList();
         }
-        long first = answer.getBatch().getFirstEntryId();
-        ByteBuffer heads = frames.asReadOnlyByteBuffer();
+        List<ByteString> payloads = payloads(frames, answer.getBatch().getFirstEntryId(), count);
+        long bytes = (long) HEAD_BYTES * payloads.size();
+        for (ByteString payload : payloads) {
+            bytes += payload.size();
+        }
+        if (bytes != frames.size()) {
+            throw wrong("more than " + count + " entries came in an answer");
+        }
+        return payloads;
+    }
+
+    /** Returns the payloads of so many entries that follow each other from the first byte on; throws INTERNAL. */
+    static List<ByteString> payloads(ByteString frames, long first, int count) throws StatusException {
+        ByteBuffer heads = frames.asReadOnlyByteBuffer().slice(); // whose byte 0 is that of the frames
         List<ByteString> payloads = new ArrayList<>(Math.min(Math.max(count, 0), frames.size() / HEAD_BYTES));
         int at = 0;
-        while (at < frames.size()) {
+        while (payloads.size() < count) {
             long expected = first + payloads.size();
             int left = frames.size() - at - HEAD_BYTES;
             if (left < 0 || heads.getLong(at + Integer.BYTES) != expected) {
-                throw wrong("entry " + expected + " of " + count + " is not at byte " + at + " of an answer's frames");
+                throw wrong("entry " + expected + " of " + count + " is not at byte " + at + " of their frames");
             }
             int length = heads.getInt(at);
             if (length < 0 || length > left) {
-                throw wrong("entry " + expected + " has " + length + " bytes, of which an answer has " + left);
+                throw wrong("entry " + expected + " has " + length + " bytes, of which there are " + left);
             }
             at += HEAD_BYTES;
             payloads.add(frames.substring(at, at + length));
             at += length;
         }
-        if (payloads.size() != count) {
-            throw wrong(payloads.size() + " entries came in an answer of " + count);
-        }
         return payloads;
     }
 
-    private static StatusException wrong(String what) {
+    static StatusException wrong(String what) {
         return Status.INTERNAL.withDescription(what).asException();
     }
 }

@@ -62,6 +62,8 @@ final class Lane {
     private boolean used;
     private int aheadAnswers = 1;
     private Stream stream;
+    private Direct direct;
+    private boolean throughDaemon;
     private long pauseMs = PAUSE_MS;
     private boolean paused;
     private String hindrance = "";
@@ -124,7 +126,7 @@ final class Lane {
     }
 
     /** Gives the reads what is here, and asks for what is not. */
-    private void serve() {
+    void serve() {
         while (!reads.isEmpty()) {
             Waiting read = reads.peek();
             place(read.entries.wanted());
@@ -188,11 +190,13 @@ final class Lane {
     /** Has the stream go on if somebody waits or there is room, and begin if somebody waits. */
     private void ask() {
         boolean wanted = !reads.isEmpty();
-        if (stream == null) {
+        if (direct != null) {
+            direct.ask();
+        } else if (stream == null) {
             if (wanted && !paused) {
                 start();
             }
-        } else if (!stream.asked && (wanted || roomAhead())) {
+        } else if (!stream.asked && (wanted || roomAhead(Daemons.BATCH_BYTES, 0, 0))) {
             if (wanted) {
                 memory.need(Daemons.BATCH_BYTES);
             }
@@ -202,14 +206,53 @@ final class Lane {
         }
     }
 
-    private boolean roomAhead() {
+    private boolean roomAhead(long bytes, int underWay, long underWayBytes) {
         return coming() <= lastEntryId
-                && ahead.untouched() < aheadAnswers
-                && ahead.bytes() < source.settings.readAheadBytes()
-                && memory.take(Daemons.BATCH_BYTES);
+                && ahead.untouched() + underWay < aheadAnswers
+                && ahead.bytes() + underWayBytes < source.settings.readAheadBytes()
+                && memory.take(bytes);
+    }
+
+    /** Takes memory for more from the bucket, from an entry on: as much as somebody waits for, and ahead if there is room. */
+    boolean hasRoomFor(long entryId, long bytes, int underWay, long underWayBytes) {
+        if (!reads.isEmpty() && entryId <= reads.getLast().last) {
+            memory.need(bytes);
+            return true;
+        }
+        return roomAhead(bytes, underWay, underWayBytes);
+    }
+
+    /** Does something in turn. */
+    void inTurn(Runnable task) {
+        turns.execute(task);
+    }
+
+    /** Adds what has come from the bucket, which begins with the entry that was coming; {@link #serve} is to follow. */
+    void came(List<ByteString> payloads, long heapBytes) {
+        ahead.add(payloads, heapBytes);
+    }
+
+    /** Goes on by streams alone. */
+    void withoutBucket() {
+        throughDaemon = true;
+        endDirect();
+        turns.executeLater(this::serve);
+    }
+
+    private void endDirect() {
+        if (direct != null) {
+            direct.end();
+            direct = null;
+        }
     }
 
     private void start() {
+        if (source.settings.directReads() && !throughDaemon && coming() < lastEntryId
+                && ledger.getBucket().isEmpty() && source.daemons.bucket().isUsable()) {
+            direct = new Direct(this, source, coming(), lastEntryId);
+            direct.ask();
+            return;
+        }
         Stream begun = new Stream();
         memory.need(begun.held);
         stream = begun;
@@ -229,6 +272,7 @@ final class Lane {
 
     private void stop() {
         end("not wanted any more");
+        endDirect();
         ahead.clear();
         readyTo = next;
     }
@@ -246,7 +290,7 @@ final class Lane {
 
     /** Gives everything back when nobody has used the lane for a while; a daemon has places for so many streams, too. */
     private void rest() {
-        if (resting || (stream == null && ahead.entries() == 0)) {
+        if (resting || (stream == null && direct == null && ahead.entries() == 0)) {
             return;
         }
         long leftNs = memory.idle().toNanos() - (System.nanoTime() - usedNs);

@@ -39,7 +39,8 @@ record Settings(
         Duration readTimeout,
         Duration offloadTimeout,
         int readAheadBytes,
-        int readMemoryBytes) {
+        int readMemoryBytes,
+        boolean directReads) {
 
     private static final Logger LOG = LoggerFactory.getLogger(Settings.class);
     private static final String PREFIX = "offloaderd";
@@ -52,8 +53,9 @@ record Settings(
     static final Set<String> TOLD = ConcurrentHashMap.newKeySet();
     private static final String ANY_OF_NAMESPACE = "NamespaceAddresses";
     private static final String READ_MEMORY = "ReadMemoryBytes";
+    private static final String DIRECT_READS = "DirectReads";
     /** What namespaces cannot say even if they may name daemons: it holds for all of them together. */
-    private static final Set<String> ALWAYS_OF_BROKER = Set.of(ANY_OF_NAMESPACE, READ_MEMORY);
+    private static final Set<String> ALWAYS_OF_BROKER = Set.of(ANY_OF_NAMESPACE, READ_MEMORY, DIRECT_READS);
     private static final Map<String, String> OF_BROKER = Map.of(
             "Address", "127.0.0.1:7650",
             "Tls", "false",
@@ -62,6 +64,7 @@ record Settings(
             "TlsKeyFile", "",
             "TokenFile", "",
             READ_MEMORY, "134217728",
+            DIRECT_READS, "false",
             ANY_OF_NAMESPACE, "false");
     private static final Map<String, String> OF_NAMESPACE = Map.of(
             "CallTimeoutSeconds", "30",
@@ -104,7 +107,8 @@ record Settings(
                 Duration.ofSeconds(number(values, "ReadTimeoutSeconds", 1, 3600, mistakes)),
                 Duration.ofSeconds(number(values, "OffloadTimeoutSeconds", 1, 7 * 86400, mistakes)),
                 number(values, "ReadAheadBytes", 0, 256 << 20, mistakes),
-                number(values, READ_MEMORY, 0, Integer.MAX_VALUE, mistakes));
+                number(values, READ_MEMORY, 0, Integer.MAX_VALUE, mistakes),
+                Boolean.parseBoolean(values.get(DIRECT_READS)));
         if (!settings.address.matches("\\S+:\\d+")) {
             mistakes.add("Address is '" + settings.address + "', not HOST:PORT");
         }

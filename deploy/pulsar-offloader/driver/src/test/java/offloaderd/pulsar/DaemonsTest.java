@@ -160,7 +160,7 @@ public class DaemonsTest {
 
     private static Settings settings(String address, boolean tls, String trust, String cert, String key, String token) {
         Duration patience = Duration.ofSeconds(30);
-        return new Settings(address, tls, trust, cert, key, token, patience, patience, patience, 0, 0);
+        return new Settings(address, tls, trust, cert, key, token, patience, patience, patience, 0, 0, false);
     }
 
     private void call(Settings settings) throws Exception {

@@ -100,6 +100,7 @@ public class DriverFactoryTest {
         PulsarService.start(() -> made(Map.of("ReadMemoryBytes", "12345")));
         assertEquals(12345, factory.memory().getLimitBytes());
         assertThrows(IOException.class, () -> ofNamespace(Map.of("ReadMemoryBytes", "54321")));
+        assertThrows(IOException.class, () -> ofNamespace(Map.of("DirectReads", "true")));
         assertEquals(12345, factory.memory().getLimitBytes());
     }
 

@@ -22,8 +22,10 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.function.BooleanSupplier;
+import java.util.function.Function;
 import java.util.function.UnaryOperator;
 import offloaderd.v1.Broker.OffloadedLedger;
+import offloaderd.v1.Broker.PlanLedgerResponse;
 import offloaderd.v1.Broker.ReadLedgerRequest;
 import offloaderd.v1.BrokerServiceGrpc;
 import offloaderd.v1.Common.EntryBatch;
@@ -48,9 +50,20 @@ final class ReadDaemon extends ExternalResource {
     volatile String padding = "";
     volatile boolean framed = true;
     volatile UnaryOperator<ReadResponse> spoil = answer -> answer;
+    volatile Function<ReadLedgerRequest, PlanLedgerResponse> plan; // none: as a daemon of an older version
     private Server server;
 
     private final class Service extends BrokerServiceGrpc.BrokerServiceImplBase {
+        @Override
+        public void planLedger(ReadLedgerRequest request, StreamObserver<PlanLedgerResponse> answers) {
+            if (plan == null) {
+                super.planLedger(request, answers);
+            } else {
+                answers.onNext(plan.apply(request));
+                answers.onCompleted();
+            }
+        }
+
         @Override
         public void readLedger(ReadLedgerRequest request, StreamObserver<ReadResponse> answers) {
             calls.incrementAndGet();
