@@ -242,10 +242,17 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         last = Position(ledger_id, request.last_entry_id).checked()
         answer = pb.PlanLedgerResponse()
         with self.reads.counted():
-            if isinstance(await self._found(ledger, first), CommittedSegment):
+            found = await self._found(ledger, first)
+            if isinstance(found, CommittedSegment):
                 return answer
-            priority = ReadPriority.TIERED_STORAGE_FIRST
-            runs, _ = await self.reader.plan(topic, runs_max=1, first=first, last=last, priority=priority)
+            runs, _ = await self.reader.plan(
+                topic,
+                runs_max=1,
+                first=first,
+                last=last,
+                priority=ReadPriority.TIERED_STORAGE_FIRST,
+                onward=last.entry_id == found.entries - 1,
+            )
             if not runs or (segment := runs[0].segment) is None:
                 return answer
             last = Position(ledger_id, runs[0].last_entry_id)

@@ -90,7 +90,7 @@ class Sequence:
             if not given:
                 await self.ahead.end()
 
-    async def _fetch_begin(self, topic: TopicName, following: InBucket, before: BlockWindow) -> None:
+    async def _fetch_begin(self, topic: TopicName, following: InBucket, before: BlockWindow | None) -> None:
         segment = committed(following.stored, where=PLAN)
         first, last = from_position(following.run.first), from_position(following.run.last)
         if first <= last and segment.holds(first) and segment.holds(last):

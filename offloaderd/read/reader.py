@@ -164,17 +164,15 @@ class TopicReader:
         if not follow:
             self.metrics.read_duration_seconds.observe(self.clock.monotonic() - started)
 
-    async def plan(
-        self, topic: TopicName, *, runs_max: int = PLANNED_MAX, **wanted: Unpack[Wanted]
-    ) -> tuple[list[Run], bool]:
+    async def plan(self, topic: TopicName, *, runs_max: int = 0, **wanted: Unpack[Wanted]) -> tuple[list[Run], bool]:
         """Return where the first entries of a range are, and whether that is all of it, for a reader of the bucket.
 
         The runs follow each other without a gap, and end with one of the bucket; there are none without one. At most
-        `runs_max`. Raises as `read`.
+        `runs_max`, or PLANNED_MAX. Raises as `read`.
         """
         change_signal = ChangeSignal() if wanted.get("follow") else None
         stream = await self._begun(topic, wanted, change_signal, 0, framed=True)
-        return await stream.planned(runs_max)
+        return await stream.planned(runs_max or PLANNED_MAX)
 
     async def _begun(
         self, topic: TopicName, wanted: Wanted, change_signal: ChangeSignal | None, batch_bytes: int, *, framed: bool

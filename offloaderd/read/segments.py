@@ -276,7 +276,9 @@ class FetchAhead:
         self._loader = loader
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def begin(self, fetch: Callable[[BlockWindow], Coroutine[None, None, None]], before: BlockWindow) -> None:
+    def begin(
+        self, fetch: Callable[[BlockWindow | None], Coroutine[None, None, None]], before: BlockWindow | None
+    ) -> None:
         """Start a task that fetches it. Its errors are those of the read, once that has come there."""
 
         async def fetched() -> None:
@@ -501,18 +503,20 @@ class SegmentReader:
         segment: CommittedSegment,
         first: Position,
         last: Position,
-        before: BlockWindow,
+        before: BlockWindow | None,
     ) -> None:
         """Fetch a segment's tables, then the first blocks of a range into the cache, if they have room there.
 
         They get what the window of what is read `before` leaves, until that one is closed. Of a range that `read` would
-        read by its chunks only the tables are fetched. Raises as `read` does.
+        read by its chunks, and without a window, only the tables are fetched. Raises as `read` does.
         """
         if segment.foreign:
             return
         async with self.table(topic, segment) as table:
             begin, end = table.block_at(first), table.block_at(last)
-            if begin == end and self._chunks.piece(table, begin, first.entry_id, last.entry_id) is not None:
+            if before is None or (
+                begin == end and self._chunks.piece(table, begin, first.entry_id, last.entry_id) is not None
+            ):
                 return
             window = BlockWindow(self, self._blocks, table, begin, end, before.pace, before=before)
             try:

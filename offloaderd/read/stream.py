@@ -292,8 +292,8 @@ class Stream:
     async def planned(self, runs_max: int) -> tuple[list[Run], bool]:
         """Return the next runs, unread, at most `runs_max`, and whether the range ends with them.
 
-        They end with a run of the bucket, and where ENDS_MAX manifests were read for the ends of ledgers. Raises what
-        `batches` would raise at the first entry.
+        They end with a run of the bucket, and where ENDS_MAX manifests were read for the ends of ledgers. The tables of
+        what another read goes on with are fetched. Raises what `batches` would raise at the first entry.
         """
         runs: list[Run] = []
         complete = False
@@ -320,6 +320,9 @@ class Stream:
         while runs and runs[-1].segment is None:
             runs.pop()
             complete = False
+        if runs and complete and self._onward:
+            end = Position(runs[-1].ledger_id, runs[-1].last_entry_id)
+            self._ahead.begin(partial(self._fetch_following, end, ENTRY_ID_MAX), None)
         return runs, complete
 
     async def _next(self) -> EntryBatch | Run | Stop:
@@ -497,7 +500,7 @@ class Stream:
             self.topic, run.ledger_id, run.first_entry_id, run.last_entry_id, batch_bytes=self.batch_bytes
         )
 
-    async def _fetch_following(self, end: Position, entries_max: int, before: BlockWindow) -> None:
+    async def _fetch_following(self, end: Position, entries_max: int, before: BlockWindow | None) -> None:
         """Fetch the begin of what the bucket gives behind a run, as far as that is known. Raises as reading it does."""
         at, last = end.next(), None if self._onward else self._last
         for _ in range(STEPS_AHEAD):

@@ -16,6 +16,7 @@ from offloaderd.core.model import EntryBatch, Position
 from offloaderd.core.quotas import Quotas
 from offloaderd.protocol.v1 import broker_pb2
 from offloaderd.testing.memory.objects import MemoryStore
+from offloaderd.upkeep.grants.broker_request import Extent
 from tests.unit.api.test_broker_service import Served, served
 from tests.unit.api.test_manual import CALLER
 from tests.unit.rigs.rig import TOPIC, Rig, enabled, payloads, until_offloaded
@@ -108,8 +109,27 @@ async def test_what_the_daemon_gives_at_less_cost_is_not_planned(monkeypatch: py
     async with served(Rig(policy=Rig().policy, objects=store()), push_only=True) as one:
         topic = await enabled(one.engine)
         topic.offer(EntryBatch(5, 0, payloads(10)))
-        monkeypatch.setattr("offloaderd.api.broker.extent_of", lambda *_: broker_pb2.PlanLedgerResponse())
+        monkeypatch.setattr("offloaderd.api.broker.extent_of", lambda *_: Extent(10, 0))
         assert not (await planned(one, 0, 9)).blocks
+
+
+async def test_the_end_of_a_ledger_has_the_next_ones_tables_fetched() -> None:
+    """Its broker opens that one next, and its plan would wait for them; in the middle nobody knows where it goes on."""
+    made = [bytes([number]) * 700 for number in range(COUNT)]
+    async with served(Rig(policy=Rig().policy, objects=store()), push_only=True) as one:
+        topic = await enabled(one.engine)
+        for ledger_id in (5, 6):
+            topic.offer(EntryBatch(ledger_id, 0, made))
+            await topic.request_roll()
+            await until_offloaded(topic, Position(ledger_id, COUNT - 1))
+            await one.ensure(ledger_id, COUNT, sum(map(len, made)))
+        following = (await one.engine.topic_map(TOPIC)).segments[-1]
+        assert (await planned(one, 0, COUNT - 2)).blocks
+        await one.engine.context.upload_context.clock.sleep(1)
+        assert not one.service.reader.segments.has_table(following)
+        assert (await planned(one, 0)).blocks
+        await one.engine.context.upload_context.clock.sleep(1)
+        assert one.service.reader.segments.has_table(following)
 
 
 async def test_what_is_deleted_is_not_planned() -> None:
