@@ -209,13 +209,15 @@ final class Direct {
             try {
                 Planned begins = blocks.get(0);
                 call = source.daemons().bucket().get(begins.url, begins.block.getOffset(), bytes, patience);
-                call.whenComplete((answer, error) -> lane.inTurn(() -> {
-                    if (error == null) {
-                        came(answer);
-                    } else {
-                        fail(Failures.told(error));
-                    }
-                }));
+                call.whenCompleteAsync(
+                        (found, error) -> lane.inTurn(() -> {
+                            if (error == null) {
+                                came(found);
+                            } else {
+                                fail(Failures.told(error));
+                            }
+                        }),
+                        source.daemons().workers());
             } catch (Throwable error) { // no thread can be had, or the broker ends
                 fail(Failures.told(error));
             }

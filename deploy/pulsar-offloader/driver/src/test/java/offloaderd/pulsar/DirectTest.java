@@ -17,6 +17,8 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
@@ -50,6 +52,7 @@ public class DirectTest {
     private final List<PlannedBlock> blocks = new ArrayList<>();
     private final AtomicInteger plans = new AtomicInteger();
     private final AtomicInteger gets = new AtomicInteger();
+    private final Set<InetSocketAddress> connections = ConcurrentHashMap.newKeySet();
     private final AtomicInteger good = new AtomicInteger(Integer.MAX_VALUE); // GETs that are answered well
     private final ExecutorService serving = Executors.newCachedThreadPool();
     private final CountDownLatch never = new CountDownLatch(1);
@@ -95,6 +98,7 @@ public class DirectTest {
 
     private void get(HttpExchange get) throws IOException {
         gets.incrementAndGet();
+        connections.add(get.getRemoteAddress());
         String[] range = get.getRequestHeaders().getFirst("Range").substring("bytes=".length()).split("-");
         byte[] bytes = Arrays.copyOfRange(object, Integer.parseInt(range[0]), Integer.parseInt(range[1]) + 1);
         (good.getAndDecrement() > 0 ? answered(206, 0) : bad).give(get, bytes);
@@ -147,6 +151,7 @@ public class DirectTest {
         }
         assertEquals(0, daemon.calls.get());
         assertTrue("GETs: " + gets.get(), gets.get() <= 3 * object.length / (Direct.GET_BYTES / 2));
+        assertTrue(connections.size() + " connections for " + gets.get(), connections.size() < gets.get() / 2);
     }
 
     @Test
