@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiobotocore.config import AioConfig  # type: ignore[import-untyped]
@@ -18,6 +18,8 @@ from botocore.handlers import add_expect_header
 from offloaderd.core.errors import Denied, OutcomeUnknown, Transient
 from offloaderd.drill.tcp_proxy import Listener
 from offloaderd.objects.port import PartInfo
+from offloaderd.objects.request import calling
+from offloaderd.objects.s3 import store as s3_store
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.objects.stored_as import StoredAs
@@ -27,6 +29,8 @@ from tests.unit.objects.faulty import Connection, FaultyServer, error_body, stor
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
+
+    from offloaderd.objects.failures import Request
 
 REAL_TIME = "HTTP"
 
@@ -239,6 +243,25 @@ async def test_an_object_without_size_or_etag_or_time_is_not_described(name: str
     async with store_at(FaultyServer(part)) as store:
         with pytest.raises(Transient, match=name):
             await store.head("k")
+
+
+async def test_a_request_has_time_for_its_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part takes longer than what has no body, by the least rate of a transfer."""
+    deadlines: dict[str, float] = {}
+
+    def noted(request: Request, deadline_s: float, *others: Any) -> Any:  # noqa: ANN401 - as `calling`
+        deadlines[request.operation] = deadline_s
+        return calling(request, deadline_s, *others)
+
+    monkeypatch.setattr(s3_store, "calling", noted)
+    async with Listener(FaultyServer(whole).serve) as listener:
+        options = ObjectsSettings(bucket="bucket", endpoint=listener.endpoint, access_key="key", secret_key="hush")
+        async with S3Store(options, bytes_per_s_min=2) as store:
+            await store.head("k")
+            await store.put("k", b"abcd")
+            await store.upload_part("k", "u", 1, [b"abcd", b"ef"])
+    least_s = options.connect_timeout_s + options.read_timeout_s
+    assert deadlines == {"HeadObject": least_s, "PutObject": least_s + 2, "UploadPart": least_s + 3}
 
 
 async def test_gets_at_a_time_have_a_signature_each() -> None:
