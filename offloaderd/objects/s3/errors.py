@@ -43,6 +43,7 @@ HINT_ARCHIVED = (
     "restore it (aws s3api restore-object), then copy it over itself in a class that is read at once; offloadctl "
     "doctor names the life-cycle rule that archives"
 )
+HINT_ANSWER = "check that objects.endpoint is an S3 service, and what a proxy on the way changes of its answers"
 HINT_CREDENTIALS = "set objects.access_key and objects.secret_key, or give this machine a role"
 
 RIGHTS = {

@@ -11,7 +11,7 @@ import structlog
 from offloaderd.core.errors import BucketMissing, Conflict, NotFound, Transient
 from offloaderd.objects.port import ObjectInfo, PartInfo, Pieces, UploadInfo
 from offloaderd.objects.request import Body, Call, date_ms
-from offloaderd.objects.s3.errors import is_not_implemented
+from offloaderd.objects.s3.errors import HINT_ANSWER, is_not_implemented
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3.type_defs import (
@@ -102,7 +102,6 @@ def bare(etag: str) -> str:
 _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _ENCRYPTED = "x-amz-server-side-encryption"
 _METADATA = "x-amz-meta-"
-HINT_ANSWER = "check that objects.endpoint is an S3 service, and what a proxy on the way changes of its answers"
 
 
 def is_opaque(headers: Mapping[str, str]) -> bool:

@@ -223,7 +223,8 @@ class S3Store(Buckets):
         except NotFound:
             await self.check()
             raise
-        return described(key, answer.headers)
+        with hints_in(self.section):
+            return described(key, answer.headers)
 
     async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """See ObjectReader."""
