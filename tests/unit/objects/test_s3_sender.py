@@ -375,9 +375,9 @@ async def test_a_request_names_and_signs_the_host_of_the_settings(host: str | No
     """A tunnel leads to a service that checks the signature of its own name, and of no other."""
     server = FaultyServer(whole)
     async with store_at(server, signed_host=host) as store:
-        assert await store.get("k", 6, 4) == b"abcd"
-        await store.put("k", b"abc")
-        await store.abort_upload("k", "u")
+        assert await store.get("ä/a b", 6, 4) == b"abcd"
+        await store.upload_part("ä/a b", "u/1", 2, [b"abc"])
+        await store.abort_upload("ä/a b", "u/1")
     for head in server.heads:
         assert host is None or f"\r\nHost: {host}\r\n".encode() in head
         assert f"Signature={checked_signature(head)}\r\n".encode() in head
