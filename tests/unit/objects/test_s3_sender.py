@@ -287,8 +287,11 @@ async def test_gets_at_a_time_have_a_signature_each() -> None:
 
 
 @pytest.mark.parametrize("use", ["get", "head", "put"])
-@pytest.mark.parametrize("refusal", ["AuthorizationHeaderMalformed", "PermanentRedirect"])
-async def test_a_bucket_of_another_region_is_found(refusal: str, use: str) -> None:
+@pytest.mark.parametrize(
+    ("status", "refusal"),
+    [("400 Bad Request", "AuthorizationHeaderMalformed"), ("301 Moved Permanently", "PermanentRedirect")],
+)
+async def test_a_bucket_of_another_region_is_found(status: str, refusal: str, use: str) -> None:
     """botocore asks for the region by a request of its own; from then on requests are signed for it."""
 
     async def used(store: S3Store) -> None:
@@ -304,7 +307,7 @@ async def test_a_bucket_of_another_region_is_found(refusal: str, use: str) -> No
         if b"/eu-west-1/s3/" not in connection.head:
             body = error_body(refusal).replace(b"<Message>", b"<Region>eu-west-1</Region><Message>")
             head = connection.head.startswith(b"HEAD")
-            connection.answer("400 Bad Request", b"" if head else body, x_amz_bucket_region="eu-west-1")
+            connection.answer(status, b"" if head else body, x_amz_bucket_region="eu-west-1")
         elif b"list-type=2" in connection.head:
             connection.answer("200 OK", b"<ListBucketResult></ListBucketResult>")
         else:
