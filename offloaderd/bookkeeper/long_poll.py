@@ -6,8 +6,8 @@ them all.
 
 A long poll is sent only to a bookie that has just answered a plain read, and beyond the LAC of that answer: see `v3`
 for why. So the next entry ends it, since that carries a greater LAC. It does not end for the first entry of an empty
-ledger, of which bookies know nothing: that is polled. After one that ended early without a newer LAC there is none for
-a while. A fence does not end it: who recovers a ledger changes its node first, and that is watched.
+ledger, of which bookies know nothing: that is polled. After one that ended early without a newer LAC, or failed, there
+is none for a while. A fence does not end it: who recovers a ledger changes its node first, and that is watched.
 
 How late an entry is noticed when a long poll fails:
 
@@ -20,6 +20,7 @@ the long polls of many topics do not end at the same moment.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.aio import Tasks
 from offloaderd.core.clock import Clock
 from offloaderd.core.errors import Closed, OffloaderError
+from offloaderd.core.retry import doubled
 
 log = structlog.get_logger(__name__)
 
@@ -47,8 +49,9 @@ SPREAD = 0.2
 """The random part of a wait."""
 RETURN_S = 4.0
 """Topics whose long polls failed together are polled again at random times within this one."""
-REST_POLLS = 20
-"""Polls of a ledger after a long poll of no use, before the next one."""
+REST_S, REST_MAX_S = 40.0, 1280.0
+"""Time without long polls of a topic after one that was of no use or failed; it doubles with each of a silence. Not a
+number of polls: those of thousands of topics are minutes apart."""
 
 
 class LastAnswer(Enum):
@@ -69,12 +72,15 @@ class LongPolls:
         self.clock = clock
         self.long_poll_s = options.long_poll_s if options.long_poll_s > options.poll_max_s else 0.0
         """0: no long polls; waits that are shorter than the pauses between polls save nothing."""
+        self._sending: Counter[str] = Counter()
+        """Long polls by bookie that it does not count yet: topics are polled in the same moment."""
 
     def places(self, metadata: LedgerMetadata, last_answer: Mapping[str, int]) -> list[str]:
         """Return the bookies for long polls of a ledger, by their last answers' LACs; none when they are too few."""
         needed = metadata.ensemble_size - metadata.write_quorum + 1
         members = metadata.ensembles[-1].bookies
-        able = [each for each in members if last_answer.get(each, -1) >= 0 and self._bookies.long_polls(each)]
+        answered = [each for each in members if last_answer.get(each, -1) >= 0]
+        able = [each for each in answered if self._bookies.long_polls(each) > self._sending[each]]
         return able[:needed] if self.long_poll_s and len(able) >= needed else []
 
     def begin(
@@ -86,7 +92,10 @@ class LongPolls:
 
     def start(self, long_poll: "LongPoll") -> asyncio.Task[None]:
         """Start the task that sends one. Raises Closed."""
-        return self._background.start(long_poll.send(self._bookies), name=f"long poll of {long_poll.ledger_id}")
+        sending = self._background.start(long_poll.send(self._bookies), name=f"long poll of {long_poll.ledger_id}")
+        self._sending[long_poll.bookie_id] += 1
+        sending.add_done_callback(lambda _: self._sending.subtract((long_poll.bookie_id,)))
+        return sending
 
 
 @dataclass(slots=True, eq=False)
@@ -157,12 +166,13 @@ class LongPoll:
 class Silence:
     """The long polls of one topic: those that are out, how long the next ones wait, and whether they were of use."""
 
-    __slots__ = ("_long_polls", "_out", "_polls", "_wait_s")
+    __slots__ = ("_long_polls", "_out", "_rest_until_s", "_rests", "_wait_s")
 
     def __init__(self, long_polls: LongPolls) -> None:
         self._long_polls = long_polls
         self._out: list[LongPoll] = []
-        self._polls = 0
+        self._rests = 0
+        self._rest_until_s = 0.0
         self._wait_s = FIRST_S
 
     @property
@@ -174,9 +184,7 @@ class Silence:
         """Note the outcome of a poll: a change ends the silence."""
         if moved:
             self._wait_s = FIRST_S
-            self._polls = 0
-        elif self._polls:
-            self._polls -= 1
+            self._rests, self._rest_until_s = 0, 0.0
 
     def begin(
         self,
@@ -187,7 +195,8 @@ class Silence:
         wait_max_s: float,
     ) -> bool:
         """Begin long polls of at most `wait_max_s`; False where they are of no use or impossible: poll on."""
-        places = [] if self._polls else self._long_polls.places(metadata, last_answer)
+        resting = self._long_polls.clock.monotonic() < self._rest_until_s
+        places = [] if resting else self._long_polls.places(metadata, last_answer)
         if not places:
             return False
         wait_s = min(self._wait_s, self._long_polls.long_poll_s, wait_max_s)
@@ -203,6 +212,8 @@ class Silence:
         last_answer = next((each for each in LastAnswer if each in ended), None)
         if last_answer is LastAnswer.SILENCE:
             self._wait_s = min(LONGER * self._wait_s, self._long_polls.long_poll_s)
-        elif last_answer is not None:
-            self._polls = REST_POLLS  # unless the next poll finds a change
+            self._rests = 0
+        elif last_answer is not None:  # the rest ends if the next poll finds a change
+            self._rests += 1
+            self._rest_until_s = self._long_polls.clock.monotonic() + doubled(REST_S, REST_MAX_S, self._rests)
         return last_answer

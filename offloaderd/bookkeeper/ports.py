@@ -64,8 +64,8 @@ class Bookies(Protocol):
         """Whether the bookie may know batch reads; False once it was seen not to."""
         ...
 
-    def long_polls(self, bookie_id: str) -> bool:
-        """Whether the bookie may take another long poll: False at the limit, or once it was seen not to know them."""
+    def long_polls(self, bookie_id: str) -> int:
+        """Return how many more long polls the bookie may take: 0 at the limit, or once it was seen not to know them."""
         ...
 
     async def read(self, bookie_id: str, ledger_id: int, entry_id: int) -> bytes:

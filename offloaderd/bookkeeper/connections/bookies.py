@@ -332,12 +332,12 @@ class BookiePool:
         bookie = self._bookies.get(bookie_id)
         return bookie is None or bookie.may_batch
 
-    def long_polls(self, bookie_id: str) -> bool:
-        """Whether the bookie may take another long poll; False at the limit, and for a while after it refused one."""
-        bookie = self._bookies.get(bookie_id)
+    def long_polls(self, bookie_id: str) -> int:
+        """Return how many more long polls the bookie may take; 0 for a while after it refused one."""
+        bookie, most = self._bookies.get(bookie_id), self._options.long_polls_in_flight_max
         if bookie is None:
-            return True
-        return bookie.may_long_poll and bookie.long_poll_count < self._options.long_polls_in_flight_max
+            return most
+        return max(0, most - bookie.long_poll_count) if bookie.may_long_poll else 0
 
     async def read(self, bookie_id: str, ledger_id: int, entry_id: int) -> bytes:
         """Return one entry as it is stored; see `ports.Bookies` for what it raises."""

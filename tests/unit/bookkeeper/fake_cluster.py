@@ -106,12 +106,13 @@ class FakeBookies:
             self.remember(bookie_id, ledger_id, max_lac)
         return LastKnown(ledger[max(ledger)] if ledger else None, max_lac)
 
-    def long_polls(self, bookie_id: str) -> bool:
-        """Whether it knows them, and has not as many as it may."""
+    def long_polls(self, bookie_id: str) -> int:
+        """Return how many more it may take; 0 if it does not know them."""
         waiting = (
             woken for (place, _), all_of_one in self.waiting.items() if place == bookie_id for _, woken in all_of_one
         )
-        return bookie_id not in self.without_long_polls and sum(not one.done() for one in waiting) < self.long_polls_max
+        out = sum(not one.done() for one in waiting)
+        return max(0, self.long_polls_max - out) if bookie_id not in self.without_long_polls else 0
 
     async def newer(self, bookie_id: str, ledger_id: int, previous_lac: int, *, seconds: float) -> asyncio.Future[int]:
         """Ask for the stored LAC: at once if it is remembered as above, when that changes, or at the end."""

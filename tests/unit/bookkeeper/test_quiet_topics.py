@@ -6,11 +6,12 @@ import asyncio
 from collections import Counter
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 import pytest
 
-from offloaderd.bookkeeper.long_poll import RETURN_S, LongPolls
+from offloaderd.bookkeeper.long_poll import FIRST_S, REST_MAX_S, REST_S, RETURN_S, LongPolls, Silence
 from offloaderd.bookkeeper.settings import BookkeeperSettings
 from offloaderd.core.aio import Tasks
 from offloaderd.core.errors import Transient
@@ -19,7 +20,7 @@ from offloaderd.ledgers.pulsar import topic as topic_module
 from offloaderd.ledgers.pulsar.topic import HEARTBEAT_S
 from offloaderd.testing import FakeClock, payloads
 from tests.unit.bookkeeper.bench import Bench, benched
-from tests.unit.bookkeeper.fake_cluster import FakeBookies, FakeLedger, Shape
+from tests.unit.bookkeeper.fake_cluster import ALL, FakeBookies, FakeCluster, FakeLedger, Shape
 from tests.unit.bookkeeper.test_watch import Watcher
 
 if TYPE_CHECKING:
@@ -270,6 +271,68 @@ async def test_topics_beyond_the_limit_of_long_polls_are_polled_and_try_none() -
         assert polled == 20 - 2 * 4
         await it.bench.clock.advance(60)
         assert sum(count for (kind, _), count in it.bench.bookies.requests.items() if kind == "wait") <= 16
+
+
+async def test_topics_that_are_polled_rarely_have_long_polls_again_soon_after_a_fault() -> None:
+    """The rest after a failure is a time: of polls that are minutes apart, a number would be half an hour."""
+    count, per_s = 60, 1
+    async with many_quiet(count, BookkeeperSettings(idle_polls_per_s=per_s), long_polls_max=1000) as it:
+        polled = partial(it.bench.metrics.registry.get_sample_value, "offloaderd_source_polled_topics")
+        for _ in range(3):
+            await it.bench.clock.advance(2 * LONG_S)
+            assert polled() == 0
+            for bookie_id in ALL:
+                it.bench.bookies.restart(bookie_id)
+            await it.bench.clock.advance(RETURN_S + 0.1)
+            assert polled() == count
+            await it.bench.clock.advance(REST_S + count / per_s)
+            assert polled() == 0
+
+
+async def test_rests_grow_while_long_polls_are_of_no_use() -> None:
+    """A bookie that answers each at once has them ever more rarely, however often the topic is polled."""
+    async with silence() as it:
+        it.bookies.waits_for_fenced = False
+        it.bookies.fence(it.ledger.ledger_id)
+        await it.clock.advance(2 * REST_MAX_S)
+        it.bookies.requests.clear()
+        await it.clock.advance(4 * REST_MAX_S)
+        assert 3 <= sum(it.waits().values()) <= 5
+        await it.ledger.write(payloads(1))
+        await it.clock.advance(POLL_S + 0.1)
+        assert it.watcher.last == 9
+        it.bookies.waits_for_fenced = True
+        await it.clock.advance(FIRST_S)
+        assert it.waited_for()
+
+
+async def test_topics_that_are_polled_in_one_moment_take_no_more_long_polls_than_there_is_room_for() -> None:
+    """Each that is being sent counts: one that were refused would rest."""
+    clock, options = FakeClock(), BookkeeperSettings()
+    asked: list[asyncio.Future[int]] = []
+
+    class Limited(FakeBookies):
+        async def newer(self, *_: object, **__: object) -> asyncio.Future[int]:
+            asked.append(asyncio.get_running_loop().create_future())
+            return asked[-1]
+
+        def long_polls(self, bookie_id: str) -> int:
+            return 2 - len(asked)
+
+    ledger = await FakeCluster().ledger(Shape())
+    known = dict.fromkeys(ledger.metadata.ensembles[-1].bookies[:1], 9)
+    async with Tasks("the ledger source") as background:
+        long_polls = LongPolls(Limited(), background, clock=clock, options=options)
+        silences = [Silence(long_polls) for _ in range(5)]
+        begun = [one.begin(7, ledger.metadata, known, lambda: None, inf) for one in silences]
+        assert begun == [True, True, False, False, False]
+        await clock.settle()
+        assert len(asked) == 2
+        silences[0].cancel()
+        asked.pop().cancel()
+        assert silences[2].begin(7, ledger.metadata, known, lambda: None, inf)
+        for one in silences:
+            one.cancel()
 
 
 async def test_heartbeats_of_thousands_are_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
