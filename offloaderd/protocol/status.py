@@ -28,9 +28,12 @@ class Rates(dict[str, Rate]):
         self._taken: Taken = {}
         self._at_s = 0.0
 
-    def look(self, taken: Taken, now_s: float) -> None:
-        """Take a sample and set every topic's rate; topics that are not in it are dropped."""
-        before, seconds = self._taken, now_s - self._at_s
+    def look(self, taken: Taken, now_s: float, woken: Taken | None = None) -> None:
+        """Take a sample and set every topic's rate; topics that are not in it are dropped.
+
+        `woken` has what the last sample would have had of topics that it left out.
+        """
+        before, seconds = {**(woken or {}), **self._taken}, now_s - self._at_s
         self._taken, self._at_s = taken, now_s
         self.clear()
         for name, (epoch, entries, size) in taken.items():

@@ -18,6 +18,7 @@ from offloaderd.core.aio import in_turns
 from offloaderd.core.clock import Clock, pause_after_pass
 from offloaderd.core.metrics.families import TIERS
 from offloaderd.core.metrics.metrics import Metrics
+from offloaderd.core.model import TopicName
 from offloaderd.protocol.status import Rate, Rates, Taken
 from offloaderd.topic.status import TopicStatus
 
@@ -128,6 +129,8 @@ class Sampler:
         self._counted: dict[str, float] = {}
         self._sampled_s = 0.0
         self._topics_s: float | None = None
+        self._suspended: Mapping[TopicName, TopicStatus] = {}
+        """The suspended topics of the last sample."""
 
     async def run(self) -> None:
         """Sample until cancelled."""
@@ -140,17 +143,25 @@ class Sampler:
         """Take a sample; the first one has no rates."""
         now_s, wall_ms = self._clock.monotonic(), self._clock.wall_ms()
         taken: dict[str, tuple[int, int, int]] = {}
+        woken: dict[str, tuple[int, int, int]] = {}
+        suspended: dict[TopicName, TopicStatus] = {}
         lags_s: dict[str, float] = {}
         sums = measured(())
         with_topics = self._topics_s is None or now_s - self._topics_s >= TOPIC_SAMPLE_S - SAMPLE_S / 2
         async for statuses in in_turns(self._statuses()):
             sums = together(sums, measured(statuses))
             for one in statuses:
-                if not one.asleep:  # a suspended topic has no rate
-                    taken[str(one.topic)] = (one.epoch, one.taken_entries, one.taken_bytes)
+                before = self._suspended.get(one.topic)
+                if one.asleep:
+                    suspended[one.topic] = one
+                if one is not before:  # else it is suspended as it was: it has no rate, and nothing is made for it
+                    taken[str(one.topic)] = _counts(one)
+                    if before is not None:
+                        woken[str(one.topic)] = _counts(before)
                 if with_topics:
                     lags_s[str(one.topic)] = NOTHING if one.lag_seconds is None else one.lag_seconds
-        self.rates.look(taken, now_s)
+        self._suspended = suspended
+        self.rates.look(taken, now_s, woken)
         self.ring.add(wall_ms, {**self._rates(now_s), **sums})
         if with_topics:
             self._topics_s = now_s
@@ -169,6 +180,10 @@ class Sampler:
         self._counted, self._sampled_s = now, now_s
         known = before and seconds > 0
         return {f"{name}_per_s": (now[name] - before[name]) / seconds if known else NOTHING for name in COUNTED}
+
+
+def _counts(status: TopicStatus) -> tuple[int, int, int]:
+    return status.epoch, status.taken_entries, status.taken_bytes
 
 
 def measured(statuses: Sequence[TopicStatus]) -> dict[str, float]:

@@ -78,14 +78,39 @@ async def test_a_topic_s_rate_needs_two_looks_under_one_claim() -> None:
 
 
 async def test_a_suspended_topic_has_no_rate_and_is_not_remembered() -> None:
-    """Thousands of them take no memory for it; their hour shows that nothing moved."""
+    """Thousands of them take no memory for it; their hour shows that nothing moved since the first sample."""
     look = Look(status(1), replace(status(2), asleep=True))
     await look.sample()
     await look.sample(TOPIC_SAMPLE_S)
     assert list(look.sampler.rates) == [str(status(1).topic)]
     hour = look.sampler.topics.column(str(status(2).topic), "taken_bytes_per_s")
     assert hour is not None
-    assert [rate for _, rate in hour] == [0.0, 0.0]
+    assert [rate for _, rate in hour][1:] == [0.0]
+
+
+async def test_what_a_topic_takes_as_it_wakes_is_in_its_rate() -> None:
+    """One that wakes for a few entries now and then would have none otherwise; nor is anything counted twice."""
+    asleep = replace(status(1), asleep=True, taken_entries=50, taken_bytes=4000)
+    look = Look(asleep)
+    await look.sample()
+    await look.sample()
+    assert look.sampler.rates == {}
+    look.topics = [replace(status(1), taken_entries=80, taken_bytes=5000)]
+    await look.sample()
+    assert look.sampler.rates == {str(status(1).topic): Rate(3.0, 100.0)}
+    await look.sample()
+    assert look.sampler.rates == {str(status(1).topic): Rate(0.0, 0.0)}
+    look.topics = [replace(asleep, taken_entries=90, taken_bytes=5000)]
+    await look.sample()
+    assert look.sampler.rates == {str(status(1).topic): Rate(1.0, 0.0)}
+    look.topics = [replace(asleep, taken_entries=100, taken_bytes=5000)]
+    await look.sample()
+    assert look.sampler.rates == {str(status(1).topic): Rate(1.0, 0.0)}
+    await look.sample()
+    assert look.sampler.rates == {}
+    look.topics = [replace(status(1), epoch=4, taken_entries=100, taken_bytes=5000)]
+    await look.sample()
+    assert look.sampler.rates == {}
 
 
 async def test_the_loop_samples_topics_less_often_and_shows_its_size() -> None:
