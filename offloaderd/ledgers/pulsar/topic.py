@@ -388,6 +388,8 @@ class Follower:
     """The polls; None while there are none before a signal, or before `_timer` is due."""
     _timer: Timer | None = None
     """It begins the next poll of a quiet topic: thousands of tasks that wait would take much memory."""
+    _in_turn: bool = False
+    """Whether its polls come at the longest pause, and at a time of their own."""
 
     def __post_init__(self, long_polls: LongPolls) -> None:
         self._silence = Silence(long_polls)
@@ -408,7 +410,11 @@ class Follower:
             self.topic.directory.nodes.unfollow(path)
 
     def _wake(self) -> None:
-        """Begin a poll now, or after the one that is under way."""
+        """Begin a poll now, or after the one that is under way: something has happened, perhaps to all topics."""
+        self._in_turn = False
+        self._begin()
+
+    def _begin(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -442,14 +448,25 @@ class Follower:
             slow = not moved and self._pause_s >= options.poll_max_s
             rests = nothing_open or (slow and await self._begin_long_polls(known))
             self.slow_polls.note(self.topic.name, polled=slow and not rests)
-            pause_s = self._aligned(min(self._pause_s, self._broker_pause_s(known)))
+            pause_s = self._aligned(min(self._own_pause_s(slow=slow), self._broker_pause_s(known)))
             if not (rests or slow):
                 await self._alarm.sleep(pause_s)
             elif not self._alarm.woken:
                 if not rests:
-                    self._timer = self.topic.asker.clock.call_later(pause_s, self._wake)
+                    self._timer = self.topic.asker.clock.call_later(pause_s, self._begin)
                 break
         self._task = None
+
+    def _own_pause_s(self, *, slow: bool) -> float:
+        """Return the pause before the next poll; the first of the longest ones is drawn evenly from up to that.
+
+        What wakes one topic wakes all of them at times, as the end of a session: each time after it they would be
+        polled in one moment.
+        """
+        before, self._in_turn = self._in_turn, slow and self._pause_s >= self.slow_polls.pause_s
+        if before or not self._in_turn:
+            return self._pause_s
+        return 2 * self.topic.asker.clock.jitter(self._pause_s) - self._pause_s
 
     def _broker_pause_s(self, known: Confirmed | OffloaderError | None) -> float:
         """Return the longest pause before a poll that asks the broker for hidden entries; inf when none does."""

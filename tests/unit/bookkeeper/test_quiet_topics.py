@@ -240,6 +240,23 @@ async def test_of_many_that_are_polled_each_is_polled_more_rarely() -> None:
         assert set(it.last.values()) == {1}
 
 
+async def test_polls_of_many_are_spread_whatever_woke_them_together() -> None:
+    """Topics that went quiet in one moment, or lost their session in one, are not polled in one each time after it."""
+    count, per_s = 120, 2
+    async with many_quiet(count, BookkeeperSettings(idle_polls_per_s=per_s)) as it:
+        pause_s = count // per_s
+        for _ in range(2):
+            await it.bench.clock.advance(2 * pause_s)
+            for _ in range(6):
+                it.bench.bookies.requests.clear()
+                await it.bench.clock.advance(pause_s / 6)
+                assert count / 6 / 3 <= sum(it.bench.polls().values()) <= count / 6 * 3
+            it.bench.bookies.requests.clear()
+            it.bench.cluster.znodes.expire()
+            await it.bench.clock.advance(0.1)
+            assert sum(it.bench.polls().values()) >= 0.9 * count
+
+
 async def test_a_polled_topic_has_no_task_between_two_polls() -> None:
     """Thousands of tasks would be most of what a quiet topic takes."""
     async with many_quiet(10, BookkeeperSettings()) as it:
