@@ -264,6 +264,35 @@ async def test_a_polled_topic_has_no_task_between_two_polls() -> None:
         assert not [name for name in names if name.startswith(("follow", "pause"))]
 
 
+async def test_a_signal_takes_the_place_of_the_timer() -> None:
+    """Each topic has one timer at most, however often it is woken, and none once nobody watches it."""
+    async with many_quiet(10, BookkeeperSettings(idle_polls_per_s=1)) as it:
+        assert it.bench.clock.sleep_count == 10
+        for _ in range(5):
+            it.bench.cluster.znodes.expire()
+            await it.bench.clock.advance(0.5)
+        assert it.bench.clock.sleep_count == 10
+    assert not it.bench.clock.sleep_count
+
+
+async def test_a_signal_during_a_poll_is_followed_by_another_poll() -> None:
+    """A ledger that is opened meanwhile is polled at once, not at the next regular poll."""
+    async with many_quiet(1, BookkeeperSettings(poll_max_s=60)) as it:
+        bench, (topic,) = it.bench, it.topics
+        follower = bench.source._followers[topic]
+        bench.bookies.frozen = set(ALL)
+        follower._wake()
+        await bench.clock.settle()
+        assert follower._task is not None
+        bench.cluster.listed.clear()
+        it.ledgers[topic] = await bench.cluster.ledger(ledger_id=500)
+        await bench.cluster.publish(topic)
+        await bench.clock.settle()
+        bench.bookies.thaw()
+        await bench.clock.advance(0.1)
+        assert follower._open_id == 500
+
+
 async def test_a_topic_that_has_just_had_entries_is_polled_often_beside_many_quiet_ones() -> None:
     """Its pause begins anew, and grows to about half of its silence."""
     async with many_quiet(60, BookkeeperSettings(idle_polls_per_s=1)) as it:
@@ -275,6 +304,7 @@ async def test_a_topic_that_has_just_had_entries_is_polled_often_beside_many_qui
             await it.ledgers[active].write(payloads(1))
             await it.bench.clock.advance(0.3)
             assert it.last[active] == last
+        assert it.bench.metrics.registry.get_sample_value("offloaderd_source_polled_topics") == 59
         await it.bench.clock.advance(12)
         await it.ledgers[active].write(payloads(1))
         await it.bench.clock.advance(7)
