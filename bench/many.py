@@ -87,6 +87,7 @@ async def many(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Figu
             alone = await _packets(site, cluster, alone_s) / alone_s
             await daemon.client.enable(TopicPattern.parse("re:public/default/many-.*"), timeout_s=_ready_s(count))
             await _all(daemon, count, lambda one: one.HasField("offloaded"), "offloaded")
+            await _all(daemon, count, lambda one: one.asleep, "suspended")
             await CLOCK.sleep(QUICK_SETTLE_S if size.quick else SETTLE_S)
             async with measured(daemon) as idle:
                 packets = await _packets(site, cluster, size.durable_s if size.quick else IDLE_S)
