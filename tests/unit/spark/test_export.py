@@ -43,7 +43,7 @@ def test_a_wrong_topic_target_or_library_needs_no_spark(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("step_mib", "given", "task_mib"),
-    [(1, {}, 4), (40, {}, 10), (41, {}, 10.25), (4000, {}, 64), (40, {"partition_bytes": "8MiB"}, 8)],
+    [(1, {}, 4), (40, {}, 10), (41, {}, 10.25), (4000, {}, 128), (40, {"partition_bytes": "8MiB"}, 8)],
 )
 def test_a_step_is_cut_for_all_cores(step_mib: int, given: dict[str, str], task_mib: float) -> None:
     """Into a task for each of four, unless these would be very small, or larger than a task may be."""
