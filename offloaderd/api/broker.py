@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import structlog
 
 from offloaderd.api.calls import Context
-from offloaderd.api.gate import check_source, count_planned
+from offloaderd.api.gate import account_of_caller, check_source, count_planned
 from offloaderd.api.manual_offload import HEARTBEAT_S, changed_or_heartbeat
 from offloaderd.api.read import BATCH_BYTES_MAX, ReadService
 from offloaderd.api.retention import checked_ledger
@@ -242,6 +242,8 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
         last = Position(ledger_id, request.last_entry_id).checked()
         answer = pb.PlanLedgerResponse()
         with self.reads.counted():
+            if (account := account_of_caller()) is not None:
+                await account.may_read()  # first: the plan would get old meanwhile, and its URL
             found = await self._found(ledger, first)
             if isinstance(found, CommittedSegment):
                 return answer
@@ -265,7 +267,7 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             if not answer.url:
                 return pb.PlanLedgerResponse()
             answer.blocks.extend(filled(pb.PlannedBlock, block, entries=block.entry_count) for block in blocks)
-            await count_planned(sum(block.length for block in blocks))
+            count_planned(sum(block.length for block in blocks))
         entries = min(last.entry_id, blocks[-1].last_entry_id) - first.entry_id + 1
         self.reader.count(entries, sum(block.payload_bytes for block in blocks), Tier.OBJECTS, Why.CHOSEN)
         return answer

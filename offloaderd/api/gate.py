@@ -250,13 +250,12 @@ def account_of_caller() -> Account | None:
     return caller.account if caller is not None else None
 
 
-async def count_planned(size_bytes: int) -> None:
-    """Count bytes that the present caller is told where to read, as if they were sent; waits for its read rate."""
+def count_planned(size_bytes: int) -> None:
+    """Count bytes that the present caller is told where to read, as if they were sent."""
     caller = CALLER.get()
     if caller is None:
         return
     if caller.account is not None:
-        await caller.account.may_read()
         caller.account.sent(size_bytes)
     caller.planned_bytes += size_bytes
 

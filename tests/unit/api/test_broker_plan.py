@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -138,6 +139,38 @@ async def test_what_is_deleted_is_not_planned() -> None:
         await one.retention.mark_now(await one.engine.owned(TOPIC), [5])
         with pytest.raises(EntriesDeleted):
             await planned(one, 0)
+
+
+async def test_a_plan_is_made_after_the_wait_for_the_rate() -> None:
+    """Else its URL would have less time than it says, and a deletion in the meantime would not count."""
+    signed_s: list[float] = []
+
+    class Timed(Signing):
+        async def signed_url(self, key: str, valid_s: int) -> str:
+            signed_s.append(clock.monotonic())
+            return await super().signed_url(key, valid_s)
+
+    async with offloaded(Timed(LoopClock(), part_bytes_min=1)) as (one, _):
+        clock, account = one.engine.context.upload_context.clock, one.engine.context.accounts.of(TOPIC)
+
+        async def gone() -> None:
+            with pytest.raises(EntriesDeleted):
+                await planned(one, 0)
+
+        caller = Caller(need=None, path=PATH, rights=None, send_s_max=0.0)
+        caller.account = account
+        token = GATE_CALLER.set(caller)
+        try:
+            account.follow(Quotas(read_bytes_per_s=1000))
+            account.sent(20_000)
+            assert (await planned(one, 0)).blocks
+            assert signed_s == [clock.monotonic()]
+            async with asyncio.TaskGroup() as group:
+                group.create_task(gone())
+                await clock.sleep(1)
+                await one.retention.mark_now(await one.engine.owned(TOPIC), [5])
+        finally:
+            GATE_CALLER.reset(token)
 
 
 async def test_planned_bytes_count_as_read() -> None:
