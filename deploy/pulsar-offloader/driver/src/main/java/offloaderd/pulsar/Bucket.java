@@ -11,8 +11,9 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The way by which a broker fetches from the bucket what its daemon signed a URL for. After a failure nobody goes it for a
- * while: a bucket that cannot be reached costs one read some seconds, and not each.
+ * The way by which a broker fetches from the bucket what its daemon signed a URL for. One failure may be an object's or a
+ * connection's, and says nothing of other reads. After two without a success in between nobody goes it for a while: a
+ * bucket that cannot be reached costs two reads some seconds, and not each.
  *
  * <p>A thread waits for each answer: java.net.http takes three times the CPU, which is what this is to spare.
  */
@@ -24,6 +25,7 @@ final class Bucket {
 
     private final Executor threads;
     private volatile long usableNs = System.nanoTime();
+    private volatile boolean failing;
 
     Bucket(Executor threads) {
         this.threads = threads;
@@ -33,27 +35,36 @@ final class Bucket {
         return System.nanoTime() - usableNs >= 0;
     }
 
+    /** Notes that what was fetched is what was stored. */
+    void succeeded() {
+        failing = false;
+    }
+
     /** Notes a failure. No URL is told: it is a secret. */
     synchronized void failed(String where, String why) {
-        if (isUsable()) {
+        String told = why.replaceAll("\\S+://\\S+", "(a URL)");
+        if (failing && isUsable()) {
             usableNs = System.nanoTime() + LEFT_ALONE.toNanos();
             LOG.warn("{}: the bucket does not give what is to be read, so it comes through the daemon for {} minutes: {}",
-                    where, LEFT_ALONE.toMinutes(), why.replaceAll("\\S+://\\S+", "(a URL)"));
+                    where, LEFT_ALONE.toMinutes(), told);
+        } else if (!failing) {
+            failing = true;
+            LOG.info("{}: reading on through the daemon, the bucket does not give what is to be read: {}", where, told);
         }
     }
 
     /**
-     * Fetches exactly so many bytes of an object, once a thread is free for it. No redirect is followed: only a daemon says
-     * where to fetch. What is returned may be cancelled; the answer is then not read any further.
+     * Fetches exactly so many bytes of an object, once a thread is free for it, unless {@code body} is done by then: who
+     * waits no longer completes it, and the answer is then not read any further. No redirect is followed: only a daemon
+     * says where to fetch.
      *
      * @throws OutOfMemoryError if no thread can be started
      */
-    CompletableFuture<byte[]> get(URL url, long offset, int bytes, Duration patience) {
-        CompletableFuture<byte[]> body = new CompletableFuture<>();
+    void get(URL url, long offset, int bytes, Duration patience, CompletableFuture<byte[]> body) {
         threads.execute(() -> {
             try {
                 if (!isUsable()) {
-                    throw new IOException("another request has failed meanwhile");
+                    throw new IOException("other requests have failed meanwhile");
                 }
                 if (!body.isDone()) {
                     body.complete(fetched(url, offset, bytes, patience, body));
@@ -62,18 +73,16 @@ final class Bucket {
                 body.completeExceptionally(error);
             }
         });
-        return body;
     }
 
     private static byte[] fetched(URL url, long offset, int bytes, Duration patience, CompletableFuture<byte[]> wanted)
             throws IOException {
         HttpURLConnection get = (HttpURLConnection) url.openConnection();
-        long beganNs = System.nanoTime();
         int at = 0;
         try {
             get.setInstanceFollowRedirects(false);
             get.setUseCaches(false);
-            get.setConnectTimeout(CONNECT_MS);
+            get.setConnectTimeout((int) Math.min(CONNECT_MS, patience.toMillis()));
             get.setReadTimeout((int) patience.toMillis());
             get.setRequestProperty("Range", "bytes=" + offset + "-" + (offset + bytes - 1));
             if (get.getResponseCode() != HttpURLConnection.HTTP_PARTIAL || get.getContentLengthLong() != bytes) {
@@ -88,9 +97,6 @@ final class Bucket {
                     throw new IOException("it sent " + at + " of " + bytes + " bytes");
                 }
                 at += more;
-                if (at < bytes && System.nanoTime() - beganNs > patience.toNanos()) {
-                    throw new IOException("it sent " + at + " of " + bytes + " bytes in " + patience.toSeconds() + " s");
-                }
             }
             return found;
         } finally {

@@ -14,6 +14,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import java.util.zip.CRC32C;
 import offloaderd.v1.Broker.PlanLedgerResponse;
 import offloaderd.v1.Broker.PlannedBlock;
@@ -22,7 +23,8 @@ import offloaderd.v1.Broker.ReadLedgerRequest;
 /**
  * What a lane reads from the bucket itself: the daemon plans which bytes have the entries, and they are fetched by GETs of
  * several blocks, as many at a time as the lane has room for. Each block is checked by its checksum before an entry of it
- * is used. Anything that is not as it should be ends it, and the lane goes on by a stream from the daemon.
+ * is used. Anything that is not as it should be ends it, and the lane goes on by a stream from the daemon; where the daemon
+ * plans no more, it does so behind what was planned.
  *
  * <p>All of it is done in the lane's turns.
  */
@@ -51,6 +53,7 @@ final class Direct {
     private long end; // entry behind the planned blocks
     private int planBytes = 2 * GET_BYTES;
     private boolean planning;
+    private boolean plannedAll; // the daemon plans nothing behind these blocks
     private boolean ended;
 
     Direct(Lane lane, Lane.Source source, long first, long lastEntryId) {
@@ -86,8 +89,13 @@ final class Direct {
             begin = get.blocks.get(get.blocks.size() - 1).end();
             get.send();
         }
-        if (!ended && !planning && end <= lastEntryId && plannedBytes < 2 * GET_BYTES) {
+        if (ended || planning || end > lastEntryId) {
+            return;
+        }
+        if (!plannedAll && plannedBytes < 2 * GET_BYTES) {
             plan();
+        } else if (plannedAll && planned.isEmpty() && gets.isEmpty()) {
+            lane.withoutBucket();
         }
     }
 
@@ -131,15 +139,21 @@ final class Direct {
     private void unplanned(Throwable error) {
         if (Status.fromThrowable(error).getCode() == Status.Code.UNIMPLEMENTED) {
             fail(Failures.told(error));
-        } else if (!ended) {
-            lane.withoutBucket();
+            return;
         }
+        planning = false;
+        plannedAll = true;
+        ask();
     }
 
     private final class Plan implements StreamObserver<PlanLedgerResponse> {
+        private final long askedNs = System.nanoTime();
+        private boolean answered;
+
         @Override
         public void onNext(PlanLedgerResponse answer) {
-            lane.inTurn(() -> take(answer));
+            answered = true;
+            lane.inTurn(() -> take(answer, askedNs));
         }
 
         @Override
@@ -148,20 +162,25 @@ final class Direct {
         }
 
         @Override
-        public void onCompleted() {}
+        public void onCompleted() {
+            if (!answered) {
+                onError(Status.INTERNAL.withDescription("the daemon ended without an answer").asException());
+            }
+        }
     }
 
-    private void take(PlanLedgerResponse answer) {
+    private void take(PlanLedgerResponse answer, long askedNs) {
         planning = false;
         if (ended) {
             return;
         }
         if (answer.getBlocksCount() == 0) {
-            lane.withoutBucket();
+            plannedAll = true;
+            ask();
             return;
         }
         URL url = parsed(answer.getUrl());
-        long untilNs = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(answer.getValidMs()) - patience.toNanos();
+        long untilNs = askedNs + TimeUnit.MILLISECONDS.toNanos(answer.getValidMs()) - patience.toNanos();
         for (PlannedBlock block : answer.getBlocksList()) {
             Planned one = new Planned(url, untilNs, block);
             if (url == null || untilNs - System.nanoTime() <= 0 || block.getFirstEntryId() > end || one.end() <= end || block.getOffset() < 0
@@ -208,7 +227,9 @@ final class Direct {
         private void send() {
             try {
                 Planned begins = blocks.get(0);
-                call = source.daemons().bucket().get(begins.url, begins.block.getOffset(), bytes, patience);
+                call = source.daemons().limited(
+                        patience, () -> new TimeoutException("no answer within " + patience.toSeconds() + " s"));
+                source.daemons().bucket().get(begins.url, begins.block.getOffset(), bytes, patience, call);
                 call.whenCompleteAsync(
                         (found, error) -> lane.inTurn(() -> {
                             if (error == null) {
@@ -238,6 +259,7 @@ final class Direct {
                 while (!gets.isEmpty() && gets.element().body != null) {
                     Get next = gets.element();
                     List<ByteString> payloads = next.payloads();
+                    source.daemons().bucket().succeeded();
                     gets.remove();
                     heldBytes -= next.bytes;
                     source.daemons().memory().giveBack(next.bytes);

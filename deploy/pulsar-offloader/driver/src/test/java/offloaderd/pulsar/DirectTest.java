@@ -12,23 +12,30 @@ import java.io.IOException;
 import java.io.OutputStream;
 import java.net.InetAddress;
 import java.net.InetSocketAddress;
+import java.net.URI;
+import java.net.URL;
 import java.nio.ByteBuffer;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Random;
 import java.util.Set;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
+import java.util.concurrent.ThreadFactory;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.atomic.AtomicLong;
 import java.util.function.UnaryOperator;
 import java.util.zip.CRC32C;
 import offloaderd.v1.Broker.PlanLedgerResponse;
 import offloaderd.v1.Broker.PlannedBlock;
 import offloaderd.v1.Broker.ReadLedgerRequest;
+import org.apache.bookkeeper.client.api.LedgerEntries;
 import org.junit.After;
 import org.junit.Before;
 import org.junit.Rule;
@@ -58,17 +65,28 @@ public class DirectTest {
     private final CountDownLatch never = new CountDownLatch(1);
     private volatile Answer bad = (get, bytes) -> {};
     private volatile UnaryOperator<PlanLedgerResponse.Builder> change = plan -> plan;
-    private byte[] object;
+    private volatile byte[] object;
     private HttpServer bucket;
 
     @Before
     public void store() throws Exception {
         daemon.padding = ".".repeat(30_000);
+        store(PER_BLOCK);
+        bucket = HttpServer.create(new InetSocketAddress(InetAddress.getLoopbackAddress(), 0), 0);
+        bucket.setExecutor(serving);
+        bucket.createContext("/", this::get);
+        bucket.start();
+        daemon.plan = this::planned;
+    }
+
+    /** Stores the ledger in blocks of so many entries. */
+    private void store(int perBlock) throws IOException {
+        blocks.clear();
         ByteArrayOutputStream made = new ByteArrayOutputStream();
-        for (int first = 0; first <= LAST; first += PER_BLOCK) {
+        for (int first = 0; first <= LAST; first += perBlock) {
             ByteArrayOutputStream block = new ByteArrayOutputStream();
             block.write(new byte[HEAD_BYTES]);
-            for (int entry = first; entry < first + PER_BLOCK; entry++) {
+            for (int entry = first; entry < first + perBlock; entry++) {
                 byte[] payload = (entry + daemon.padding).getBytes();
                 block.write(ByteBuffer.allocate(12).putInt(payload.length).putLong(entry).array());
                 block.write(payload);
@@ -76,16 +94,11 @@ public class DirectTest {
             block.write(new byte[] {-2, -36, -34, -83});
             CRC32C sum = new CRC32C();
             sum.update(block.toByteArray());
-            blocks.add(PlannedBlock.newBuilder().setFirstEntryId(first).setEntries(PER_BLOCK).setOffset(made.size())
+            blocks.add(PlannedBlock.newBuilder().setFirstEntryId(first).setEntries(perBlock).setOffset(made.size())
                     .setLength(block.size()).setHeadBytes(HEAD_BYTES).setCrc32C((int) sum.getValue()).build());
             block.writeTo(made);
         }
         object = made.toByteArray();
-        bucket = HttpServer.create(new InetSocketAddress(InetAddress.getLoopbackAddress(), 0), 0);
-        bucket.setExecutor(serving);
-        bucket.createContext("/", this::get);
-        bucket.start();
-        daemon.plan = this::planned;
     }
 
     @After
@@ -122,7 +135,7 @@ public class DirectTest {
                 .setValidMs(300_000);
         int bytes = 0;
         for (PlannedBlock block : blocks) {
-            if (block.getFirstEntryId() + PER_BLOCK > request.getFirstEntryId() && bytes < request.getBatchBytes()) {
+            if (block.getFirstEntryId() + block.getEntries() > request.getFirstEntryId() && bytes < request.getBatchBytes()) {
                 plan.addBlocks(block);
                 bytes += block.getLength();
             }
@@ -180,18 +193,123 @@ public class DirectTest {
                 bad = answer;
                 good.set(before);
                 daemon.calls.set(0);
-                TieredLedger ledger = daemon.ledger(own, "DirectReads", "true", "ReadTimeoutSeconds", "8");
-                for (long first = 0; first < LAST; first += 100) {
-                    daemon.holds(ledger.readAsync(first, first + 99), first, first + 99);
+                for (int failed = 1; failed <= 2; failed++) {
+                    assertTrue("one failure concerns one reader", own.bucket().isUsable());
+                    TieredLedger ledger = daemon.ledger(own, "DirectReads", "true", "ReadTimeoutSeconds", "8");
+                    for (long first = 0; first < LAST; first += 100) {
+                        daemon.holds(ledger.readAsync(first, first + 99), first, first + 99);
+                    }
+                    ledger.closeAsync().get();
+                    assertEquals(failed, daemon.calls.get());
                 }
-                assertEquals(1, daemon.calls.get());
                 assertFalse("it is left alone", own.bucket().isUsable());
                 int sent = gets.get();
                 daemon.holds(daemon.ledger(own, "DirectReads", "true").readAsync(0, 500), 0, 500);
                 assertEquals(sent, gets.get());
-                ledger.closeAsync().get();
                 own.close();
             }
+        }
+    }
+
+    @Test
+    public void failuresAmongSuccessesConcernTheirReadersAlone() throws Exception {
+        bad = answered(503, 0);
+        for (int round = 0; round < 4; round++) {
+            good.set(2);
+            isRead(ledger(), 100);
+        }
+        assertEquals(4, daemon.calls.get());
+        assertTrue(daemons.bucket().isUsable());
+    }
+
+    @Test
+    public void readersDoNotWaitForThreadsThatOthersHold() throws Exception {
+        bad = (get, bytes) -> await(Long.MAX_VALUE);
+        good.set(0);
+        URL url = URI.create("http://127.0.0.1:" + bucket.getAddress().getPort() + "/").toURL();
+        for (int i = 0; i < 16; i++) {
+            daemons.bucket().get(url, 0, 1, Duration.ofMinutes(1), new CompletableFuture<>());
+        }
+        ReadDaemon.until("all threads wait", () -> gets.get() == 16);
+        daemon.holds(daemon.ledger(daemons, "DirectReads", "true", "ReadTimeoutSeconds", "8").readAsync(0, 99), 0, 99);
+        assertEquals(1, daemon.calls.get());
+        assertEquals(16, gets.get());
+    }
+
+    @Test
+    public void whatWasPlannedIsFetchedBeforeTheDaemonSendsTheRest() throws Exception {
+        List<UnaryOperator<PlanLedgerResponse.Builder>> ends = List.of(PlanLedgerResponse.Builder::clear, plan -> {
+            throw new IllegalStateException("of a daemon that cannot answer now");
+        });
+        for (UnaryOperator<PlanLedgerResponse.Builder> end : ends) {
+            AtomicLong behind = new AtomicLong();
+            daemon.sent.set(0);
+            change = plan -> {
+                if (behind.get() > 0) {
+                    return end.apply(plan);
+                }
+                PlannedBlock last = plan.getBlocks(plan.getBlocksCount() - 1);
+                behind.set(last.getFirstEntryId() + last.getEntries());
+                return plan;
+            };
+            isRead(ledger(), 100);
+            assertEquals(ReadDaemon.ENTRIES - behind.get(), daemon.sent.get());
+            assertTrue(daemons.bucket().isUsable());
+        }
+        assertEquals(2, daemon.calls.get());
+    }
+
+    @Test
+    public void whereNoThreadCanBeStartedTheDaemonSends() throws Exception {
+        ThreadFactory factory = task -> new Thread(task) {
+            @Override
+            public void start() {
+                if (getName().startsWith("offloaderd-bucket")) {
+                    throw new OutOfMemoryError("unable to create native thread");
+                }
+                super.start();
+            }
+        };
+        Daemons own = new Daemons(new ReadMemory(UnpooledByteBufAllocator.DEFAULT, Duration.ofHours(1)), factory);
+        TieredLedger ledger = daemon.ledger(own, "DirectReads", "true");
+        daemon.holds(ledger.readAsync(0, 99), 0, 99);
+        assertEquals(1, daemon.calls.get());
+        ledger.closeAsync().get();
+        ReadDaemon.until("all is given back", () -> own.memory().getUsedBytes() == 0);
+        assertEquals("the lane's rest is left, and no limit of a request", 1, own.putOff());
+        own.close();
+    }
+
+    @Test
+    public void readersAnywhereOfBlocksOfAnySizeGetTheirEntries() throws Exception {
+        for (long seed = 0; seed < 12; seed++) {
+            Random random = new Random(seed);
+            store(new int[] {1, 10, 200}[random.nextInt(3)]);
+            Daemons own = new Daemons(new ReadMemory(UnpooledByteBufAllocator.DEFAULT, Duration.ofMillis(20)));
+            own.memory().limit(random.nextInt(3) * (10L << 20));
+            bad = List.of(answered(503, 0), answered(206, -1)).get(random.nextInt(2));
+            good.set(random.nextBoolean() ? Integer.MAX_VALUE : random.nextInt(20));
+            daemon.failures.set(random.nextInt(3));
+            int plansMax = random.nextBoolean() ? Integer.MAX_VALUE : plans.get() + random.nextInt(8);
+            change = plan -> plans.get() > plansMax ? plan.clear() : plan.setValidMs(10_000 + random.nextInt(2_000));
+            TieredLedger ledger = daemon.ledger(own, "DirectReads", "true");
+            long[] places = new long[4];
+            for (int round = 0; round < 40; round++) {
+                int one = random.nextInt(places.length);
+                long first = random.nextInt(8) == 0 ? random.nextInt(LAST + 1) : Math.min(LAST, places[one]);
+                long last = Math.min(LAST, first + new int[] {0, 6, 99}[random.nextInt(3)]);
+                places[one] = last + 1 > LAST ? 0 : last + 1;
+                CompletableFuture<LedgerEntries> read = ledger.readAsync(first, last);
+                if (random.nextInt(6) == 0) {
+                    daemon.holds(ledger.readAsync(places[one], places[one]), places[one], places[one]);
+                }
+                if (round == 39) {
+                    ledger.closeAsync().get();
+                }
+                daemon.holds(read, first, last);
+            }
+            ReadDaemon.until("all is given back, seed " + seed, () -> own.memory().getUsedBytes() == 0);
+            own.close();
         }
     }
 
@@ -228,6 +346,7 @@ public class DirectTest {
             daemon.calls.set(0);
             daemon.holds(daemon.ledger(own, "DirectReads", "true").readAsync(0, 200), 0, 200);
             assertEquals(1, daemon.calls.get());
+            daemon.holds(daemon.ledger(own, "DirectReads", "true").readAsync(0, 200), 0, 200);
             assertFalse(own.bucket().isUsable());
             own.close();
         }
@@ -244,7 +363,7 @@ public class DirectTest {
     }
 
     @Test
-    public void aDaemonOfAnOlderVersionIsAskedOnce() throws Exception {
+    public void aDaemonOfAnOlderVersionIsAskedNoMore() throws Exception {
         daemon.plan = null;
         isRead(ledger(), 100);
         isRead(ledger(), 100);
@@ -271,11 +390,11 @@ public class DirectTest {
 
     @Test
     public void aUrlThatExpiresIsAskedForAgain() throws Exception {
-        change = plan -> plan.setValidMs(10_300); // of which the last ten seconds are for GETs that were sent
-        TieredLedger ledger = ledger();
+        change = plan -> plan.setValidMs(4_000); // of which the last two seconds are for GETs that were sent
+        TieredLedger ledger = daemon.ledger(daemons, "DirectReads", "true", "ReadTimeoutSeconds", "8");
         daemon.holds(ledger.readAsync(0, 9), 0, 9);
         int before = plans.get();
-        Thread.sleep(400);
+        Thread.sleep(2_100);
         daemon.holds(ledger.readAsync(10, 500), 10, 500);
         assertTrue(plans.get() > before);
         assertEquals(0, daemon.calls.get());
