@@ -51,6 +51,12 @@ async def read(daemon: Served, topic: TopicName, rig: Rig) -> list[bytes]:
     return await daemon.read_of(ledger, 0, opened.last_entry_id)
 
 
+async def plan(daemon: Served, topic: TopicName, rig: Rig) -> broker_pb2.PlanLedgerResponse:
+    """Ask where the first entries of a ledger are."""
+    request = broker_pb2.ReadLedgerRequest(ledger=ledger_of(topic, rig), first_entry_id=0, last_entry_id=8)
+    return await daemon.service.PlanLedger(request, CALLER)
+
+
 async def delete(daemon: Served, topic: TopicName, rig: Rig) -> str:
     """Ask for a ledger's deletion as one of a topic."""
     request = broker_pb2.DeleteLedgerRequest(ledger=ledger_of(topic, rig))
@@ -65,6 +71,9 @@ async def test_another_topics_ledger_is_neither_opened_nor_read(warm: bool) -> N
             await read(daemon, MALLORYS, rig)
         with pytest.raises(CorruptData, match="evil/ns"):
             await daemon.read_of(ledger_of(MALLORYS, rig), 0, 8)
+        with pytest.raises(CorruptData, match="evil/ns"):
+            await plan(daemon, MALLORYS, rig)
+        assert not (await plan(daemon, TOPIC, rig)).blocks
 
 
 @pytest.mark.parametrize("warm", [False, True])

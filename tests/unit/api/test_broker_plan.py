@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import google_crc32c
@@ -28,14 +30,23 @@ if TYPE_CHECKING:
 
 PATH = "/offloaderd.v1.BrokerService/PlanLedger"
 COUNT = 60
+ENTRIES = "offloaderd_read_entries_total", {"source": "objects"}
 
 
 class Signing(MemoryStore):
     """A bucket with signed URLs: its own for each key."""
 
+    host = "bucket"
+
+    def at(self, bucket: str) -> Signing:
+        """See SegmentStore; the other bucket has other URLs."""
+        other = copy(self)
+        other.host = bucket
+        return other if bucket == "other" else self
+
     async def signed_url(self, key: str, valid_s: int) -> str:
         """See SignedUrls."""
-        return f"https://bucket/{key}?for={valid_s}"
+        return f"https://{self.host}/{key}?for={valid_s}" if self.host else ""
 
 
 async def planned(
@@ -94,19 +105,41 @@ async def test_blocks_of_a_plan_have_the_entries(batch_bytes: int) -> None:
                 found += entries[len(found) - block.first_entry_id :]
         assert found == made
         assert plans == {1: 12, 9000: 6, 0: 2}[batch_bytes]
+        read = one.service.reader.metrics.registry.get_sample_value
+        before = read(*ENTRIES) or 0
         inside = await planned(one, 12, 23)
         assert [(block.first_entry_id, block.entries) for block in inside.blocks] == [(10, 5), (15, 5), (20, 5)]
+        assert read(*ENTRIES) == before + 12
+
+
+async def test_a_plan_is_for_the_place_that_is_read_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That may be the mirror; and no plan is larger than the largest, whatever is asked for."""
+    async with offloaded(store()) as (one, _):
+        monkeypatch.setattr("offloaderd.api.broker.BATCH_BYTES_MAX", 9000)
+        plan = await planned(one, 0, batch_bytes=1 << 20)
+        assert plan.url.startswith("https://bucket/")
+        assert 5000 < sum(block.length for block in plan.blocks) <= 9000
+        places = one.service.reader.segments.places
+        monkeypatch.setattr(places, "of", lambda segment: [replace(segment, bucket="other"), segment])
+        assert (await planned(one, 0)).url.startswith("https://other/")
 
 
 async def test_what_the_daemon_gives_at_less_cost_is_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An entry or two, everything with a disk cache, what is not in the bucket, and buckets without signed URLs."""
+    """An entry or two, what a broker wrote, all with a disk cache, what is not in the bucket, without signed URLs."""
     async with offloaded(store()) as (one, _):
         assert not (await planned(one, 30, 30)).blocks
         assert (await planned(one, 30)).blocks
-        monkeypatch.setattr(one.service.reader.segments.fetcher, "disk", object())
+        segments, whole = one.service.reader.segments, (Position(5, 0), Position(5, 39), 9000)
+        theirs = replace((await one.engine.topic_map(TOPIC)).segments[0], driver="aws-s3")
+        assert not (await segments.stored(TOPIC, theirs, *whole))[1]
+        monkeypatch.setattr(segments.fetcher, "disk", object())
         assert not (await planned(one, 30)).url
     async with offloaded(MemoryStore(LoopClock(), part_bytes_min=1)) as (one, _):
         assert not (await planned(one, 30)).blocks
+    async with offloaded(bucket := store()) as (one, _):
+        bucket.host = ""
+        assert not (await planned(one, 30)).blocks
+        assert not one.service.reader.metrics.registry.get_sample_value(*ENTRIES)
     async with served(Rig(policy=Rig().policy, objects=store()), push_only=True) as one:
         topic = await enabled(one.engine)
         topic.offer(EntryBatch(5, 0, payloads(10)))
@@ -186,7 +219,7 @@ async def test_planned_bytes_count_as_read() -> None:
             size = sum(block.length for block in blocks)
             assert account.usage.read_bytes == caller.planned_bytes == size > 40 * 700
             read = one.service.reader.metrics.registry.get_sample_value
-            assert read("offloaderd_read_entries_total", {"source": "objects"}) == 40
+            assert read(*ENTRIES) == 40
             assert read("offloaderd_read_bytes_total", {"source": "objects"}) == 40 * 700
             account.follow(Quotas(read_bytes_per_s=size // 10))
             await planned(one, 0)

@@ -109,7 +109,10 @@ async def test_who_reads_by_a_shadow_may_read_the_source() -> None:
                 continue
             opening = one.service.OpenLedger(broker_pb2.OpenLedgerRequest(ledger=of(SHADOW)), CONTEXT)
             reading = one.read_of(of(SHADOW), 0, 9)
-            for attempt in (opening, reading):
+            planning = one.service.PlanLedger(
+                broker_pb2.ReadLedgerRequest(ledger=of(SHADOW), first_entry_id=0, last_entry_id=9), CONTEXT
+            )
+            for attempt in (opening, reading, planning):
                 with pytest.raises(NotAllowed, match="role read"):
                     await attempt
             assert caller.named[-1] == "public/default/orders"
