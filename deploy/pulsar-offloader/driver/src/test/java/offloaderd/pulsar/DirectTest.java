@@ -65,6 +65,7 @@ public class DirectTest {
     private final CountDownLatch never = new CountDownLatch(1);
     private volatile Answer bad = (get, bytes) -> {};
     private volatile UnaryOperator<PlanLedgerResponse.Builder> change = plan -> plan;
+    private volatile int expired; // plans of which the URLs are worth nothing any more
     private volatile byte[] object;
     private HttpServer bucket;
 
@@ -79,7 +80,7 @@ public class DirectTest {
         daemon.plan = this::planned;
     }
 
-    /** Stores the ledger in blocks of so many entries. */
+    /** Stores the ledger in blocks of so many entries, some of which do not lie side by side. */
     private void store(int perBlock) throws IOException {
         blocks.clear();
         ByteArrayOutputStream made = new ByteArrayOutputStream();
@@ -97,6 +98,7 @@ public class DirectTest {
             blocks.add(PlannedBlock.newBuilder().setFirstEntryId(first).setEntries(perBlock).setOffset(made.size())
                     .setLength(block.size()).setHeadBytes(HEAD_BYTES).setCrc32C((int) sum.getValue()).build());
             block.writeTo(made);
+            made.write(new byte[first % 300 == 0 ? 5 : 0]);
         }
         object = made.toByteArray();
     }
@@ -114,7 +116,12 @@ public class DirectTest {
         connections.add(get.getRemoteAddress());
         String[] range = get.getRequestHeaders().getFirst("Range").substring("bytes=".length()).split("-");
         byte[] bytes = Arrays.copyOfRange(object, Integer.parseInt(range[0]), Integer.parseInt(range[1]) + 1);
-        (good.getAndDecrement() > 0 ? answered(206, 0) : bad).give(get, bytes);
+        String plan = get.getRequestURI().getQuery().replaceFirst(".*=", "");
+        if (Integer.parseInt(plan) <= expired) {
+            answered(403, 0).give(get, bytes);
+        } else {
+            (good.getAndDecrement() > 0 ? answered(206, 0) : bad).give(get, bytes);
+        }
         get.close();
     }
 
@@ -131,7 +138,8 @@ public class DirectTest {
     private PlanLedgerResponse planned(ReadLedgerRequest request) {
         plans.incrementAndGet();
         PlanLedgerResponse.Builder plan = PlanLedgerResponse.newBuilder()
-                .setUrl("http://127.0.0.1:" + bucket.getAddress().getPort() + "/object?X-Amz-Signature=secret")
+                .setUrl("http://127.0.0.1:" + bucket.getAddress().getPort() + "/object?X-Amz-Signature=secret&plan="
+                        + plans.get())
                 .setValidMs(300_000);
         int bytes = 0;
         for (PlannedBlock block : blocks) {
@@ -226,7 +234,7 @@ public class DirectTest {
     public void readersDoNotWaitForThreadsThatOthersHold() throws Exception {
         bad = (get, bytes) -> await(Long.MAX_VALUE);
         good.set(0);
-        URL url = URI.create("http://127.0.0.1:" + bucket.getAddress().getPort() + "/").toURL();
+        URL url = URI.create("http://127.0.0.1:" + bucket.getAddress().getPort() + "/?plan=1").toURL();
         for (int i = 0; i < 16; i++) {
             daemons.bucket().get(url, 0, 1, Duration.ofMinutes(1), new CompletableFuture<>());
         }
@@ -393,10 +401,10 @@ public class DirectTest {
         change = plan -> plan.setValidMs(4_000); // of which the last two seconds are for GETs that were sent
         TieredLedger ledger = daemon.ledger(daemons, "DirectReads", "true", "ReadTimeoutSeconds", "8");
         daemon.holds(ledger.readAsync(0, 9), 0, 9);
-        int before = plans.get();
+        ReadDaemon.until("nothing is under way", () -> ledger.readyTo(10) > 10);
         Thread.sleep(2_100);
+        expired = plans.get();
         daemon.holds(ledger.readAsync(10, 500), 10, 500);
-        assertTrue(plans.get() > before);
         assertEquals(0, daemon.calls.get());
     }
 
