@@ -6,7 +6,7 @@ as SVG. The exit code says whether everything could be measured, not whether the
 examples:
   python -m bench                              the main ways, three rounds: less than 20 minutes of a quiet machine
   python -m bench --all                        all but Spark's jobs: half an hour
-  python -m bench --quick                      what has goals there, one round of little: less than 3 minutes
+  python -m bench --quick                      one round of little: less than 3 minutes
   python -m bench --only push --only read      some of it
   python -m bench --only memory --sustained 600
   python -m bench --only many --idle 10000        start, memory and requests of 10,000 idle topics: 40 minutes

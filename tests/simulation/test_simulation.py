@@ -53,7 +53,7 @@ def test_promises_hold_whatever_happens(first: int, number: int) -> None:
 
 def test_daemons_read_bookkeeper_by_the_real_source() -> None:
     """No promise is broken; there is all that only this source has; runs can be repeated."""
-    one, two = (run("--seeds", str(seeds), "--real-source", "--hashes", hash_seed=str(seeds)) for seeds in (8, 3))
+    one, two = (run("--seeds", str(seeds), "--real-source", "--hashes", hash_seed=str(seeds)) for seeds in (16, 3))
     assert one.returncode == 0, f"{one.stdout}\n{one.stderr}"
     assert one.stdout.splitlines()[:3] == two.stdout.splitlines()[:3]
     counted = next(line for line in one.stdout.splitlines() if line.startswith("real ledger source: "))
