@@ -5,7 +5,7 @@ as SVG. The exit code says whether everything could be measured, not whether the
 
 examples:
   python -m bench                              the main ways, three rounds: less than 20 minutes of a quiet machine
-  python -m bench --all                        all but Spark's jobs: half an hour
+  python -m bench --all                        all but Spark's jobs: 40 minutes
   python -m bench --quick                      one round of little: less than 3 minutes
   python -m bench --only push --only read      some of it
   python -m bench --only memory --sustained 600
@@ -114,10 +114,8 @@ Told = Callable[[list[Figure]], None]
 NAMES = [*ALONE, *ON_BOOKIES, *ON_BROKER]
 NAMED = ("spark", "spark-cores", "spark-read", "spark-bookies", "tables", "tables-many")
 """Those of Spark's jobs take as long as all others and have a page of their own: they run when they are named."""
-IN_ALL = ("clouds", "disk", "loops", "mirror", "publishing", "tenants")
+IN_ALL = ("catch-up", "clouds", "disk", "fifty", "follow", "loops", "mirror", "publishing", "slow", "tenants")
 """Those beside the main ways: they run with `--all`, or when they are named."""
-NOT_QUICK = ("fifty", "follow")
-"""Those without goals: a quick run leaves them out as well, unless they are named."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -158,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figures.extend(shown_by_little(one) if size.quick else one for one in more)
         write(chosen.report, _about(arguments, chosen.s3, size, CLOCK.monotonic() - started, load), figures, [])
 
-    left_out = (*NAMED, *(() if chosen.all else IN_ALL), *(NOT_QUICK if chosen.quick else ()))
+    left_out = (*NAMED, *(() if chosen.all else IN_ALL))
     names = chosen.only or [name for name in NAMES if name not in left_out]
     asyncio.run(run(names, size, told, started + 60 * chosen.minutes, chosen.s3 or ""))
     about = _about(arguments, chosen.s3, size, CLOCK.monotonic() - started, load)

@@ -74,7 +74,13 @@ async def whole(site: Site, size: Scale, cluster: BookKeeperCluster) -> list[Fig
         one_entry = await _written(writer, cluster, "whole-one", 1024, 1024)
         warm = await _written(writer, cluster, "whole-warm", 10 * 1024, WARM_BYTES)
         ledgers = {
-            label: await _written(writer, cluster, f"whole-{entry_bytes}", entry_bytes, size.way_bytes)
+            label: await _written(
+                writer,
+                cluster,
+                f"whole-{entry_bytes}",
+                entry_bytes,
+                size.way_bytes if label in goals.WHOLE_CPU else size.segment_bytes,
+            )
             for label, entry_bytes in sizes.items()
         }
     ways: dict[str, list[Way]] = {label: [] for label in ledgers}
