@@ -114,7 +114,7 @@ Told = Callable[[list[Figure]], None]
 NAMES = [*ALONE, *ON_BOOKIES, *ON_BROKER]
 NAMED = ("spark", "spark-cores", "spark-read", "spark-bookies", "tables", "tables-many")
 """Those of Spark's jobs take as long as all others and have a page of their own: they run when they are named."""
-IN_ALL = ("catch-up", "clouds", "disk", "fifty", "follow", "loops", "mirror", "publishing", "slow", "tenants")
+IN_ALL = ("catch-up", "clouds", "disk", "fifty", "follow", "loops", "mirror", "publishing", "slow", "stock", "tenants")
 """Those beside the main ways: they run with `--all`, or when they are named."""
 
 

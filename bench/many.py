@@ -39,12 +39,13 @@ if TYPE_CHECKING:
 
 ACTIVE_MAX = 50
 RATE_S = 10
-SETTLE_S, QUICK_SETTLE_S = 80.0, 3.0
-"""Bookies are waited for as long as they ever are by then; a quick run sees topics that are still polled."""
+SETTLE_S, QUICK_SETTLE_S = 20.0, 3.0
+"""This long after topics are suspended bookies are waited for as long as they ever are; a quick run sees topics that
+are still polled."""
 ALONE_S = 20.0
 """How long the daemon is watched without a topic, for what ZooKeeper hears from everybody all the time."""
-IDLE_S = 60.0
-"""An idle topic does something about once in twice that time."""
+IDLE_S = 120.0
+"""An idle topic does something about once in that time. All became idle together: in a part of it most do, or none."""
 READY_S, READY_TOPIC_S = 120.0, 0.2
 """How long all topics may take together, and each of them: more topics take longer."""
 TOGETHER = 16
