@@ -263,9 +263,10 @@ class BrokerService(broker_pb2_grpc.BrokerServiceServicer):
             store = self.engine.context.upload_context.objects.at(place.bucket)
             if not blocks or not isinstance(store, SignedUrls):
                 return answer
-            answer.url, answer.valid_ms = await store.signed_url(place.keys.data, URL_S), URL_S * 1000
-            if not answer.url:
-                return pb.PlanLedgerResponse()
+            url = await store.signed_url(place.keys.data, URL_S)
+            if not url:
+                return answer
+            answer.url, answer.valid_ms = url, URL_S * 1000
             answer.blocks.extend(filled(pb.PlannedBlock, block, entries=block.entry_count) for block in blocks)
             count_planned(sum(block.length for block in blocks))
         entries = min(last.entry_id, blocks[-1].last_entry_id) - first.entry_id + 1

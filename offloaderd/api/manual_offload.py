@@ -150,8 +150,9 @@ class ManualCalls(admin_pb2_grpc.AdminServiceServicer):
     def _stalled(self, topic: TopicName) -> str:
         """Return why a topic of this daemon is stalled, empty if it is not, or only for a moment."""
         status = self.engine.status(topic)
-        stalled = status is not None and status.state == "stalled" and status.stalled_class != "transient"
-        return status.stalled_reason if status is not None and stalled else ""
+        if status is None or status.state != "stalled" or status.stalled_class == "transient":
+            return ""
+        return status.stalled_reason
 
     async def _claimed(self, topic: TopicName) -> TopicOffloader:
         """Return the topic's offloader, waiting CLAIM_S for a claim."""

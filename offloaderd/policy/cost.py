@@ -193,8 +193,7 @@ def per_segment(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> R
     """Return the requests that write one segment of entries of one size and verify it, and delete it in the end.
 
     The upload is created and completed, index and manifest are put and read back, the topic's head is put; the data
-    object's size is asked for after the completion. A part has whole blocks until it is as long
-    as it should be.
+    object's size is asked for behind its index. A part has whole blocks until it is as long as it should be.
     """
     of = SEGMENT_REQUESTS.get(cutting.kind, SEGMENT_REQUESTS["s3"])
     return of.segment.plus(of.part.times(parts_of(payload_bytes, entry_bytes, cutting)))

@@ -162,17 +162,9 @@ class S3Store(Buckets):
     async def signed_url(self, key: str, valid_s: int) -> str:
         """See SignedUrls; none where another host is signed than the one that is connected to."""
         check_key(key)
-        options = self._options
-        if options.signed_host is not None:
+        if self._options.signed_host is not None:
             return ""
-        request = Request(
-            operation="GetObject", where=f"{key} in {self._bucket_name}", write=False, section=options.section
-        )
-        deadline_s = options.connect_timeout_s + options.read_timeout_s  # to renew credentials
-        async with (
-            self._clients.one_request() as opened,
-            calling(request, deadline_s, self._clock, None, failure),
-        ):
+        async with self._opened("GetObject", key, sent=False) as (_, opened):  # which may renew credentials
             return await opened.sender.signed_url(key, valid_s)
 
     async def _get(self, wanted: RangedGet) -> Sequence[bytes]:
@@ -419,15 +411,18 @@ class S3Store(Buckets):
 
     @asynccontextmanager
     async def _opened(
-        self, operation: str, key: str = "", *, size_bytes: int = 0, write: bool = False
+        self, operation: str, key: str = "", *, size_bytes: int = 0, write: bool = False, sent: bool = True
     ) -> AsyncIterator[tuple[Call, Opened]]:
-        """Wrap one request; its deadline includes the wait for a free connection, and a body of `size_bytes`."""
+        """Wrap one request; its deadline includes the wait for a free connection, and a body of `size_bytes`.
+
+        One that is not `sent` is in no metric.
+        """
         where = f"{key} in {self._bucket_name}" if key else self._bucket_name
         options = self._options
         deadline_s = options.connect_timeout_s + options.read_timeout_s + size_bytes / self._bytes_per_s_min
         request = Request(operation=operation, where=where, write=write, section=options.section)
         async with (
             self._clients.one_request() as opened,
-            calling(request, deadline_s, self._clock, self._metrics, failure) as call,
+            calling(request, deadline_s, self._clock, self._metrics if sent else None, failure) as call,
         ):
             yield call, opened
