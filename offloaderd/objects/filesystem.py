@@ -43,7 +43,17 @@ from offloaderd.objects.checks import (
     made_of,
 )
 from offloaderd.objects.failures import hints_in
-from offloaderd.objects.port import ANY_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo, md5
+from offloaderd.objects.port import (
+    ANY_PARTS,
+    Bytes,
+    ObjectInfo,
+    PartInfo,
+    PartRules,
+    Pieces,
+    UploadInfo,
+    md5,
+    pieces_of,
+)
 from offloaderd.objects.stored_as import PLAIN, StoredAs
 
 P = ParamSpec("P")
@@ -116,10 +126,10 @@ class ObjectDirectory:
         found = [unescaped(name) for name in names]
         return sorted(key for key in found if key.startswith(prefix))
 
-    def put(self, key: str, data: memoryview, metadata: dict[str, str], if_etag: str | None) -> ObjectInfo:
+    def put(self, key: str, pieces: Sequence[memoryview], metadata: dict[str, str], if_etag: str | None) -> ObjectInfo:
         """Store an object; with `if_etag` only in place of that one. Raises Conflict."""
         with translated(self.root, key):
-            return self.publish(key, self.draft([data]), md5(data), metadata, if_etag)
+            return self.publish(key, self.draft(pieces), md5(*pieces), metadata, if_etag)
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects: first the data, so that files left by a crash belong to no object."""
@@ -463,7 +473,7 @@ class FilesystemStore(Buckets):
     async def put(
         self,
         key: str,
-        data: Bytes,
+        data: Bytes | Pieces,
         *,
         metadata: Mapping[str, str] | None = None,
         if_etag: str | None = None,
@@ -471,7 +481,9 @@ class FilesystemStore(Buckets):
     ) -> ObjectInfo:
         """See ObjectStore. Conditions do not exclude another process that replaces the object at the same moment."""
         check_key(key)
-        return await self._run(self._objects.put, key, flat(data), checked_metadata(metadata), if_etag)
+        return await self._run(
+            self._objects.put, key, [*map(flat, pieces_of(data))], checked_metadata(metadata), if_etag
+        )
 
     async def delete(self, keys: Sequence[str]) -> None:
         """See ObjectStore."""

@@ -48,6 +48,11 @@ class PartInfo:
     size_bytes: int
 
 
+def pieces_of(data: Bytes | Pieces) -> Pieces:
+    """Return an object's content in pieces, in whichever form it was given."""
+    return [data] if isinstance(data, bytes | bytearray | memoryview) else data
+
+
 def md5(*pieces: Bytes) -> str:
     """Return the MD5 of consecutive pieces, which S3 gives an object or part of one request as its ETag."""
     digest = hashlib.md5(usedforsecurity=False)
@@ -135,13 +140,15 @@ class ObjectStore(ObjectReader, Protocol):
     async def put(
         self,
         key: str,
-        data: Bytes,
+        data: Bytes | Pieces,
         *,
         metadata: Mapping[str, str] | None = None,
         if_etag: str | None = None,
         stored_as: StoredAs = PLAIN,
     ) -> ObjectInfo:
-        """Store a whole object, replacing any other, completely or not at all. Raises OutcomeUnknown.
+        """Store a whole object, or one of these pieces, replacing any other; completely or not at all.
+
+        Raises OutcomeUnknown.
 
         With `if_etag` it replaces only the object of that ETag; with "" it must not exist. Raises Conflict otherwise,
         possibly because an earlier try of the caller has succeeded. A store without conditions ignores `if_etag`, one

@@ -21,9 +21,11 @@ BLOCK_FRAME_BYTES = 128 + 4
 """Header and least padding of a block."""
 ENTRY_FRAME_BYTES = 12
 SCRUB_REQUEST_BYTES = 4 * 1024 * 1024
-METADATA_WRITES = 5
-"""Transactions on ZooKeeper for a segment of one part. Each part that is stored before the end takes one more at most:
-parts of one topic that come within 0.2 s share one."""
+METADATA_WRITES = 3
+"""Transactions on ZooKeeper for a segment of one part."""
+METADATA_WRITES_WITH_UPLOAD = 4
+"""Those for a segment of several parts, with one more for each part at most: parts of one topic that come within 0.2 s
+share one."""
 
 
 class Requests(NamedTuple):
@@ -61,6 +63,8 @@ class Cutting:
     block_bytes: int
     part_bytes: int
     kind: str = "s3"
+    copies: bool = False
+    """Whether the objects are a mirror's: these are uploaded in parts even if there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,19 +176,24 @@ def _shape(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> tuple[
 
 
 class SegmentRequests(NamedTuple):
-    """Requests for one segment in a kind of store: those of every segment, and those of each part."""
+    """Requests for one segment in a kind of store: of one part, which is put; of several, and those of each of them."""
 
+    alone: Requests
     segment: Requests
     part: Requests = Requests(puts=1)
 
 
 SEGMENT_REQUESTS = {
-    "s3": SegmentRequests(Requests(puts=5, gets=3, deletes=1)),
+    "s3": SegmentRequests(Requests(puts=4, gets=3, deletes=1), Requests(puts=5, gets=3, deletes=1)),
     # An upload is marked by a blob, which is deleted; the list of blocks is read, and objects are deleted one by one.
-    "azure": SegmentRequests(Requests(puts=5, gets=8, deletes=4)),
+    "azure": SegmentRequests(Requests(puts=4, gets=3, deletes=3), Requests(puts=5, gets=8, deletes=4)),
     # An upload and its parts are objects: looked for before each part, listed, composed, deleted. More than 32 parts
     # are composed in steps, which is left out here: a step is for 32 parts.
-    "gcs": SegmentRequests(Requests(puts=6, gets=4, deletes=4), Requests(puts=1, gets=1, deletes=1)),
+    "gcs": SegmentRequests(
+        Requests(puts=4, gets=3, deletes=3),
+        Requests(puts=6, gets=4, deletes=4),
+        Requests(puts=1, gets=1, deletes=1),
+    ),
 }
 """By `objects.kind`; any other kind has those of S3, and no price."""
 
@@ -192,11 +201,13 @@ SEGMENT_REQUESTS = {
 def per_segment(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> Requests:
     """Return the requests that write one segment of entries of one size and verify it, and delete it in the end.
 
-    The upload is created and completed, index and manifest are put and read back, the topic's head is put; the data
-    object's size is asked for behind its index. A part has whole blocks until it is as long as it should be.
+    The upload is created and completed, unless one part is the object; index and manifest are put and read back, the
+    topic's head is put; the data object's size is asked for behind its index. A part has whole blocks until it is as
+    long as it should be.
     """
     of = SEGMENT_REQUESTS.get(cutting.kind, SEGMENT_REQUESTS["s3"])
-    return of.segment.plus(of.part.times(parts_of(payload_bytes, entry_bytes, cutting)))
+    parts = parts_of(payload_bytes, entry_bytes, cutting)
+    return of.alone if parts == 1 and not cutting.copies else of.segment.plus(of.part.times(parts))
 
 
 def parts_of(payload_bytes: float, entry_bytes: float, cutting: Cutting) -> int:
@@ -239,7 +250,8 @@ def estimate(
         size = segment_of(load, cutting)
         count = load.topics * load.bytes_per_s * HOUR_S / size
         segments += count
-        metadata_writes += count * (METADATA_WRITES + parts_of(size, load.entry_bytes, cutting) - 1)
+        parts = parts_of(size, load.entry_bytes, cutting)
+        metadata_writes += count * (METADATA_WRITES if parts == 1 else METADATA_WRITES_WITH_UPLOAD + parts)
         bytes_per_s += load.topics * load.bytes_per_s
         stored_bytes_per_s += load.topics * load.bytes_per_s * (1 + ENTRY_FRAME_BYTES / load.entry_bytes)
         write = write.plus(per_segment(size, load.entry_bytes, cutting).times(count))

@@ -97,15 +97,18 @@ async def as_finished(
 ) -> Attempt:
     """Return an attempt with the end and the blocks of its manifest if there is one, else as it is recorded.
 
-    The record stays as it was, so each later reader does the same. Raises IdentityRefused for a finished segment that
-    cannot be proven, Fenced, CorruptData.
+    A part that was recorded before it was put as the object is left out unless the object is there. The record stays as
+    it was, so each later reader does the same. Raises IdentityRefused for a finished segment that cannot be proven,
+    Fenced, CorruptData.
     """
-    if found.whole or found.layout is None:
+    if found.layout is None or (found.whole and found.upload_id):
         return found
     upload = SegmentUpload(
         context.upload_context, found.bucket, found.keys, failure_tracker=failure_tracker, labels=lambda _: {}
     )
     try:
+        if found.alone_bytes is not None:
+            return found if await upload.is_stored(found.alone_bytes) else replace(found, parts=())
         described = await _proven(context, identity.topic, found, upload)
     except (SegmentFailed, CorruptData) as error:
         if found.seal is None:

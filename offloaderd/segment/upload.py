@@ -1,9 +1,10 @@
 """Moves one segment's bytes into the bucket: multipart upload, index, manifest, verification.
 
-Parts are sent in parallel within a limit per topic and one byte budget for all. Every request is retried until it
-succeeds or cannot; a missing upload, or a stored object that differs from what was sent, is SegmentFailed. After a lost
-answer the store is read back. An upload of an earlier owner is resumed: a part that is stored already is recognized by
-what the store lists of it and not sent again.
+Parts are sent in parallel within a limit per topic and one byte budget for all. A part that is the whole object is
+put by one request, without an upload. Every request is retried until it succeeds or cannot; a missing upload, or a
+stored object that differs from what was sent, is SegmentFailed. After a lost answer the store is read back. An upload
+of an earlier owner is resumed: a part that is stored already is recognized by what the store lists of it and not sent
+again.
 """
 
 import asyncio
@@ -102,7 +103,7 @@ class UploadContext:
 
 
 class SegmentUpload:
-    """One multipart upload from its creation to verified objects."""
+    """The objects of one segment, from the multipart upload of its data, if it takes one, until they are verified."""
 
     def __init__(
         self,
@@ -130,6 +131,7 @@ class SegmentUpload:
         self._doubt = False  # about the number of uploads, or what completed the known one
         self._slots = asyncio.Semaphore(upload_context.limits.parts_in_flight_max)
         self.upload_id = ""
+        """Empty until the upload is created, and for an object of one part, which has none."""
         self.proven = True
         """Whether the object was certainly completed from the parts; if not, only a read can show that."""
         self.stored_count = 0
@@ -174,6 +176,14 @@ class SegmentUpload:
             return
         object_bytes = attempt.seal.data_bytes if attempt.seal is not None else None
         await self.take_up(attempt.upload_id, object_bytes, recorded, trusted=trusted)
+
+    async def is_stored(self, object_bytes: int) -> bool:
+        """Return whether an earlier owner has stored the object by one request; then it only has to be proven."""
+        stored = await self._persist(self._head)
+        if stored is None or stored.size_bytes != object_bytes:
+            return False
+        self._completed, self.proven, self.stored_count = True, False, 1
+        return True
 
     async def take_up(
         self, upload_id: str, object_bytes: int | None, recorded: Mapping[int, PartInfo], *, trusted: bool
@@ -268,9 +278,12 @@ class SegmentUpload:
     def _sending(self, part: CutPart) -> Callable[[], Awaitable[PartInfo]]:
         """Return a request that sends a part; after a lost answer it lists the stored parts first.
 
+        Without an upload the part is the whole object.
         A store that refuses a part without reading it closes the connection, and its refusal is lost: only the list
         shows that the upload does not exist any more.
         """
+        if not self.upload_id:
+            return lambda: self._put_alone(part)
         number, lost = part.part_number, False
 
         async def once() -> PartInfo:
@@ -286,6 +299,25 @@ class SegmentUpload:
                 raise
 
         return once
+
+    async def _put_alone(self, part: CutPart) -> PartInfo:
+        """Store the only part as the object, unless there is one.
+
+        That may be from an earlier owner, or from a try whose answer was lost: it is read back before the commit.
+        """
+        try:
+            await self._objects.put(
+                self._key,
+                part.pieces,
+                metadata=self._labels(ObjectKind.DATA),
+                if_etag="",
+                stored_as=self._stored_as,
+            )
+        except Conflict:
+            if await self._head() is None:
+                raise
+            self.proven = False
+        return PartInfo(part_number=part.part_number, etag="", size_bytes=part.size_bytes)
 
     def _as_cut(self, part: CutPart) -> PartInfo:
         """Return a part as the store lists it, if its parts are comparable."""
@@ -322,7 +354,7 @@ class SegmentUpload:
                 if await self._head() is None:
                     raise
 
-        if not self._completed:
+        if self.upload_id and not self._completed:
             await self._persist(once)
 
     async def check(self, object_bytes: int, *, compared: bool = False) -> None:

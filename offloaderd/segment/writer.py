@@ -21,6 +21,7 @@ from offloaderd.format.manifest import SegmentManifest
 from offloaderd.ledgers.chain import LedgerChain
 from offloaderd.metadata.records.attempt import Attempt, Seal, StoredPart, stored_part
 from offloaderd.objects.keys import ObjectKind
+from offloaderd.objects.port import PartInfo
 from offloaderd.segment.builder import CutPart, builder_of
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.committer import Assignment, Committer, SealFacts, VerifiedSegment
@@ -106,7 +107,8 @@ class _OneSegment:
 
     The bytes of a part follow from the record and the topic's entries alone: begin and layout are recorded before the
     first byte, the end (the seal) before the first part that depends on it. A fenced owner cannot record the end, so
-    all that it still sends is what its successor sends as well.
+    all that it still sends is what its successor sends as well. The upload is created for the first part; a part that
+    is the whole object is recorded with the end, and put without an upload.
     """
 
     def __init__(
@@ -133,6 +135,7 @@ class _OneSegment:
         )
         self._record = AttemptProgress(writer.attempts, attempt, work.chain, epoch=claim.epoch, clock=self._clock)
         self._claimed_s = work.claimed_s
+        self._checked = False  # whether the object may be completed
         self._held: Reservation | None = None  # of the feed, to read the entries that are not in a part yet
         self.progress = SegmentProgress(lambda: self._record.attempt, self._builder, self._upload, work)
         self.trace = context.upload_context.traces.segment(
@@ -153,7 +156,8 @@ class _OneSegment:
         committer = self._writer.committer
         if not await self._stored():
             return None
-        await committer.before_complete(self._attempt)
+        if not self._checked:
+            await committer.before_complete(self._attempt)
         described: list[SegmentManifest] = []
 
         async def before_manifest(made: SegmentManifest) -> None:
@@ -182,26 +186,30 @@ class _OneSegment:
             async with Group() as group:
                 group.create_task(self._record.run(), name=f"progress of {self._attempt.segment_id}")
                 async with Group() as parts:
-                    with self.trace.step("open"):
-                        await self._open()
+                    await self._resume()
                     done = await self._fill(parts)
                 self._record.end()
         except BaseExceptionGroup as errors:
             raise first_of(errors) from None
         return done
 
-    async def _open(self) -> None:
-        """Create the upload, or resume the recorded one. Raises SegmentFailed if the recorded one cannot be resumed.
+    async def _resume(self) -> None:
+        """Resume what an earlier owner has recorded, if anything. Raises SegmentFailed if that is impossible.
 
         Recorded parts count as sent if the feed could read their entries again. Otherwise the segment is taken from its
-        begin: its entries are cut into parts again, and compared with the recorded ones.
+        begin: its entries are cut into parts again, and compared with the recorded ones. A part without an upload was
+        recorded before it was sent: it counts if the object is there.
         """
         attempt = self._attempt
-        if not attempt.upload_id and not attempt.proven:
-            await self._record.note_upload(await self._upload.open(began_before=self._work.resumed))
+        if attempt.upload_id or attempt.proven:
+            trusted = attempt.whole or self._feed.rereadable
+            with self.trace.step("open"):
+                await self._upload.resume(attempt, trusted=trusted)
+        elif (alone_bytes := attempt.alone_bytes) is not None:
+            with self.trace.step("open"):
+                trusted = await self._upload.is_stored(alone_bytes)
+        else:
             return
-        trusted = attempt.whole or self._feed.rereadable
-        await self._upload.resume(attempt, trusted=trusted)
         if trusted:
             with _failing(f"the recorded parts of {attempt.segment_id} contradict each other"):
                 self._builder.restore(attempt.parts)
@@ -224,10 +232,14 @@ class _OneSegment:
             self._check_end()
             with _failing(f"ledger {self._attempt.begin.ledger_id}"):
                 builder.finish_blocks()
-            if not keeps_seal(self._attempt, builder, self._topic):
+            alone = builder.pending_bytes and not self._upload.upload_id and builder.planned()[1] == 1
+            kept = keeps_seal(self._attempt, builder, self._topic)
+            if alone and not kept and self._attempt.seal is not None:
+                raise SegmentFailed("it was sealed with entries that the source has lost, and may be stored with them")
+            if not kept and not alone:
                 await self._seal()
             while builder.pending_bytes:
-                await self._send(parts, last=not builder.part_ready)
+                await self._send(parts, last=not builder.part_ready, alone=bool(alone))
         finally:
             await self._feed.close()
         return True
@@ -342,8 +354,11 @@ class _OneSegment:
         if flaw := self._stop.flaw(self.progress):
             raise SegmentFailed(flaw)
 
-    async def _seal(self) -> None:
-        """Record the end, before a part is cut that more entries would make larger. Raises Fenced."""
+    async def _seal(self, alone: CutPart | None = None) -> None:
+        """Record the end, before a part is sent that more entries would make larger. Raises Fenced.
+
+        With it the part that is the whole object, so that a later owner can prove the object without its entries.
+        """
         builder, facts = self._builder, self._facts
         infos = await facts.infos()
         ledgers = builder.ledgers(infos.get)
@@ -362,7 +377,7 @@ class _OneSegment:
             replaces=around.replaces,
         )
         with self.trace.step("seal", reason=self.progress.reason, entries=builder.entries):
-            await self._record.note_seal(seal)
+            await self._record.note_seal(seal, alone)
         self.progress.reach(SegmentState.SEALED)
 
     async def _send_full(self, parts: asyncio.TaskGroup) -> None:
@@ -371,19 +386,34 @@ class _OneSegment:
         # Sources and clients run between two steps, however much there is to take.
         await asyncio.sleep(0)  # noqa: TID251 - gives up the turn, measures no time
 
-    async def _send(self, parts: asyncio.TaskGroup, *, last: bool = False) -> None:
-        """Cut the next part as soon as there is room for it, and store it in a task."""
+    async def _send(self, parts: asyncio.TaskGroup, *, last: bool = False, alone: bool = False) -> None:
+        """Cut the next part as soon as there is room for it, and store it in a task; `alone`: it is the object."""
+        if not alone and not self._upload.upload_id:
+            with self.trace.step("open"):
+                await self._record.note_upload(await self._upload.open(began_before=self._work.resumed))
         reserved = await self._upload.reserve(self._builder.pending_bytes, self._held)
         part = self._builder.cut_part(last=last)
-        task = parts.create_task(self._store_part(part), name=f"part {part.part_number} of {self._topic}")
+        store = self._store_alone if alone else self._store_part
+        task = parts.create_task(store(part), name=f"part {part.part_number} of {self._topic}")
         # Not in the task itself: one that is cancelled before its first step runs none of its code.
         task.add_done_callback(lambda _: self._upload.unreserve(reserved))
         self._feed.sent(part.end)
 
     async def _store_part(self, part: CutPart) -> None:
-        with self.trace.step("part", part_number=part.part_number, bytes=part.size_bytes, end=str(part.end)):
-            info = await self._upload.send(part)
+        info = await self._sent(part)
         self._record.stored(part.part_number, stored_part(info.etag, info.size_bytes, part.blocks))
+
+    async def _store_alone(self, part: CutPart) -> None:
+        """Store the part that is the whole object: once it is sent, the object is complete."""
+        if self._attempt.seal is None:
+            await self._seal(part)
+        await self._writer.committer.before_complete(self._attempt)
+        self._checked = True
+        await self._sent(part)
+
+    async def _sent(self, part: CutPart) -> PartInfo:
+        with self.trace.step("part", part_number=part.part_number, bytes=part.size_bytes, end=str(part.end)):
+            return await self._upload.send(part)
 
 
 @contextmanager
@@ -414,10 +444,11 @@ class AttemptProgress:
         self._chain = chain
         self._epoch = epoch
         self._clock = clock
-        self._stored: dict[int, StoredPart] = dict(enumerate(attempt.parts, start=1))
-        self._parts = list(attempt.parts)  # what the next update records
+        parts = attempt.parts if attempt.upload_id or attempt.proven else ()
+        self._stored: dict[int, StoredPart] = dict(enumerate(parts, start=1))
+        self._parts = list(parts)  # what the next update records
         self._created = dict(attempt.created)
-        self._parts_bytes = sum(len(part.encoded) for part in attempt.parts) + CREATED_BYTES * len(self._created)
+        self._parts_bytes = sum(len(part.encoded) for part in parts) + CREATED_BYTES * len(self._created)
         self._written_s = clock.monotonic()
         self._writing = asyncio.Lock()  # a write needs the node's version
         self._change_signal = Event()
@@ -459,8 +490,10 @@ class AttemptProgress:
         """Record the multipart upload. Raises Fenced."""
         await self._write(upload_id=upload_id)
 
-    async def note_seal(self, seal: Seal) -> None:
-        """Record where the segment ends. Raises Fenced."""
+    async def note_seal(self, seal: Seal, alone: CutPart | None = None) -> None:
+        """Record where the segment ends, and the part that is about to be stored as its object. Raises Fenced."""
+        if alone is not None:
+            self.stored(alone.part_number, stored_part("", alone.size_bytes, alone.blocks))
         await self._write(seal=seal)
 
     async def _write(self, *, upload_id: str | None = None, seal: Seal | None = None) -> None:

@@ -122,7 +122,7 @@ class TopicOffloader:
         self.attempts = LiveAttempts(context, log, self.record, self.failure_tracker, identity, left)
         self.by_hand = ByHand(self, context)
         taken = topic_map.standing or START
-        if left.attempt is not None and left.attempt.parts and context.source is not None:
+        if left.attempt is not None and left.attempt.parts and left.attempt.upload_id and context.source is not None:
             taken = left.attempt.parts[-1].end
         self._last_result: SegmentResult | None = None
         self.account, again = context.accounts.of(self.topic), context.source is not None
@@ -356,7 +356,7 @@ class TopicOffloader:
     async def _offload(self) -> None:
         backoff = Backoff(self._clock)
         if (left := await self.attempts.settle()) is not None:
-            if left.proven and left.end is not None:
+            if (left.proven or left.alone_bytes is not None) and left.end is not None:
                 self.feed.restart(left.end)
             self.notify()
         while not isinstance(choice := choose(self.view), Leave):

@@ -119,15 +119,15 @@ def plan_cost(
     cut = partial(Cutting, block_bytes=offload.block_bytes, part_bytes=offload.part_bytes)
     kind = settings.objects.kind if priced is None else TABLE[priced].kind
 
-    def takes(size: int, age: float, kind: str) -> Estimate:
-        cutting = cut(segment_bytes_max=size, segment_age_max_s=age, kind=kind)
+    def takes(size: int, age: float, kind: str, *, copies: bool = False) -> Estimate:
+        cutting = cut(segment_bytes_max=size, segment_age_max_s=age, kind=kind, copies=copies)
         return estimate(loads, cutting, prices, scrub_interval_s=scrub_s)
 
     plans = [Plan(size, age, (size, age) in held, takes(size, age, kind)) for size, age in sorted(chosen | held)]
     if mirror is not None:
         row, retrieval = TABLE[mirror], TABLE[priced].retrieval_gib if priced is not None else 0.0
         costs = partial(copy_costs, row=row, first=prices, traffic_gib=money["traffic"], retrieval_gib=retrieval)
-        plans = [one._replace(copies=costs(takes(*one[:2], row.kind))) for one in plans]
+        plans = [one._replace(copies=costs(takes(*one[:2], row.kind, copies=True))) for one in plans]
     text, document = told(plans, OWN_PRICES if priced is None else f"list prices of {priced}, US dollars", mirror)
     document["prices"] = prices.model_dump()
     if compare:

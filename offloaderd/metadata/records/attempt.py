@@ -89,7 +89,8 @@ class Seal:
 class Attempt:
     """A try to write a segment from `begin` on. `upload_id` is empty until the multipart upload exists.
 
-    `parts` are the first ones, without a gap; more may be stored. Records of the first version have no `layout`.
+    `parts` are the first ones, without a gap; more may be stored. One without an upload is recorded with the seal, and
+    then stored as the object. Records of the first version have no `layout`.
     """
 
     segment_id: UUID
@@ -153,6 +154,11 @@ class Attempt:
     def whole(self) -> bool:
         """Whether it is sealed and all parts are recorded, so that it can be completed without entries."""
         return self.seal is not None and len(self.parts) == self.seal.part_count
+
+    @property
+    def alone_bytes(self) -> int | None:
+        """Size of an object of one part, which is recorded with the seal and then put without an upload; else None."""
+        return self.seal.data_bytes if self.seal is not None and self.whole and not self.upload_id else None
 
 
 def stored_part(etag: str, size_bytes: int, blocks: tuple[BlockInfo, ...]) -> StoredPart:

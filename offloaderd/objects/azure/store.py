@@ -44,7 +44,7 @@ from offloaderd.objects.buckets import Buckets
 from offloaderd.objects.failures import Request
 from offloaderd.objects.kinds import KINDS
 from offloaderd.objects.life_cycle import LifeCycleRule, Versioning
-from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo
+from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo, pieces_of
 from offloaderd.objects.ranged import RangedGet
 from offloaderd.objects.request import (
     BYTES_PER_S_MIN,
@@ -205,7 +205,7 @@ class AzureStore(Buckets):
     async def put(
         self,
         key: str,
-        data: Bytes,
+        data: Bytes | Pieces,
         *,
         metadata: Mapping[str, str] | None = None,
         if_etag: str | None = None,
@@ -213,7 +213,7 @@ class AzureStore(Buckets):
     ) -> ObjectInfo:
         """See ObjectStore."""
         checks.check_key(key)
-        send = partial(self._put, key, bytes(data), checks.checked_metadata(metadata), if_etag)
+        send = partial(self._put, key, b"".join(pieces_of(data)), checks.checked_metadata(metadata), if_etag)
         return await self._tagging.send(stored_as, send)
 
     async def _put(

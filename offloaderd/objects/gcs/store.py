@@ -41,7 +41,17 @@ from offloaderd.objects.gcs.request import (
     upload,
 )
 from offloaderd.objects.life_cycle import LifeCycleRule, Versioning
-from offloaderd.objects.port import ANY_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo, present
+from offloaderd.objects.port import (
+    ANY_PARTS,
+    Bytes,
+    ObjectInfo,
+    PartInfo,
+    PartRules,
+    Pieces,
+    UploadInfo,
+    pieces_of,
+    present,
+)
 from offloaderd.objects.ranged import RangedGet
 from offloaderd.objects.request import BYTES_PER_S_MIN, Body, RequestMetrics
 from offloaderd.objects.stored_as import PLAIN, StoredAs
@@ -195,7 +205,7 @@ class GcsStore(Buckets):
     async def put(
         self,
         key: str,
-        data: Bytes,
+        data: Bytes | Pieces,
         *,
         metadata: Mapping[str, str] | None = None,
         if_etag: str | None = None,
@@ -210,7 +220,7 @@ class GcsStore(Buckets):
         generation: str | None = None
         if if_etag is not None:
             generation = await self._generation(key, if_etag) if if_etag else "0"
-        return info_of(await self._insert(key, [data], named, generation))
+        return info_of(await self._insert(key, pieces_of(data), named, generation))
 
     async def _generation(self, key: str, etag: str) -> str:
         """Return the generation of an object with that ETag. Raises Conflict."""

@@ -28,7 +28,7 @@ from offloaderd.objects.checks import (
 )
 from offloaderd.objects.failures import Request, hints_in
 from offloaderd.objects.life_cycle import LifeCycleRule, Versioning
-from offloaderd.objects.port import S3_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo
+from offloaderd.objects.port import S3_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo, pieces_of
 from offloaderd.objects.ranged import RangedGet
 from offloaderd.objects.request import (
     BYTES_PER_S_MIN,
@@ -233,7 +233,7 @@ class S3Store(Buckets):
     async def put(
         self,
         key: str,
-        data: Bytes,
+        data: Bytes | Pieces,
         *,
         metadata: Mapping[str, str] | None = None,
         if_etag: str | None = None,
@@ -242,7 +242,7 @@ class S3Store(Buckets):
         """See ObjectStore. After a 501, which means that the service does not support conditions, none are sent."""
 
         async def put(chosen: StoredAs) -> ObjectInfo:
-            send = partial(self._put, key, data, metadata, chosen)
+            send = partial(self._put, key, pieces_of(data), metadata, chosen)
             return await self._conditions.put(key, if_etag, send)
 
         return await self._tagging.send(stored_as, put)
@@ -250,13 +250,13 @@ class S3Store(Buckets):
     async def _put(
         self,
         key: str,
-        data: Bytes,
+        pieces: Pieces,
         metadata: Mapping[str, str] | None,
         stored_as: StoredAs,
         condition: dict[str, str],
     ) -> ObjectInfo:
         check_key(key)
-        named, body = checked_metadata(metadata), body_of([data], signed=self._options.sign_payloads)
+        named, body = checked_metadata(metadata), body_of(pieces, signed=self._options.sign_payloads)
         parameters = self._stored(named, stored_as) | condition
         answer = await self._answered("PutObject", key, parameters, body)
         return ObjectInfo(

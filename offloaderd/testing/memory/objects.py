@@ -17,7 +17,7 @@ from offloaderd.objects.checks import (
     cut_range,
     made_of,
 )
-from offloaderd.objects.port import S3_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo, md5
+from offloaderd.objects.port import S3_PARTS, Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo, md5, pieces_of
 from offloaderd.objects.stored_as import PLAIN, StoredAs
 
 
@@ -79,7 +79,7 @@ class MemoryStore:
     async def put(
         self,
         key: str,
-        data: Bytes,
+        data: Bytes | Pieces,
         *,
         metadata: Mapping[str, str] | None = None,
         if_etag: str | None = None,
@@ -89,7 +89,7 @@ class MemoryStore:
         check_key(key)
         there = self._objects.get(key)
         check_condition(key, if_etag, there[0].etag if there is not None else "")
-        stored = bytes(data)
+        stored = b"".join(pieces_of(data))
         self._note(key, stored_as)
         return self._store(key, stored, md5(stored), checked_metadata(metadata))
 

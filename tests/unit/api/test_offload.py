@@ -23,7 +23,7 @@ from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.topic import handle
 from offloaderd.topic.outage import OutageRules
 from offloaderd.topic.spill import SpillArea
-from tests.unit.rigs.rig import Rig, enabled, memory_ledgers, payloads, until, until_offloaded
+from tests.unit.rigs.rig import SHORT_PARTS, Rig, enabled, memory_ledgers, payloads, until, until_offloaded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
@@ -73,7 +73,7 @@ def stream(stub: offload_pb2_grpc.OffloadServiceStub, requests: Iterable[Request
 def small(*, buffer_bytes: int = 4 << 20) -> Rig:
     """A rig whose segments are sealed every 2,000 bytes or half second."""
     policy = RollPolicy(segment_bytes_max=2_000, segment_age_max_s=0.5)
-    return Rig(policy=policy, buffer_bytes=buffer_bytes)
+    return Rig(policy=policy, buffer_bytes=buffer_bytes, layout=SHORT_PARTS)
 
 
 async def test_batches_are_answered_in_order_and_progress_is_told() -> None:

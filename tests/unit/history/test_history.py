@@ -29,7 +29,18 @@ from offloaderd.upkeep.gc import references
 from offloaderd.upkeep.stored import Site
 from tests.unit.rigs.crashing import crash
 from tests.unit.rigs.lives import life, until_recorded
-from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, turn, until
+from tests.unit.rigs.rig import (
+    LAYOUT,
+    SHORT_PARTS,
+    TOPIC,
+    Rig,
+    enabled,
+    memory_ledgers,
+    offloader_of,
+    payloads,
+    turn,
+    until,
+)
 from tests.unit.segment.test_faults import QuickClock
 from tests.virtual import virtually
 
@@ -58,6 +69,7 @@ async def rig_with(
     rig = Rig(
         policy=RollPolicy(segment_bytes_max=segment_bytes, segment_age_max_s=3600, history_order=order),
         history_bytes_max=daemon_bytes_max,
+        layout=SHORT_PARTS,
     )
     rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=ledger_entries)
     rig.clock = QuickClock(rig)  # type: ignore[assignment]
@@ -284,6 +296,7 @@ async def test_history_that_is_gone_as_a_whole_ends_at_the_boundary() -> None:
 async def test_a_ledger_whose_length_was_wrong_becomes_several_segments() -> None:
     """What the list says is far too small: the writer cuts, and the range is done when its last entry is stored."""
     rig = await rig_with(200, ledger_entries=100)
+    rig.layout = LAYOUT
     ledgers = rig.ledgers
     assert ledgers is not None
     listed = ledgers.ledgers

@@ -15,6 +15,7 @@ from offloaderd.objects.retrying import RetryingReader
 from offloaderd.objects.stored_as import CLASSES
 from offloaderd.policy.cost import (
     METADATA_WRITES,
+    METADATA_WRITES_WITH_UPLOAD,
     MONTH_S,
     SEGMENT_REQUESTS,
     Cutting,
@@ -143,7 +144,7 @@ async def test_parts_that_come_slowly_are_recorded_one_by_one() -> None:
         await topic.request_roll()
         await until_offloaded(topic, Position(1, 54))
     assert parts_of(55 * 1024, 1024, CUTTING) == 4
-    assert len(written_of(asked)) == METADATA_WRITES + 3, asked.asked
+    assert len(written_of(asked)) == METADATA_WRITES_WITH_UPLOAD + 4, asked.asked
 
 
 def _has_parts(count: int, attempt: Attempt) -> bool:
@@ -187,7 +188,7 @@ def test_money_is_requests_times_prices() -> None:
     assert found.gib_per_hour == pytest.approx(10 / 1024)
     assert found.requests_per_gib == pytest.approx((11 + 14) * 102.4)
     assert found.stored_month == pytest.approx(hours * 10 / 1024 * (1 + 12 / 1024) * 0.023)
-    assert found.metadata_writes_per_s == pytest.approx((METADATA_WRITES + 1) / 3600)
+    assert found.metadata_writes_per_s == pytest.approx((METADATA_WRITES_WITH_UPLOAD + 2) / 3600)
 
 
 def test_a_class_is_charged_for_its_own_requests_alone() -> None:

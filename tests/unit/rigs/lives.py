@@ -14,7 +14,7 @@ from offloaderd.format import manifest_bytes
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.records.ownership import DaemonNode
-from offloaderd.objects.port import md5
+from offloaderd.objects.port import md5, pieces_of
 from offloaderd.segment.complete import without_chunks
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
@@ -43,10 +43,10 @@ class CountingStore(MemoryStore):
         self.sent[key, part_number] += 1
         return info
 
-    async def put(self, key: str, data: Bytes, **rest: object) -> ObjectInfo:
+    async def put(self, key: str, data: Bytes | Pieces, **rest: object) -> ObjectInfo:
         """Remember, and store."""
         if not beside(key):
-            self.puts.setdefault(key, set()).add(bytes(data))
+            self.puts.setdefault(key, set()).add(b"".join(pieces_of(data)))
         return await super().put(key, data, **rest)  # type: ignore[arg-type]
 
     @property

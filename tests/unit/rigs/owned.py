@@ -17,18 +17,19 @@ from offloaderd.segment.resume import LeftBehind
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.topic.offloader import TopicOffloader
 from offloaderd.upkeep.deletion import empty_trash
-from tests.unit.rigs.rig import TOPIC, Rig, beside, enabled, memory_ledgers, payloads, until_offloaded
+from tests.unit.rigs.rig import LAYOUT, TOPIC, Rig, beside, enabled, memory_ledgers, payloads, until_offloaded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from offloaderd.metadata.port import MetadataStore
+    from offloaderd.segment.builder import SegmentLayout
     from offloaderd.segment.context import OffloadContext
 
 
-async def offloaded_topic(*segments: int, ledger_entries: int = 10) -> Rig:
+async def offloaded_topic(*segments: int, ledger_entries: int = 10, layout: SegmentLayout = LAYOUT) -> Rig:
     """Return a rig whose topic was offloaded in segments of so many entries, over ledgers of equal length."""
-    rig = Rig()
+    rig = Rig(layout=layout)
     rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=ledger_entries)
     await offload_more(rig, segments)
     return rig

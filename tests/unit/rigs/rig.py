@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 TOPIC = TopicName.parse("public/default/orders")
 LAYOUT = SegmentLayout(block_bytes=4096, part_bytes=16_384)
+SHORT_PARTS = SegmentLayout(block_bytes=256, part_bytes=512)
+"""For segments of few entries that are to have several parts, and so an upload."""
 DEADLINE_S = PATIENCE_S
 UNTIL_S = 24 * 3600.0
 """Some tests wait for hours of virtual time."""

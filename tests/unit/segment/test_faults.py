@@ -32,7 +32,17 @@ from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.topic import offloader
 from tests.unit.rigs.crashing import crash
-from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, offloader_of, payloads, until, until_offloaded
+from tests.unit.rigs.rig import (
+    SHORT_PARTS,
+    TOPIC,
+    Rig,
+    enabled,
+    memory_ledgers,
+    offloader_of,
+    payloads,
+    until,
+    until_offloaded,
+)
 from tests.virtual import virtually
 
 if TYPE_CHECKING:
@@ -62,7 +72,8 @@ class QuickClock:
 
 def faulty_rig() -> tuple[Rig, Faults]:
     """A rig whose bucket fails on demand."""
-    rig, faults = Rig(policy=RollPolicy(segment_bytes_max=10_000, segment_age_max_s=3600)), Faults()
+    policy = RollPolicy(segment_bytes_max=10_000, segment_age_max_s=3600)
+    rig, faults = Rig(policy=policy, layout=SHORT_PARTS), Faults()
     rig.objects = FaultyStore(MemoryStore(rig.clock, part_bytes_min=1), faults)
     rig.ledgers = memory_ledgers(rig.clock, ledger_entries_max=70)
     rig.clock = QuickClock(rig)  # type: ignore[assignment]
@@ -221,7 +232,7 @@ async def test_the_pause_after_a_failed_attempt_is_short_again_after_a_commit(mo
     async with rig.engine() as engine:
         topic = await enabled(engine)
         for failures in (3, 1):
-            faults.fail("upload_part", NotFound("no such upload"), times=failures)
+            faults.fail("create_upload", NotFound("no such bucket"), times=failures)
             last = await rig.ledgers.append(TOPIC, payloads(10))
             await topic.request_roll()
             await until_offloaded(topic, last)

@@ -10,6 +10,7 @@ import pytest
 
 from offloaderd.core.model import Loss, Position
 from offloaderd.objects.keys import ObjectKind
+from offloaderd.segment.builder import SegmentLayout
 from offloaderd.segment.committer import Assignment, Surroundings
 from offloaderd.segment.feed import Empty, End, Entries, Gap, Lost, Reservation
 from offloaderd.segment.roll import NO_VIEW, ExactStop, OnGap, RangeStop, Requested, TopicView
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from offloaderd.core.model import LedgerInfo
     from offloaderd.format.manifest import LedgerPart, SegmentManifest
     from offloaderd.format.v1 import LedgerLayout
-    from offloaderd.format.v2 import SegmentLayout
     from offloaderd.metadata.records.attempt import Attempt
     from offloaderd.segment.committer import FindManifest, VerifiedSegment
     from offloaderd.segment.feed import Answer
@@ -113,8 +113,8 @@ class Desk:
 
     @classmethod
     async def made(cls) -> Desk:
-        """With ledger 0 committed, so that segments begin behind it."""
-        rig = await offloaded_topic(10)
+        """With ledger 0 committed, so that segments begin behind it; of each ledger they have a part."""
+        rig = await offloaded_topic(10, layout=SegmentLayout(block_bytes=4096, part_bytes=100))
         return cls(rig, await Owned.claim(rig))
 
     def attempt(self, layout: SegmentLayout | LedgerLayout | None = None) -> Attempt:
@@ -169,7 +169,7 @@ class Desk:
         self.why = why
 
     async def left(self, feed: ScriptedFeed) -> Attempt:
-        """Have an owner die when it has sealed its segment; returns what it left, without the last part."""
+        """Have an owner die when it has sealed its segment; returns what it left, without the parts."""
 
         async def dies(*_: object) -> None:
             raise asyncio.CancelledError
@@ -182,7 +182,7 @@ class Desk:
         assert found is not None
         assert found.seal is not None
         self.asked.clear()
-        return replace(found, parts=found.parts[:-1])
+        return replace(found, parts=())
 
 
 def entries(ledger_id: int, first: int, count: int) -> Entries:
@@ -342,7 +342,7 @@ async def test_a_segment_that_may_end_nowhere_else_is_given_up() -> None:
 async def test_a_sealed_segment_is_left_when_its_entries_have_to_be_pushed_again() -> None:
     """Its owner stops: the parts that are on their way are stored and recorded first, the next owner has them."""
     desk = await Desk.made()
-    left = await desk.left(ScriptedFeed([entries(5, 0, 10), End()]))
+    left = await desk.left(ScriptedFeed([entries(5, 0, 10), entries(6, 0, 10), End()]))
     desk.views = lambda _: TopicView(Requested(stopping=True))
     feed = ScriptedFeed([Entries((batch(5, 0, 4),)), Empty()], rereadable=False)
     assert await desk.write(feed, resumed=left) is None

@@ -27,7 +27,7 @@ from offloaderd.testing.faults import Faults, FaultyMetadata, FaultyStore
 from offloaderd.upkeep.gc import references
 from tests.patience import PATIENCE_S
 from tests.unit.history.test_history import rig_with
-from tests.unit.rigs.rig import TOPIC, enabled, offloader_of, payloads, until
+from tests.unit.rigs.rig import LAYOUT, TOPIC, enabled, offloader_of, payloads, until
 from tests.unit.spark.backfill_rig import Died, LocalRunner, backfill, map_of, planned, whole
 
 if TYPE_CHECKING:
@@ -445,6 +445,7 @@ async def test_new_entries_that_wait_for_history_begin_when_it_is_done() -> None
 async def test_an_executor_holds_a_few_parts_whatever_the_size_of_its_segment() -> None:
     """Its budget is never exceeded, and a segment is ten times as large."""
     rig = await planned(12_000, segment_bytes=1 << 30)
+    rig.layout = LAYOUT
     rig.upload_bytes = 3 * rig.layout.part_bytes
     most = 0
 

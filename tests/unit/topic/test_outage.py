@@ -17,12 +17,13 @@ from offloaderd.core.names.patterns import of_topic
 from offloaderd.metadata import paths
 from offloaderd.policy.records import Paused, TopicPolicy
 from offloaderd.segment import failures as reach_module
+from offloaderd.segment.builder import SegmentLayout
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.topic.outage import OutageRules
 from offloaderd.topic.status import Reporter
-from tests.unit.rigs.rig import TOPIC, Rig, enabled, memory_ledgers, payloads, until, until_offloaded
+from tests.unit.rigs.rig import SHORT_PARTS, TOPIC, Rig, enabled, memory_ledgers, payloads, until, until_offloaded
 from tests.unit.segment.test_faults import QuickClock
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def faulty_rig(*, buffer_bytes: int = 4 << 20, **made: object) -> tuple[Rig, Fau
     rig = Rig(
         policy=RollPolicy(segment_bytes_max=10_000, segment_age_max_s=0.3),
         buffer_bytes=buffer_bytes,
+        layout=SegmentLayout(block_bytes=2048, part_bytes=4096),
         **made,  # type: ignore[arg-type]
     )
     faults = Faults()
@@ -421,7 +423,7 @@ async def test_a_store_that_is_silent_stalls_what_has_something_to_be_stored_bef
 ) -> None:
     """The probes know within seconds; what is committed, paused, or stored lately does not stall by their word."""
     monkeypatch.setattr(reach_module, "LATELY_S", 0.0)
-    rig = Rig(policy=RollPolicy(segment_bytes_max=1000, segment_age_max_s=0.3))
+    rig = Rig(policy=RollPolicy(segment_bytes_max=1000, segment_age_max_s=0.3), layout=SHORT_PARTS)
     store = rig.objects = SilentStore(rig)
     rig.ledgers = memory_ledgers(rig.clock)
     async with rig.engine() as engine:
