@@ -236,10 +236,13 @@ class _OneSegment:
             kept = keeps_seal(self._attempt, builder, self._topic)
             if alone and not kept and self._attempt.seal is not None:
                 raise SegmentFailed("it was sealed with entries that the source has lost, and may be stored with them")
-            if not kept and not alone:
-                await self._seal()
+            seal = self._attempt.seal
+            if not kept:
+                seal = await self._seal()
+                if not alone:
+                    await self._note_seal(seal)
             while builder.pending_bytes:
-                await self._send(parts, last=not builder.part_ready, alone=bool(alone))
+                await self._send(parts, last=not builder.part_ready, alone=seal if alone else None)
         finally:
             await self._feed.close()
         return True
@@ -354,17 +357,14 @@ class _OneSegment:
         if flaw := self._stop.flaw(self.progress):
             raise SegmentFailed(flaw)
 
-    async def _seal(self, alone: CutPart | None = None) -> None:
-        """Record the end, before a part is sent that more entries would make larger. Raises Fenced.
-
-        With it the part that is the whole object, so that a later owner can prove the object without its entries.
-        """
+    async def _seal(self) -> Seal:
+        """Return the end. No memory is reserved for a part yet: the source and buckets may not answer for long."""
         builder, facts = self._builder, self._facts
         infos = await facts.infos()
         ledgers = builder.ledgers(infos.get)
         around = await facts.around(self._attempt.begin, ledgers, infos, self._upload.find)
         data_bytes, part_count = builder.planned()
-        seal = Seal(
+        return Seal(
             sealed_ms=self._clock.wall_ms(),
             epoch=self._epoch,
             software_version=__version__,
@@ -376,7 +376,13 @@ class _OneSegment:
             past=around.past,
             replaces=around.replaces,
         )
-        with self.trace.step("seal", reason=self.progress.reason, entries=builder.entries):
+
+    async def _note_seal(self, seal: Seal, alone: CutPart | None = None) -> None:
+        """Record the end, before a part is sent that more entries would make larger. Raises Fenced.
+
+        With it the part that is the whole object, so that a later owner can prove the object without its entries.
+        """
+        with self.trace.step("seal", reason=self.progress.reason, entries=self._builder.entries):
             await self._record.note_seal(seal, alone)
         self.progress.reach(SegmentState.SEALED)
 
@@ -386,15 +392,18 @@ class _OneSegment:
         # Sources and clients run between two steps, however much there is to take.
         await asyncio.sleep(0)  # noqa: TID251 - gives up the turn, measures no time
 
-    async def _send(self, parts: asyncio.TaskGroup, *, last: bool = False, alone: bool = False) -> None:
-        """Cut the next part as soon as there is room for it, and store it in a task; `alone`: it is the object."""
-        if not alone and not self._upload.upload_id:
+    async def _send(self, parts: asyncio.TaskGroup, *, last: bool = False, alone: Seal | None = None) -> None:
+        """Cut the next part as soon as there is room for it, and store it in a task.
+
+        `alone` is the end, recorded or not, if the part is the object.
+        """
+        if alone is None and not self._upload.upload_id:
             with self.trace.step("open"):
                 await self._record.note_upload(await self._upload.open(began_before=self._work.resumed))
         reserved = await self._upload.reserve(self._builder.pending_bytes, self._held)
         part = self._builder.cut_part(last=last)
-        store = self._store_alone if alone else self._store_part
-        task = parts.create_task(store(part), name=f"part {part.part_number} of {self._topic}")
+        stored = self._store_part(part) if alone is None else self._store_alone(part, alone)
+        task = parts.create_task(stored, name=f"part {part.part_number} of {self._topic}")
         # Not in the task itself: one that is cancelled before its first step runs none of its code.
         task.add_done_callback(lambda _: self._upload.unreserve(reserved))
         self._feed.sent(part.end)
@@ -403,10 +412,10 @@ class _OneSegment:
         info = await self._sent(part)
         self._record.stored(part.part_number, stored_part(info.etag, info.size_bytes, part.blocks))
 
-    async def _store_alone(self, part: CutPart) -> None:
+    async def _store_alone(self, part: CutPart, seal: Seal) -> None:
         """Store the part that is the whole object: once it is sent, the object is complete."""
         if self._attempt.seal is None:
-            await self._seal(part)
+            await self._note_seal(seal, part)
         await self._writer.committer.before_complete(self._attempt)
         self._checked = True
         await self._sent(part)

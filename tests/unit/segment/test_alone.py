@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloaderd.core.errors import Conflict, OutcomeUnknown, Transient
-from offloaderd.core.model import EntryBatch, Position
+from offloaderd.core.model import EntryBatch, LedgerInfo, Position
 from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.topic_map import map as catalog
-from offloaderd.objects.port import pieces_of
+from offloaderd.objects.keys import ObjectKind
+from offloaderd.objects.port import find, pieces_of
+from offloaderd.segment.feed import End
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.testing.memory.objects import MemoryStore
-from tests.unit.rigs.lives import life, recorded
+from tests.unit.rigs.lives import CountingStore, life, recorded
+from tests.unit.rigs.owned import Owned, offloaded_topic
 from tests.unit.rigs.rig import (
     TOPIC,
     Rig,
@@ -31,6 +34,7 @@ from tests.unit.rigs.rig import (
     until_offloaded,
 )
 from tests.unit.segment.test_continue import Killer
+from tests.unit.segment.test_writer import Desk, Facts, ScriptedFeed, entries
 
 if TYPE_CHECKING:
     from offloaderd.metadata.records.attempt import Attempt
@@ -193,6 +197,7 @@ async def test_what_was_sealed_with_entries_that_are_gone_is_not_stored_with_les
     """An owner that was fenced may store it with them: one key holds one content."""
     rig = await made_rig()
     assert isinstance(rig.ledgers, MemoryLedgers)
+    rig.objects = store = CountingStore(rig)
     left = await died(rig, "put", "before")
     await rig.ledgers.roll(TOPIC)
     await rig.ledgers.delete(TOPIC, 1)
@@ -204,6 +209,7 @@ async def test_what_was_sealed_with_entries_that_are_gone_is_not_stored_with_les
         await until_offloaded(topic, target)
     segments = (await catalog.load(rig.tree.connect(), TOPIC)).segments
     assert left.segment_id not in {one.segment_id for one in segments}
+    assert left.keys.data not in store.puts
     assert [payload for _, payload in await rig.committed()] == [*payloads(ENTRIES)[:50], *payloads(1)]
 
 
@@ -270,3 +276,78 @@ async def test_a_record_with_a_part_that_does_not_fit_its_object_is_given_up() -
     changed = replace(left, parts=(attempt_record.stored_part("", part.size_bytes, blocks),))
     await metadata.replace(path, attempt_record.encode(changed), (await metadata.get(path)).version)
     await finish(rig, failed=1)
+
+
+async def made_desk() -> Desk:
+    """Return a desk whose segments fit one part."""
+    rig = await offloaded_topic(10)
+    return Desk(rig, await Owned.claim(rig))
+
+
+async def test_no_memory_is_held_until_the_end_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes the source's answer: while it is away, other topics send their parts."""
+    desk, held = await made_desk(), []
+
+    async def infos(_: Facts) -> dict[int, LedgerInfo]:
+        held.append(desk.owned.context.upload_context.budget.used)
+        return {}
+
+    monkeypatch.setattr(Facts, "infos", infos)
+    assert await desk.write(ScriptedFeed([entries(5, 0, 4), End()])) is not None
+    assert held == [0]
+
+
+class LookingDesk(Desk):
+    """One that looks for the data object whenever it is asked something."""
+
+    async def before_complete(self, attempt: Attempt) -> None:
+        """See Committer."""
+        await super().before_complete(attempt)
+        assert attempt.seal is not None
+        assert await find(self.rig.store, attempt.keys.data) is None
+
+
+async def test_the_head_is_compared_once_and_before_the_object_is_put() -> None:
+    """By what forgot the end of its topic nothing is completed."""
+    rig = await offloaded_topic(10)
+    desk = LookingDesk(rig, await Owned.claim(rig))
+    assert await desk.write(ScriptedFeed([entries(5, 0, 4), End()])) is not None
+    assert desk.asked == ["begin", "before_complete", "before_manifest", "commit"]
+
+
+class Unconditional(MemoryStore):
+    """A store that ignores conditions."""
+
+    async def put(self, key: str, data: Bytes | Pieces, **options: object) -> ObjectInfo:
+        """See ObjectStore."""
+        options.pop("if_etag", None)
+        return await super().put(key, data, **options)  # type: ignore[arg-type]
+
+
+async def test_a_store_without_conditions_replaces_an_object_of_another_size() -> None:
+    """It is not what was recorded, so it is not counted as stored."""
+    rig = await made_rig()
+    rig.objects = Unconditional(rig.clock, part_bytes_min=1)
+    left = await died(rig, "put", "after")
+    await rig.store.put(left.keys.data, b"short")
+    await finish(rig)
+
+
+async def test_the_object_is_labelled_and_stored_as_the_record_says() -> None:
+    """As one of an upload: its labels say what it is, its class and tags are those of the attempt."""
+    desk, asked = await made_desk(), []
+    store, attempt = desk.rig.store, replace(desk.attempt(), storage_class="COLD", tags={"team": "a"})
+    await desk.owned.offloader.record.begin(attempt)
+    put = store.put
+
+    async def noted(key: str, data: Bytes | Pieces, **options: object) -> ObjectInfo:
+        if is_data(key):
+            asked.append(options["stored_as"])
+        return await put(key, data, **options)  # type: ignore[arg-type]
+
+    store.put = noted  # type: ignore[method-assign]
+    assert await desk.write(ScriptedFeed([entries(5, 0, 4), End()]), resumed=attempt) is not None
+    assert asked == [attempt.stored_as]
+    labels = desk.owned.context.labels(attempt.keys, TOPIC)(ObjectKind.DATA)
+    assert labels
+    assert (await store.head(attempt.keys.data)).metadata == labels
