@@ -365,7 +365,7 @@ class SegmentUpload:
         stored = await self.verify(self._key, object_bytes)
         if self._doubt or compared:
             await self._check_parts(stored)
-            await self._persist(self._abort_strays)
+            await self.abort_strays()
 
     async def _check_parts(self, stored: ObjectInfo) -> None:
         """Have the store compare the data object with its parts, if it can."""
@@ -374,11 +374,15 @@ class SegmentUpload:
         if told is False:
             raise SegmentFailed(f"{self._key} with the ETag {stored.etag} holds other parts than were sent")
 
-    async def _abort_strays(self) -> None:
+    async def abort_strays(self) -> None:
         """Abort uploads of this segment that a lost answer or an earlier owner left."""
-        async for upload in self._objects.list_uploads(self._key):
-            if upload.key == self._key:
-                await self._objects.abort_upload(self._key, upload.upload_id)
+
+        async def once() -> None:
+            async for upload in self._objects.list_uploads(self._key):
+                if upload.key == self._key:
+                    await self._objects.abort_upload(self._key, upload.upload_id)
+
+        await self._persist(once)
 
     async def put(self, kind: ObjectKind, data: bytes, check: Callable[[bytes], None]) -> None:
         """Put the index or the manifest and read it back, until `check` raises no CorruptData.

@@ -418,6 +418,8 @@ class _OneSegment:
             await self._note_seal(seal, part)
         await self._writer.committer.before_complete(self._attempt)
         self._checked = True
+        if self._work.resumed:
+            await self._upload.abort_strays()
         await self._sent(part)
 
     async def _sent(self, part: CutPart) -> PartInfo:

@@ -20,7 +20,7 @@ from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.testing.memory.objects import MemoryStore
-from tests.unit.rigs.lives import CountingStore, life, recorded
+from tests.unit.rigs.lives import CountingStore, life, recorded, until_recorded
 from tests.unit.rigs.owned import Owned, offloaded_topic
 from tests.unit.rigs.rig import (
     TOPIC,
@@ -313,6 +313,15 @@ async def test_the_head_is_compared_once_and_before_the_object_is_put() -> None:
     desk = LookingDesk(rig, await Owned.claim(rig))
     assert await desk.write(ScriptedFeed([entries(5, 0, 4), End()])) is not None
     assert desk.asked == ["begin", "before_complete", "before_manifest", "commit"]
+
+
+async def test_an_upload_that_an_earlier_owner_created_and_did_not_record_is_aborted() -> None:
+    """It had enough for a part, or was of a version that created the upload first."""
+    rig = await made_rig()
+    async with life(rig, "one"):
+        left = await until_recorded(rig, lambda attempt: attempt.seal is None)
+    await rig.store.create_upload(left.keys.data)
+    await finish(rig)
 
 
 class Unconditional(MemoryStore):
