@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -146,6 +147,7 @@ async def test_an_object_that_was_stored_needs_no_entries() -> None:
     async with rig.engine("last") as engine:
         await until_offloaded(await offloader_of(engine), Position(1, 9))
     assert [payload for _, payload in await rig.committed()] == payloads(ENTRIES)
+    assert (await catalog.load(rig.tree.connect(), TOPIC)).losses == ()
     assert await rig.leftovers() == []
     assert rig.metrics.segments.labels(state="failed")._value.get() == 0
 
@@ -295,6 +297,30 @@ async def test_no_memory_is_held_until_the_end_is_decided(monkeypatch: pytest.Mo
     monkeypatch.setattr(Facts, "infos", infos)
     assert await desk.write(ScriptedFeed([entries(5, 0, 4), End()])) is not None
     assert held == [0]
+
+
+@pytest.mark.parametrize("at", ["seal", "head", "put"])
+async def test_a_cancelled_owner_holds_nothing(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it waits: memory and slot of the part are released, the feed is closed."""
+    desk, reached = await made_desk(), asyncio.Event()
+    context, attempts = desk.owned.context.upload_context, desk.owned.offloader.record._attempts
+
+    async def stuck(*_: object, **__: object) -> None:
+        assert context.budget.used > 0
+        reached.set()
+        await asyncio.Event().wait()
+
+    where = {"seal": (attempts, "update"), "head": (desk, "before_complete"), "put": (desk.rig.store, "put")}
+    monkeypatch.setattr(*where[at], stuck)
+    feed = ScriptedFeed([entries(5, 0, 4), End()])
+    async with asyncio.TaskGroup() as group:
+        writing = group.create_task(desk.write(feed))
+        await reached.wait()
+        writing.cancel()
+    assert (context.budget.used, feed.closed) == (0, 1)
+    assert desk.writer.progress is not None
+    assert desk.writer.progress._upload._slots._value == context.limits.parts_in_flight_max
+    assert context.pace.idle
 
 
 class LookingDesk(Desk):
