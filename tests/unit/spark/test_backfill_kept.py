@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from offloaderd.core.errors import IdentityRefused
-from offloaderd.core.model import Position, RefusalKind
+from offloaderd.core.model import OffloadMethod, Position, RefusalKind
 from offloaderd.metadata import identity, paths
 from offloaderd.spark.backfill.plan import BackfillFailed
 from offloaderd.spark.backfill.transfer import hand_back
+from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.stored import Site
 from tests.patience import PATIENCE_S
-from tests.unit.rigs.rig import TOPIC, payloads, until
+from tests.unit.rigs.rig import LAYOUT, TOPIC, beside, payloads, until
 from tests.unit.spark.backfill_rig import LocalRunner, backfill, map_of, planned
 from tests.unit.spark.test_backfill_whole import stores_of
 
 if TYPE_CHECKING:
     from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.objects.port import ObjectInfo
+    from offloaderd.objects.port import Bytes, ObjectInfo, Pieces
     from offloaderd.spark.jobs.task import SegmentTask
     from offloaderd.testing.memory.metadata import MemoryTree
+    from offloaderd.topic.outage import TopicContext
     from tests.unit.rigs.rig import Rig
 
 SITE = Site(cluster="test", bucket="b", prefix="seg/")
@@ -186,3 +189,48 @@ async def test_what_cannot_be_verified_stops_the_run_and_stays() -> None:
     assert await rig.store.get(key) == bytes(stored)
     assert await rig.tree.connect().children(paths.trash(TOPIC)) == []
     assert (await map_of(rig)).losses == ()
+
+
+@pytest.mark.parametrize("method", [OffloadMethod.STREAMING, OffloadMethod.LEDGER_BASED])
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "not stored"])
+async def test_executors_that_died_around_the_request_for_an_object_of_one_part_lose_nothing(
+    stored: bool, method: OffloadMethod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they have put needs no entries: the job's next run proves it. What they have not put is put then."""
+    rig, stuck, put = await planned(), list[str](), MemoryStore.put
+    rig.layout = LAYOUT
+    made = rig.context
+
+    def context(*given: Any, **named: Any) -> TopicContext:  # noqa: ANN401 - those of the rig
+        """Have whole ledgers fit one part too."""
+        found = made(*given, **named)
+        assert found.ledgers is not None
+        return replace(found, ledgers=replace(found.ledgers, part_bytes=1 << 20))
+
+    rig.context = context  # type: ignore[method-assign]
+
+    async def hang(key: str, data: Bytes | Pieces, **options: Any) -> ObjectInfo:  # noqa: ANN401 - those of put
+        if options.get("if_etag") != "" or beside(key):
+            return await put(rig.store, key, data, **options)
+        if stored:
+            await put(rig.store, key, data, **options)
+        stuck.append(key)
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    store = rig.tree.connect()
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.store, "put", hang)
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+            running = group.create_task(backfill(rig, LocalRunner(rig), store=store, slots=3, method=method).run())
+            await until(lambda: len(stuck) == 3)
+            store.expire()
+            running.cancel()
+    if stored:
+        await trim(rig, 2)
+    async with asyncio.timeout(PATIENCE_S):
+        await backfill(rig, LocalRunner(rig), method=method).run()
+    found = await map_of(rig)
+    assert found.losses == ()
+    assert set(stuck) <= {one.keys.data for one in found.segments}
+    assert [one for _, one in await rig.committed()] == payloads(200)
+    assert await rig.leftovers() == []
