@@ -13,7 +13,6 @@ from offloaderd.core.model import OffloadMethod, Position, RefusalKind
 from offloaderd.metadata import identity, paths
 from offloaderd.spark.backfill.plan import BackfillFailed
 from offloaderd.spark.backfill.transfer import hand_back
-from offloaderd.testing.memory.objects import MemoryStore
 from offloaderd.upkeep import rebuild
 from offloaderd.upkeep.stored import Site
 from tests.patience import PATIENCE_S
@@ -197,7 +196,8 @@ async def test_executors_that_died_around_the_request_for_an_object_of_one_part_
     stored: bool, method: OffloadMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What they have put needs no entries: the job's next run proves it. What they have not put is put then."""
-    rig, stuck, put = await planned(), list[str](), MemoryStore.put
+    rig, stuck = await planned(), list[str]()
+    put = rig.store.put
     rig.layout = LAYOUT
     made = rig.context
 
@@ -211,9 +211,9 @@ async def test_executors_that_died_around_the_request_for_an_object_of_one_part_
 
     async def hang(key: str, data: Bytes | Pieces, **options: Any) -> ObjectInfo:  # noqa: ANN401 - those of put
         if options.get("if_etag") != "" or beside(key):
-            return await put(rig.store, key, data, **options)
+            return await put(key, data, **options)
         if stored:
-            await put(rig.store, key, data, **options)
+            await put(key, data, **options)
         stuck.append(key)
         return await asyncio.Event().wait()  # type: ignore[return-value]
 
