@@ -25,6 +25,7 @@ from tests.unit.rigs.lives import CountingStore, life, recorded, until_recorded
 from tests.unit.rigs.owned import Owned, offloaded_topic
 from tests.unit.rigs.rig import (
     TOPIC,
+    UNTIL_S,
     Rig,
     beside,
     enabled,
@@ -150,6 +151,36 @@ async def test_an_object_that_was_stored_needs_no_entries() -> None:
     assert (await catalog.load(rig.tree.connect(), TOPIC)).losses == ()
     assert await rig.leftovers() == []
     assert rig.metrics.segments.labels(state="failed")._value.get() == 0
+
+
+async def test_entries_of_an_object_that_was_stored_are_no_loss_while_it_is_proven() -> None:
+    """The store is slow, and the source is read meanwhile: from behind the object."""
+    rig, asked = await made_rig(), 0
+    await finish(rig)
+    assert rig.ledgers is not None
+    await rig.ledgers.append(TOPIC, payloads(ENTRIES))
+    left = await died(rig, "put", "after")
+    await rig.ledgers.roll(TOPIC)
+    for ledger_id in (1, 2):
+        await rig.ledgers.delete(TOPIC, ledger_id)
+    await rig.ledgers.append(TOPIC, payloads(5))
+
+    def slow(operation: str, key: str, when: str) -> Exception | None:
+        """Answer once, and then not for a while."""
+        nonlocal asked
+        asked += is_data(key) and (operation, when) == ("head", "before")
+        return Transient("slow") if (operation, when) == ("head", "before") and 1 < asked < 20 else None
+
+    rig.objects = FaultyStore(rig.store, slow)
+    async with rig.engine("last", within_s=UNTIL_S) as engine:
+        topic = await offloader_of(engine)
+        target = await topic.request_roll()
+        assert target is not None
+        await until_offloaded(topic, target)
+    known = await catalog.load(rig.tree.connect(), TOPIC)
+    assert left.segment_id in {one.segment_id for one in known.segments}
+    assert sum(one.entries for one in known.losses) == 0
+    assert [payload for _, payload in await rig.committed()] == [*payloads(ENTRIES), *payloads(ENTRIES), *payloads(5)]
 
 
 async def test_an_object_that_was_stored_needs_no_pusher() -> None:
