@@ -307,8 +307,10 @@ SLOTS_HERE = 2
 """Objects that are written at a time without Spark: one is read while another is proven."""
 CHECKS_PER_OBJECT = 9
 """Requests that check the three objects, and read their tables back."""
-PUTS_PER_OBJECT = 4
-"""Requests beside the parts: the upload is created and completed, index and manifest are put."""
+PUTS_PER_OBJECT = 2
+"""Requests beside the data object, for its index and its manifest."""
+PUTS_PER_UPLOAD = 2
+"""Requests beside the parts of an object of several: its upload is created and completed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,7 +374,8 @@ async def _plan(context: OffloadContext, book: PolicyResolver, topic: TopicName,
     size = sum(one.payload_bytes for one in found.goals)
     part_bytes = cut_of(context).part_bytes if options.target is Target.LEDGER_BASED else context.layout.part_bytes
     pieces = sum(-(-one.payload_bytes // min(PIECE_BYTES, part_bytes)) for one in found.goals)
-    parts = sum(-(-one.payload_bytes // part_bytes) for one in found.goals)
+    parts = [-(-one.payload_bytes // part_bytes) for one in found.goals]
+    uploads = sum(count > 1 for count in parts)
     sources = {source.segment_id for one in found.goals for source in one.sources}
     return Plan(
         target=options.target,
@@ -381,7 +384,7 @@ async def _plan(context: OffloadContext, book: PolicyResolver, topic: TopicName,
         sources=len(sources),
         entries=sum(one.entries for one in found.goals),
         payload_bytes=size,
-        puts=parts + PUTS_PER_OBJECT * len(found.goals),
+        puts=sum(parts) + PUTS_PER_UPLOAD * uploads + PUTS_PER_OBJECT * len(found.goals),
         gets=2 * pieces + len(sources) + CHECKS_PER_OBJECT * len(found.goals),
     )
 

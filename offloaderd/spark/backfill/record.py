@@ -124,8 +124,8 @@ class StoredSegments:
         self._attempts: dict[Position, Attempt] = {}
 
     def add(self, attempt: Attempt) -> None:
-        """Add an attempt if its segment is stored, and so waits for its commit."""
-        if attempt.status is AttemptStatus.OFFLOADED:
+        """Add an attempt if all its entries are stored: it waits for its commit, or for an executor that ends it."""
+        if attempt.status is AttemptStatus.OFFLOADED or attempt.whole:
             self._attempts[attempt.begin] = attempt
 
     def drop(self, attempt: Attempt) -> None:

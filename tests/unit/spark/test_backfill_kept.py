@@ -118,8 +118,9 @@ async def test_what_is_nowhere_else_is_not_given_back_before_what_precedes_it_is
     assert [one for _, one in await rig.committed()] == payloads(200)
 
 
+@pytest.mark.parametrize("trimmed", [(2,), (0, 1, 2)], ids=["in the middle", "from the front"])
 async def test_what_is_stored_in_part_and_nowhere_else_is_not_given_back_either(
-    monkeypatch: pytest.MonkeyPatch,
+    trimmed: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All parts of a segment were on record when its executor died: the job's next run goes on with them."""
     rig, stuck = await planned(), list[str]()
@@ -136,8 +137,8 @@ async def test_what_is_stored_in_part_and_nowhere_else_is_not_given_back_either(
             await until(lambda: len(stuck) == 5)
             store.expire()
             running.cancel()
-    await trim(rig, 2)
-    with pytest.raises(BackfillFailed, match=r"in part in the bucket, and .* of ledger 2 .*run the backfill again"):
+    await trim(rig, *trimmed)
+    with pytest.raises(BackfillFailed, match=r"in part in the bucket, and .* of ledger [02] .*run the backfill again"):
         await hand_back(stores_of(rig), TOPIC)
     await run_again(rig)
     assert (await map_of(rig)).losses == ()
