@@ -98,7 +98,7 @@ def killable(store: type[BucketStore]) -> type[BucketStore]:
         async def put(
             self,
             key: str,
-            data: Bytes,
+            data: Bytes | Pieces,
             *,
             metadata: Mapping[str, str] | None = None,
             if_etag: str | None = None,

@@ -217,7 +217,7 @@ class BucketClient:
     async def put(
         self,
         key: str,
-        data: Bytes,
+        data: Bytes | Pieces,
         *,
         metadata: Mapping[str, str] | None = None,
         if_etag: str | None = None,

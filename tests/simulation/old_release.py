@@ -13,7 +13,7 @@ from offloaderd.core.errors import NotFound
 from offloaderd.format.head import decode_head
 from offloaderd.metadata import paths
 from offloaderd.objects import keys
-from offloaderd.objects.port import ObjectInfo
+from offloaderd.objects.port import ObjectInfo, pieces_of
 from offloaderd.objects.stored_as import PLAIN, StoredAs
 from tests.simulation.bookies import Source
 from tests.simulation.bucket import PREFIXES, BucketClient
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from offloaderd.core.model import LedgerInfo, TopicName
     from offloaderd.metadata.port import Versioned
-    from offloaderd.objects.port import Bytes
+    from offloaderd.objects.port import Bytes, Pieces
 
 
 class OldBucket(BucketClient):
@@ -35,7 +35,7 @@ class OldBucket(BucketClient):
     async def put(
         self,
         key: str,
-        data: Bytes,
+        data: Bytes | Pieces,
         *,
         metadata: Mapping[str, str] | None = None,
         if_etag: str | None = None,
@@ -44,10 +44,11 @@ class OldBucket(BucketClient):
         """See ObjectStore; a head that it does not put leaves its segment untold."""
         if not _is_beside(key):
             return await super().put(key, data, metadata=metadata, if_etag=if_etag, stored_as=stored_as)
-        newest = decode_head(bytes(data), key=key).newest
+        head = b"".join(pieces_of(data))
+        newest = decode_head(head, key=key).newest
         if newest is not None:
             self._world.untold.add(newest.segment_id)
-        return ObjectInfo(key=key, size_bytes=len(data), etag="", modified_ms=self._world.wall_ms())
+        return ObjectInfo(key=key, size_bytes=len(head), etag="", modified_ms=self._world.wall_ms())
 
     async def get(self, key: str, first: int = 0, length: int | None = None) -> bytes:
         """See ObjectReader."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from offloaderd.core.errors import OffloaderError
     from offloaderd.daemon.doctor.finding import CheckResult
-    from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, UploadInfo
+    from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, Pieces, UploadInfo
 
 ALL = (
     "bucket",
@@ -44,7 +44,7 @@ class LosesMetadata(FilesystemStore):
     async def put(
         self,
         key: str,
-        data: Bytes,
+        data: Bytes | Pieces,
         *,
         metadata: Mapping[str, str] | None = None,
         if_etag: str | None = None,
@@ -125,7 +125,7 @@ class MayNotWrite(FilesystemStore):
     async def put(
         self,
         key: str,
-        data: Bytes,
+        data: Bytes | Pieces,
         *,
         metadata: Mapping[str, str] | None = None,
         if_etag: str | None = None,
@@ -151,7 +151,7 @@ class Expires(FilesystemStore):
     async def put(
         self,
         key: str,
-        data: Bytes,
+        data: Bytes | Pieces,
         *,
         metadata: Mapping[str, str] | None = None,
         if_etag: str | None = None,

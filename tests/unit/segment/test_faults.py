@@ -48,7 +48,7 @@ from tests.virtual import virtually
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo
+    from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, Pieces
 
 
 class QuickClock:
@@ -167,7 +167,7 @@ class Emptied(MemoryStore):
         self.completed = self.completed or key
         return found
 
-    async def put(self, key: str, data: Bytes, **options: Any) -> ObjectInfo:  # noqa: ANN401 - of ObjectStore
+    async def put(self, key: str, data: Bytes | Pieces, **options: Any) -> ObjectInfo:  # noqa: ANN401 - of ObjectStore
         """See ObjectStore."""
         if key == f"{self.completed}-index":
             await self.delete([self.completed])

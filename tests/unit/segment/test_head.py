@@ -23,7 +23,7 @@ from offloaderd.metadata.records.identity import Acceptance
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.metadata.topic_map.removal import without_oldest
 from offloaderd.objects import keys, marker
-from offloaderd.objects.port import md5
+from offloaderd.objects.port import md5, pieces_of
 from offloaderd.objects.stored_as import PLAIN, StoredAs
 from offloaderd.segment.claim.head import head_of as head_of_job
 from offloaderd.segment.roll import RollPolicy
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from offloaderd.fleet.engine import Engine
     from offloaderd.format.head import TopicHead
-    from offloaderd.objects.port import Bytes, ObjectInfo
+    from offloaderd.objects.port import Bytes, ObjectInfo, Pieces
 
 KEY = keys.head("seg/", "test", TOPIC.managed_ledger)
 
@@ -193,7 +193,7 @@ class Recorded(MemoryStore):
     async def put(
         self,
         key: str,
-        data: Bytes,
+        data: Bytes | Pieces,
         *,
         metadata: Mapping[str, str] | None = None,
         if_etag: str | None = None,
@@ -201,7 +201,7 @@ class Recorded(MemoryStore):
     ) -> ObjectInfo:
         """Remember a head, and store."""
         if key == KEY:
-            self.heads.append((bytes(data), if_etag))
+            self.heads.append((b"".join(pieces_of(data)), if_etag))
             if self.useless and if_etag is not None:
                 raise Conflict("other ETags are compared than told")
         return await super().put(key, data, metadata=metadata, if_etag=if_etag, stored_as=stored_as)
@@ -520,7 +520,7 @@ async def test_a_place_that_another_one_marks_in_the_same_moment_is_theirs() -> 
         async def put(
             self,
             key: str,
-            data: Bytes,
+            data: Bytes | Pieces,
             *,
             metadata: Mapping[str, str] | None = None,
             if_etag: str | None = None,

@@ -9,6 +9,7 @@ import pytest
 
 from offloaderd.core.errors import Fenced, OffloaderError
 from offloaderd.core.model import Position
+from offloaderd.objects.port import pieces_of
 from offloaderd.objects.stored_as import PLAIN, StoredAs
 from offloaderd.segment.claim.attempt_log import AttemptLog
 from offloaderd.segment.prefix_totals import Pasts
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from offloaderd.format.manifest import Past
     from offloaderd.metadata.topic_map.map import TopicMap
-    from offloaderd.objects.port import Bytes, ObjectInfo
+    from offloaderd.objects.port import Bytes, ObjectInfo, Pieces
     from offloaderd.spark.jobs.task import SegmentTask
     from tests.unit.rigs.rig import Rig
 
@@ -42,14 +43,14 @@ class Late(FaultyStore):
     async def put(
         self,
         key: str,
-        data: Bytes,
+        data: Bytes | Pieces,
         *,
         metadata: Mapping[str, str] | None = None,
         if_etag: str | None = None,
         stored_as: StoredAs = PLAIN,
     ) -> ObjectInfo:
         """Carry it out, and remember it."""
-        self._sent.append((key, bytes(data), metadata))
+        self._sent.append((key, b"".join(pieces_of(data)), metadata))
         return await super().put(key, data, metadata=metadata, if_etag=if_etag, stored_as=stored_as)
 
     async def replay(self) -> None:
