@@ -122,6 +122,13 @@ async def listed(store: SegmentStore, prefix: str = "") -> list[ObjectInfo]:
     return [info async for info in store.list(prefix)]
 
 
+def other_class(adapter: str) -> str:
+    """A class beside the usual one that the service knows."""
+    if adapter in {"azure", "azurite"}:
+        return "Cool"
+    return "REDUCED_REDUNDANCY" if stores.wanted() == "minio" else "STANDARD_IA"
+
+
 async def two_parts(store: SegmentStore, key: str = KEY) -> tuple[str, list[PartInfo]]:
     """An upload with a full part and a last small one."""
     upload = await store.create_upload(key, metadata=METADATA)
@@ -170,6 +177,32 @@ async def test_a_part_of_pieces(store: SegmentStore) -> None:
     assert sent == 2 * [PartInfo(part_number=1, etag=etag, size_bytes=len(joined))]
     await store.complete_upload("parts", upload, sent[:1])
     assert await store.get("parts") == joined
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [],
+        [b""],
+        [bytearray(b"one")],
+        [b"first", memoryview(os.urandom(3_000_001))[1:], b"", memoryview(bytearray(b"..last"))[2:]],
+        [os.urandom(size) for size in (1, 65_537, 0, *range(1, 400, 7))],
+    ],
+    ids=["none", "empty", "one", "views", "many"],
+)
+async def test_a_put_of_pieces(store: SegmentStore, adapter: str, pieces: list[Bytes]) -> None:
+    """It is stored as if somebody had joined them, once, with all that an object is stored with."""
+    stored_as = StoredAs(other_class(adapter), {"tenant": "acme"})
+    joined = b"".join(pieces)
+    info = await store.put(KEY, pieces, metadata=METADATA, if_etag="", stored_as=stored_as)
+    head = await store.head(KEY)
+    assert (info.size_bytes, info.etag, head.size_bytes) == (len(joined), head.etag, len(joined))
+    assert head.metadata.keys() == {name.lower() for name in METADATA}
+    with pytest.raises(Conflict):
+        await store.put(KEY, [*pieces, b"more"], if_etag="", stored_as=stored_as)
+    assert await store.get(KEY) == joined
+    await store.put(KEY, [b"an", b"other"], if_etag=info.etag)
+    assert await store.get(KEY) == b"another"
 
 
 async def test_ranges(store: SegmentStore) -> None:
@@ -481,8 +514,7 @@ async def test_put_during_upload(store: SegmentStore) -> None:
 
 async def test_class_and_tags_change_no_byte(store: SegmentStore, adapter: str) -> None:
     """An object that is stored in a class, with tags, is read as any other, put whole or in parts."""
-    name = "Cool" if adapter in {"azure", "azurite"} else "STANDARD_IA"
-    stored_as = StoredAs(name, {"tenant": "acme", "namespace": "eu west/1"})
+    stored_as = StoredAs(other_class(adapter), {"tenant": "acme", "namespace": "eu west/1"})
     await store.put(KEY, b"whole", metadata=METADATA, stored_as=stored_as)
     assert await store.get(KEY) == b"whole"
     upload = await store.create_upload(KEY, metadata=METADATA, stored_as=stored_as)
