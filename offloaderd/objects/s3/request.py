@@ -89,9 +89,10 @@ class Conditions:
         except Transient as error:
             if not is_not_implemented(error.__cause__):
                 raise
+            stored = await put({})  # raises if something else of the request is not supported, such as its tags
             self._known = False
             log.warning("s3.no_conditions", bucket=self._bucket, error=str(error))
-            return await put({})
+            return stored
 
 
 def bare(etag: str) -> str:

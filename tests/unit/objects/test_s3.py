@@ -25,6 +25,7 @@ from offloaderd.core.errors import (
 from offloaderd.objects.port import PartInfo
 from offloaderd.objects.s3.store import S3Store
 from offloaderd.objects.settings import ObjectsSettings
+from offloaderd.objects.stored_as import StoredAs
 from tests.patience import PATIENCE_S
 from tests.unit.objects.faulty import Connection, FaultyServer, error_body, store_at
 
@@ -316,6 +317,28 @@ async def test_a_service_without_conditions_is_asked_for_none_again() -> None:
         for _ in range(2):
             assert (await store.put("k", b"abc", if_etag="")).etag == "e"
     assert conditions == [True, False, False]
+
+
+@pytest.mark.parametrize("unknown", [{"tags"}, {"tags", "condition"}], ids=["tags", "both"])
+async def test_a_service_without_tags_is_asked_for_conditions(unknown: set[str]) -> None:
+    """A 501 does not say what it is for: only what is not in the request that is carried out was the reason."""
+    seen: list[set[str]] = []
+
+    async def refuse(connection: Connection) -> None:
+        body, head = await connection.read_body(), connection.head.lower()
+        named = {"tags": b"\r\nx-amz-tagging: ", "condition": b"\r\nif-none-match: *\r\n"}
+        seen.append({name for name, header in named.items() if header in head})
+        if body != b"abc" or seen[-1] & unknown:
+            connection.answer("501 Not Implemented", error_body("NotImplemented"))
+        else:
+            connection.answer("200 OK", ETag='"e"')
+
+    async with store_at(FaultyServer(refuse)) as store:
+        for _ in range(2):
+            stored = await store.put("k", [b"a", b"bc"], if_etag="", stored_as=StoredAs("", {"tenant": "acme"}))
+            assert stored.etag == "e"
+    assert seen[-1] == {"condition"} - unknown
+    assert store.tags_refused
 
 
 async def test_head_without_reason() -> None:
