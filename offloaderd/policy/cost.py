@@ -189,8 +189,9 @@ SEGMENT_REQUESTS = {
     "azure": SegmentRequests(Requests(puts=4, gets=3, deletes=3), Requests(puts=5, gets=8, deletes=4)),
     # An upload and its parts are objects: looked for before each part, listed, composed, deleted. More than 32 parts
     # are composed in steps, which is left out here: a step is for 32 parts.
+    # The generation of a topic's head is asked for before it is replaced.
     "gcs": SegmentRequests(
-        Requests(puts=4, gets=3, deletes=3),
+        Requests(puts=4, gets=4, deletes=3),
         Requests(puts=6, gets=4, deletes=4),
         Requests(puts=1, gets=1, deletes=1),
     ),
