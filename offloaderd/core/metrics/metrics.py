@@ -181,7 +181,7 @@ class Metrics(ServiceMetrics, UpkeepMetrics):
         **{"class": ERROR_CLASSES},
     )
     uploads_aborted = counter(
-        "Multipart uploads given up. failed: their segment failed; takeover: the previous owner had left them.",
+        "Segments given up, with their uploads. failed: the segment failed; takeover: the previous owner had left it.",
         reason=("failed", "takeover"),
     )
     upload_last_success_timestamp_seconds = gauge("Unix time when the last part was stored; 0: none yet.")
