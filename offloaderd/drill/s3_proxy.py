@@ -51,6 +51,7 @@ OPERATIONS = (
     "list_uploads",
     "list",
     "delete",
+    "put data",
     "put index",
     "put manifest",
     "get data",
@@ -61,8 +62,9 @@ OPERATIONS = (
     "head manifest",
 )
 
-_WITH_BODY = {"upload_part", "complete_upload", "delete", "put index", "put manifest"}
-_WITH_ETAG = {"upload_part", "complete_upload", "list_parts", "put index", "put manifest", "head data"}
+_PUT = {"put data", "put index", "put manifest"}
+_WITH_BODY = {"upload_part", "complete_upload", "delete", *_PUT}
+_WITH_ETAG = {"upload_part", "complete_upload", "list_parts", "head data", *_PUT}
 _WITH_CONTENT = {"get data", "get index", "get manifest"}
 _XML = "<?xml version='1.0' encoding='UTF-8'?><Error><Code>{code}</Code><Message>spoilt</Message></Error>"
 

@@ -71,15 +71,29 @@ FIRST_LIFE = (
     "commit:midway",
     "commit:after",
     "begin:after:2",
-    "upload_part:after:4",
     "commit:after:2",
     "note ledger:before",
     "note ledger:after",
 )
 """Steps of a daemon that finds a new topic."""
 
+ONE_PART = (
+    "begin:after",
+    "seal:before",
+    "seal:midway",
+    "seal:after",
+    "put data:before",
+    "put data:midway",
+    "put data:after",
+    "put index:midway",
+    "put manifest:after",
+    "commit:midway",
+)
+"""Steps of a daemon whose segment has one part, which is put without an upload."""
+
 AT_THE_END = (
-    "complete_upload:after",
+    "seal:after",
+    "head data:before",
     "commit:midway",
     "commit:after",
     "release:before",
@@ -149,6 +163,7 @@ TWO_PARTS_STORED = "upload_part:after:2"
 
 HISTORIES = {
     "first life": FIRST_LIFE,
+    "one part": ONE_PART,
     "at the end": AT_THE_END,
     "while open": WHILE_OPEN,
     "continued": CONTINUED,

@@ -41,6 +41,7 @@ LABELS = (
     "note progress",
     "seal",
     "complete_upload",
+    "put data",
     "put index",
     "put manifest",
     "head data",

@@ -141,6 +141,8 @@ class KillWorld(World):
         more = partial(self._use, segment_bytes // 6)
         all_of_it = partial(self._use, segment_bytes * 4 // 3)
         match self.history:
+            case "one part":
+                await self._dies(self.point, partial(self._use, 1))
             case "at the end":
                 await self._dies(self.point, self._drain)
             case "while open":

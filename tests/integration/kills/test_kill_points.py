@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 TOPIC = TopicName.parse("public/default/killed")
 ENTRIES, ENTRY_BYTES = 400, 40_000
 """Enough for one segment that is full, of three parts, and one that is not."""
+ONE_PART = 60
+"""Enough for less than one part."""
 TWO_PARTS = 280
 """Enough for two parts of a segment that is not full."""
 
@@ -77,6 +79,14 @@ async def test_a_daemon_that_dies_loses_and_leaves_nothing(site: Site, point: st
     """Killed at this step of a topic's first segments, it is followed by one that completes them."""
     workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
     await dies(killed_at(site, point), workload, entries=ENTRIES)
+    assert not (await ends_well(site, workload)).collected
+
+
+@on_each_store(points.ONE_PART)
+async def test_a_daemon_that_dies_with_one_part_loses_and_leaves_nothing(site: Site, point: str) -> None:
+    """Killed at this step of a segment that takes no upload, it is followed by one that commits it."""
+    workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
+    await dies(killed_at(site, point), workload, entries=ONE_PART)
     assert not (await ends_well(site, workload)).collected
 
 

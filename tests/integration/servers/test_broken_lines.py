@@ -62,8 +62,8 @@ async def test_connections_that_break_lose_and_leave_nothing(site: Site) -> None
             await client.enable(TOPIC)
             async with asyncio.TaskGroup() as group:
                 breaking = group.create_task(cut_again_and_again(link))
-                for _ in range(ROUNDS):
-                    await workload.append(client, 100)
+                for number in range(ROUNDS):
+                    await workload.append(client, 100 + 100 * (number % 2))  # one part, or two
                     await workload.offload(client)
                     await workload.read_at_last(client)
                 await breaking

@@ -32,6 +32,7 @@ EXERCISED = (
     "abort_upload",
     "list_uploads",
     "delete",
+    "put data",
     "put index",
     "put manifest",
     "head data",
@@ -108,10 +109,11 @@ async def test_no_fault_of_the_store_loses_or_leaves_anything(site: Site, proxy:
             await workload.offload(client)
             spoil_a_read(proxy, fault)
             await workload.read_at_last(client)
-            await workload.append(client, 100)
-            await workload.offload(client)
-            spoil_a_read(proxy, fault)
-            await workload.read_at_last(client)
+            for count in (200, 60):  # of two parts, and of one, which is put
+                await workload.append(client, count)
+                await workload.offload(client)
+                spoil_a_read(proxy, fault)
+                await workload.read_at_last(client)
             await check(site, client, workload)
         assert proxy.planned == []
         happened = sum(count for (_, one), count in proxy.counts.faults.items() if one is fault)
