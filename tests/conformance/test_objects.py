@@ -179,16 +179,12 @@ async def test_a_part_of_pieces(store: SegmentStore) -> None:
     assert await store.get("parts") == joined
 
 
+VIEWS = [b"first", memoryview(os.urandom(3_000_001))[1:], b"", memoryview(bytearray(b"..last"))[2:]]
+MANY = [os.urandom(size) for size in (1, 65_537, 0, *range(1, 400, 7))]
+
+
 @pytest.mark.parametrize(
-    "pieces",
-    [
-        [],
-        [b""],
-        [bytearray(b"one")],
-        [b"first", memoryview(os.urandom(3_000_001))[1:], b"", memoryview(bytearray(b"..last"))[2:]],
-        [os.urandom(size) for size in (1, 65_537, 0, *range(1, 400, 7))],
-    ],
-    ids=["none", "empty", "one", "views", "many"],
+    "pieces", [[], [b""], [bytearray(b"one")], VIEWS, MANY], ids=["none", "empty", "one", "views", "many"]
 )
 async def test_a_put_of_pieces(store: SegmentStore, adapter: str, pieces: list[Bytes]) -> None:
     """It is stored as if somebody had joined them, once, with all that an object is stored with."""
