@@ -130,7 +130,7 @@ def where(scratch: Scratch) -> dict[str, str]:
     return {
         "bucket": f"{scratch.endpoint}, {scratch.settings.objects.bucket}, keys below {scratch.prefix}",
         "ZooKeeper": f"{scratch.settings.metadata.servers}, nodes below {scratch.root}",
-        "entries": "some 25 MB from a ledger store in a temporary directory; no bookie, broker or other topic is asked",
+        "entries": "some 31 MB from a ledger store in a temporary directory; no bookie, broker or other topic is asked",
     }
 
 

@@ -140,6 +140,7 @@ UPLOADS = (
     ("upload_part", Fault.LOST),
     ("upload_part", Fault.CUT),
     ("complete_upload", Fault.LOST),
+    ("put data", Fault.LOST),
     ("put index", Fault.ERROR),
     ("put manifest", Fault.LOST),
 )
@@ -170,7 +171,7 @@ async def durable(ground: Ground) -> str:
     """Each step of an upload fails once, before or after the service did it."""
     for operation, fault in UPLOADS:
         ground.s3.spoil(operation, fault)
-    await ground.write(2700, LARGE)
+    await ground.write(3600, LARGE)
     await ground.offload()
     missed, count = ground.s3.planned, await ground.read_back()
     ground.s3.heal()
@@ -334,7 +335,7 @@ EXERCISES = (
     Exercise("P8", "300 entries are written and nothing is asked for.", in_time),
     Exercise(
         "P1",
-        "22 MB are offloaded while " + ", ".join(f"{name} is {fault.value}" for name, fault in UPLOADS) + ".",
+        "30 MB are offloaded while " + ", ".join(f"{name} is {fault.value}" for name, fault in UPLOADS) + ".",
         durable,
     ),
     Exercise("P6", "Everything is read while answers are flipped, truncated and refused.", read),

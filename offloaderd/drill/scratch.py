@@ -165,7 +165,7 @@ class Scratch:
             "offload.segment_age_max_s": SEGMENT_AGE_S,
             "offload.block_bytes": 64 * KiB,
             "offload.part_bytes": PART_BYTES_MIN,
-            "memory.buffer_bytes": 4 * MiB,
+            "memory.buffer_bytes": 8 * MiB,
             "memory.upload_bytes": 3 * PART_BYTES_MIN,
             "memory.cache_bytes": 2 * MiB,
             "memory.unpack_bytes": 1 * MiB,

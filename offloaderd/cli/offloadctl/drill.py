@@ -30,7 +30,7 @@ def drill(session: Session, *, apply: bool, output: Path | None, word: str | Non
     """Run a separate daemon on the bucket and the ZooKeeper of the settings, inject faults into both, and check the
     promises P1 to P10. Whether the topics in the bucket would come up again is `offloaderd drill restore`.
 
-    It takes about a minute and 25 MB. All keys are below a prefix, and all nodes below the name of a cluster, that no
+    It takes about a minute and 31 MB. All keys are below a prefix, and all nodes below the name of a cluster, that no
     other daemon uses; both are deleted at the end. Proxies on this machine inject the faults, and only the drill uses
     them. Run it where a daemon would run, with the same settings. Exit code 1 when a promise was broken or something
     was left behind.
