@@ -163,10 +163,13 @@ def without_chunks(described: SegmentManifest) -> SegmentManifest:
 def keeps_seal(attempt: Attempt, builder: SegmentBuilder, topic: TopicName) -> bool:
     """Return whether a segment holds what was sealed; it is sealed again if the source has lost entries of it.
 
-    It may hold the last copy. Entries are compared as well as the end: a ledger in the middle may be deleted.
+    It may hold the last copy. Entries are compared as well as the end: a ledger in the middle may be deleted. Raises
+    SegmentFailed without an upload: the object may be stored, now or later, with all that was sealed.
     """
     seal, holds = attempt.seal, (builder.end, builder.entries)
     if seal is not None and (seal.end, seal.entries) != holds:
+        if not attempt.upload_id:
+            raise SegmentFailed("it was sealed with entries that the source has lost, and may be stored with them")
         log.error(
             "segment.resealed",
             topic=str(topic),

@@ -16,7 +16,7 @@ class SegmentState(StrEnum):
     ASSIGNED = "assigned"
     """Its attempt is recorded: id, begin and layout."""
     UPLOADING = "uploading"
-    """The multipart upload is recorded, and its stored parts."""
+    """It takes entries; once it has a full part, the multipart upload is recorded, and the parts that are stored."""
     SEALED = "sealed"
     """Its end is recorded, with all that its manifest will hold."""
     COMPLETED = "completed"
@@ -46,7 +46,7 @@ _OPEN = (
 )
 
 TRANSITIONS: tuple[Transition, ...] = (
-    Transition(SegmentState.ASSIGNED, SegmentState.UPLOADING, "upload created"),
+    Transition(SegmentState.ASSIGNED, SegmentState.UPLOADING, "entries taken"),
     Transition(SegmentState.UPLOADING, SegmentState.SEALED, "end recorded"),
     Transition(SegmentState.SEALED, SegmentState.SEALED, "source lost the rest"),
     Transition(SegmentState.SEALED, SegmentState.COMPLETED, "objects completed"),

@@ -182,7 +182,7 @@ class SegmentUpload:
         stored = await self._persist(self._head)
         if stored is None or stored.size_bytes != object_bytes:
             return False
-        self._completed, self.proven, self.stored_count = True, False, 1
+        self.proven, self.stored_count = False, 1
         return True
 
     async def take_up(

@@ -232,17 +232,13 @@ class _OneSegment:
             self._check_end()
             with _failing(f"ledger {self._attempt.begin.ledger_id}"):
                 builder.finish_blocks()
-            alone = builder.pending_bytes and not self._upload.upload_id and builder.planned()[1] == 1
-            kept = keeps_seal(self._attempt, builder, self._topic)
-            if alone and not kept and self._attempt.seal is not None:
-                raise SegmentFailed("it was sealed with entries that the source has lost, and may be stored with them")
-            seal = self._attempt.seal
-            if not kept:
+            alone, seal = not self._upload.upload_id, self._attempt.seal  # it has no full part yet, so one in all
+            if not keeps_seal(self._attempt, builder, self._topic):
                 seal = await self._seal()
                 if not alone:
                     await self._note_seal(seal)
             while builder.pending_bytes:
-                await self._send(parts, last=not builder.part_ready, alone=seal if alone else None)
+                await self._send(parts, last=alone or not builder.part_ready, alone=seal if alone else None)
         finally:
             await self._feed.close()
         return True
@@ -455,11 +451,10 @@ class AttemptProgress:
         self._chain = chain
         self._epoch = epoch
         self._clock = clock
-        parts = attempt.parts if attempt.upload_id or attempt.proven else ()
-        self._stored: dict[int, StoredPart] = dict(enumerate(parts, start=1))
-        self._parts = list(parts)  # what the next update records
+        self._stored: dict[int, StoredPart] = dict(enumerate(attempt.parts, start=1))
+        self._parts = list(attempt.parts)  # what the next update records
         self._created = dict(attempt.created)
-        self._parts_bytes = sum(len(part.encoded) for part in parts) + CREATED_BYTES * len(self._created)
+        self._parts_bytes = sum(len(part.encoded) for part in attempt.parts) + CREATED_BYTES * len(self._created)
         self._written_s = clock.monotonic()
         self._writing = asyncio.Lock()  # a write needs the node's version
         self._change_signal = Event()

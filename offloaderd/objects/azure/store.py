@@ -213,11 +213,13 @@ class AzureStore(Buckets):
     ) -> ObjectInfo:
         """See ObjectStore."""
         checks.check_key(key)
-        send = partial(self._put, key, b"".join(pieces_of(data)), checks.checked_metadata(metadata), if_etag)
+        pieces = pieces_of(data)
+        part = await asyncio.to_thread(self.parts.described, 1, pieces)
+        send = partial(self._put, key, b"".join(pieces), part.etag, checks.checked_metadata(metadata), if_etag)
         return await self._tagging.send(stored_as, send)
 
     async def _put(
-        self, key: str, body: bytes, named: dict[str, str], if_etag: str | None, stored_as: StoredAs
+        self, key: str, body: bytes, digest: str, named: dict[str, str], if_etag: str | None, stored_as: StoredAs
     ) -> ObjectInfo:
         condition: dict[str, Any] = {"overwrite": True}
         if if_etag is not None:
@@ -230,7 +232,7 @@ class AzureStore(Buckets):
                     length=len(body),
                     metadata=named,
                     content_settings=_CONTENT,
-                    validate_content=True,
+                    transactional_content_md5=bytearray.fromhex(digest),
                     **_parameters(stored_as),
                     **condition,
                     **_noting(call),

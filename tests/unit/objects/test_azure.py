@@ -33,6 +33,7 @@ from offloaderd.objects.azure.store import AzureStore
 from offloaderd.objects.port import PartInfo
 from offloaderd.objects.settings import ObjectsSettings
 from offloaderd.objects.stored_as import StoredAs
+from tests.azure import service as azure_service
 from tests.azure.service import ACCOUNT, KEY, Refusal, Service, options, serving
 
 if TYPE_CHECKING:
@@ -163,6 +164,14 @@ async def test_parts_that_were_damaged_on_their_way_are_sent_again(store: AzureS
     service.refuse(Refusal(400, "Md5Mismatch"), after=1)
     with pytest.raises(Transient, match="Md5Mismatch"):
         await store.upload_part(KEY_OF_OBJECT, upload, 1, [b"part"])
+
+
+async def test_bodies_come_with_their_checksum(store: AzureStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whole objects and of parts, in one piece or several."""
+    monkeypatch.setattr(azure_service, "_damaged", lambda request, _: "Content-MD5" not in request.headers)
+    await store.put("whole", b"content")
+    await store.put("pieces", [b"con", b"tent"])
+    await store.upload_part(KEY_OF_OBJECT, await store.create_upload(KEY_OF_OBJECT), 1, [b"part"])
 
 
 def test_the_later_of_two_blocks_with_one_number_counts() -> None:
