@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 EXECUTORS = ("--master", "local-cluster[2,1,1024]", "--spark-conf", "spark.executor.memory=512m")
 SEGMENTS = 2
 """Steps that are there from the start, and that come behind the kill."""
-ATTEMPTS = "data/*/_temporary/0/_temporary/*"
-"""Where the tasks of a step write."""
+STEPS = "data/*"
+"""Where the tasks of a step write, each step in a folder of its own."""
 LOOKS = 1000
 """Looks at the files of executors for one at the table."""
 
@@ -53,7 +54,7 @@ def executors(parent: int) -> list[int]:
 
 
 def writes(executor: int, folder: Path) -> bool:
-    """Return whether a process has a file of a step open that is not done."""
+    """Return whether a process has a file of a step open that Java has not ended."""
     for one in Path(f"/proc/{executor}/fd").iterdir():
         with suppress(FileNotFoundError):
             at = os.readlink(one)  # noqa: PTH115 - no path of a folder
@@ -62,16 +63,26 @@ def writes(executor: int, folder: Path) -> bool:
     return False
 
 
-def killed(parent: int, folder: Path) -> bool:
-    """Kill an executor that writes a file; it is stopped first, so that it cannot end the file meanwhile."""
-    for one in executors(parent) if any(folder.glob(ATTEMPTS)) else ():
+def reads(executor: int, step: Path) -> bool:
+    """Return whether a process has workers of Python, which write when they have read, and a step has no file yet."""
+    return next(below(executor), None) is not None and step.is_dir() and not any(step.rglob("*.parquet"))
+
+
+def killed(parent: int, folder: Path, mode: TableMode) -> bool:
+    """Kill an executor in a step; it is stopped first with what it has started, so that it cannot end meanwhile."""
+    step = max(folder.glob(STEPS), default=folder, key=lambda one: one.stat().st_mtime_ns)
+    for one in executors(parent) if step != folder else ():
         with suppress(FileNotFoundError, ProcessLookupError):
-            if writes(one, folder):
-                os.kill(one, signal.SIGSTOP)
-                if writes(one, folder):
-                    os.kill(one, signal.SIGKILL)
+            is_in_step = partial(reads, one, step) if mode is TableMode.APPEND else partial(writes, one, folder)
+            if is_in_step():
+                processes = [one, *below(one)]
+                for process in processes:
+                    os.kill(process, signal.SIGSTOP)
+                dies = is_in_step()
+                for process in processes:
+                    os.kill(process, signal.SIGKILL if dies else signal.SIGCONT)
+                if dies:
                     return True
-                os.kill(one, signal.SIGCONT)
     return False
 
 
@@ -102,7 +113,7 @@ async def test_an_executor_that_dies_in_a_step_loses_and_repeats_nothing(
 
         looks = 0
         async with asyncio.timeout(PATIENCE_S):
-            while not killed(command.process.pid, folder):
+            while not killed(command.process.pid, folder, mode):
                 assert command.process.returncode is None, command.told()
                 looks += 1
                 if looks % LOOKS == 0 and folder.exists() and len(await written()) == run.ledgers * ROWS:
