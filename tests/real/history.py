@@ -112,6 +112,13 @@ class History:
         self.reads.append(read)
         return read
 
+    def end_read(self, read: Read) -> None:
+        """A reader got all there was. A read just before with the same entries proves nothing more, and is dropped."""
+        read.whole = True
+        before = self.reads[-2] if self.reads[-1] is read and len(self.reads) > 1 else None
+        if before is not None and before.whole and before.entries == read.entries:
+            del self.reads[-2]
+
     def problems(self, stored: Mapping[Position, bytes] | None = None, floor: Position | None = None) -> list[Problem]:
         """Return what is wrong with the history; `stored` is what lies in the bucket at its end, when known.
 

@@ -77,7 +77,7 @@ class Workload:
                 (first._replace(entry_id=first.entry_id + number), payload)
                 for number, payload in enumerate(response.batch.payloads)
             ]
-        read.whole = True
+        self.history.end_read(read)
 
     async def read_at_last(self, client: DaemonClient) -> None:
         """Read again until a read came to its end: a typed error is an answer, and not the last one."""

@@ -38,6 +38,8 @@ ENTRIES, ENTRY_BYTES = 400, 40_000
 """Enough for one segment that is full, of three parts, and one that is not."""
 ONE_PART = 60
 """Enough for less than one part."""
+MORE = 200
+"""Enough, behind these, for two parts of a further segment."""
 TWO_PARTS = 280
 """Enough for two parts of a segment that is not full."""
 
@@ -142,7 +144,7 @@ async def test_a_daemon_that_dies_while_it_continues_loses_and_leaves_nothing(si
     """The first owner dies in the middle of a segment, the next one goes on with it and is killed at this step."""
     workload = Workload(TOPIC, entry_bytes=ENTRY_BYTES)
     await dies(killed_at(site, points.TWO_PARTS_STORED), workload, entries=ENTRIES)
-    await dies(killed_at(site, point), workload, entries=60)
+    await dies(killed_at(site, point), workload, entries=MORE)
     assert not (await ends_well(site, workload)).collected
 
 
@@ -154,7 +156,7 @@ async def test_a_daemon_that_dies_while_it_gives_up_loses_and_leaves_nothing(sit
     async with bucket_of(site) as bucket:
         async for upload in bucket.list_uploads():
             await bucket.abort_upload(upload.key, upload.upload_id)
-    await dies(killed_at(site, point), workload, entries=60)
+    await dies(killed_at(site, point), workload, entries=MORE)
     assert not (await ends_well(site, workload)).collected
 
 
