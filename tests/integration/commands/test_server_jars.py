@@ -157,7 +157,7 @@ def test_wrong_content(repository: Path, cache: Path) -> None:
 def test_slow_download(tmp_path: Path, repository: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A download that does not end is given up, by either tool."""
     pretend_maven(tmp_path, monkeypatch, "exec sleep 30")
-    monkeypatch.setattr(jars, "MAVEN_DEADLINE_S", 0.2)
+    monkeypatch.setattr(jars, "BUILD_S", 0.2)
     monkeypatch.setattr(ivy, "DEADLINE_S", 0.01)
     with pytest.raises(FetchFailed, match=r"(?s)Maven did not fetch .*not done after 0\.01 s.*run the tests again"):
         server_jars("bookkeeper")
