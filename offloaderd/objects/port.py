@@ -146,7 +146,7 @@ class ObjectStore(ObjectReader, Protocol):
         if_etag: str | None = None,
         stored_as: StoredAs = PLAIN,
     ) -> ObjectInfo:
-        """Store a whole object, or one of these pieces, replacing any other; completely or not at all.
+        """Store a whole object, given in one piece or several, replacing any other, completely or not at all.
 
         Raises OutcomeUnknown.
 

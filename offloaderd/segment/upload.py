@@ -276,11 +276,10 @@ class SegmentUpload:
             metrics.pipeline_bytes.labels(stage="transfer").dec(size)
 
     def _sending(self, part: CutPart) -> Callable[[], Awaitable[PartInfo]]:
-        """Return a request that sends a part; after a lost answer it lists the stored parts first.
+        """Return a request that sends a part, which is the whole object if there is no upload.
 
-        Without an upload the part is the whole object.
-        A store that refuses a part without reading it closes the connection, and its refusal is lost: only the list
-        shows that the upload does not exist any more.
+        After a lost answer it lists the stored parts first: a store that refuses a part without reading it closes the
+        connection, and its refusal is lost, so only the list shows that the upload does not exist any more.
         """
         if not self.upload_id:
             return lambda: self._put_alone(part)

@@ -44,7 +44,7 @@ from offloaderd.objects.buckets import Buckets
 from offloaderd.objects.failures import Request
 from offloaderd.objects.kinds import KINDS
 from offloaderd.objects.life_cycle import LifeCycleRule, Versioning
-from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo, pieces_of
+from offloaderd.objects.port import Bytes, ObjectInfo, PartInfo, PartRules, Pieces, UploadInfo, md5, pieces_of
 from offloaderd.objects.ranged import RangedGet
 from offloaderd.objects.request import (
     BYTES_PER_S_MIN,
@@ -214,8 +214,8 @@ class AzureStore(Buckets):
         """See ObjectStore."""
         checks.check_key(key)
         pieces = pieces_of(data)
-        part = await asyncio.to_thread(self.parts.described, 1, pieces)
-        send = partial(self._put, key, b"".join(pieces), part.etag, checks.checked_metadata(metadata), if_etag)
+        digest = await asyncio.to_thread(md5, *pieces)
+        send = partial(self._put, key, b"".join(pieces), digest, checks.checked_metadata(metadata), if_etag)
         return await self._tagging.send(stored_as, send)
 
     async def _put(

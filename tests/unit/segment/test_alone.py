@@ -11,7 +11,6 @@ import pytest
 
 from offloaderd.core.errors import Conflict, OutcomeUnknown, Transient
 from offloaderd.core.model import EntryBatch, LedgerInfo, Position
-from offloaderd.metadata import paths
 from offloaderd.metadata.records import attempt as attempt_record
 from offloaderd.metadata.topic_map import map as catalog
 from offloaderd.objects.keys import ObjectKind
@@ -35,7 +34,7 @@ from tests.unit.rigs.rig import (
     turn,
     until_offloaded,
 )
-from tests.unit.segment.test_continue import Killer
+from tests.unit.segment.test_continue import Killer, committed, rewritten
 from tests.unit.segment.test_writer import Desk, Facts, ScriptedFeed, entries
 
 if TYPE_CHECKING:
@@ -64,17 +63,8 @@ async def made_rig(*, push_only: bool = False) -> Rig:
 
 
 async def finish(rig: Rig, *, failed: int = 0) -> None:
-    """Have an owner commit everything; checks it, and that nothing else is left."""
-    async with rig.engine("last") as engine:
-        topic = await offloader_of(engine)
-        target = await topic.request_roll()
-        assert target is not None
-        await until_offloaded(topic, target)
-        while await rig.tree.connect().children(paths.trash(TOPIC)):
-            await turn()
-    assert [payload for _, payload in await rig.committed()] == payloads(ENTRIES)
-    assert await rig.leftovers() == []
-    assert recorded(rig) is None
+    """Have an owner commit everything, after so many failures; checks it, and that nothing else is left."""
+    await committed(rig, ENTRIES)
     assert rig.metrics.segments.labels(state="failed")._value.get() == failed
 
 
@@ -305,9 +295,7 @@ async def test_a_record_with_a_part_that_does_not_fit_its_object_is_given_up() -
     (part,) = left.parts
     first, *rest = part.blocks
     blocks = (replace(first, crc32c=first.crc32c ^ 1), *rest)
-    metadata, path = rig.tree.connect(), paths.attempt(TOPIC)
-    changed = replace(left, parts=(attempt_record.stored_part("", part.size_bytes, blocks),))
-    await metadata.replace(path, attempt_record.encode(changed), (await metadata.get(path)).version)
+    await rewritten(rig, left, parts=(attempt_record.stored_part("", part.size_bytes, blocks),))
     await finish(rig, failed=1)
 
 
