@@ -19,7 +19,7 @@ from offloaderd.segment.complete import without_chunks
 from offloaderd.testing.faults import FaultyMetadata, FaultyStore
 from offloaderd.testing.memory.objects import MemoryStore
 from tests.patience import PATIENCE_S
-from tests.unit.rigs.rig import TOPIC, Rig, beside
+from tests.unit.rigs.rig import TOPIC, Rig, beside, offloader_of, payloads, turn, until_offloaded
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -145,3 +145,18 @@ async def until_recorded(rig: Rig, condition: Callable[[Attempt], bool], path: s
     finally:
         rig.tree.unwatch(watcher)
     return found
+
+
+async def committed(rig: Rig, entries: int) -> None:
+    """Have the next owner commit everything; checks it, and that nothing else is left."""
+    async with rig.engine("last") as engine:
+        topic = await offloader_of(engine)
+        target = await topic.request_roll()
+        assert target is not None
+        await until_offloaded(topic, target)
+        while await rig.tree.connect().children(paths.trash(TOPIC)):
+            await turn()
+    assert [payload for _, payload in await rig.committed()] == payloads(entries)
+    assert await rig.leftovers() == []
+    assert list(await rig.tree.connect().children(paths.trash(TOPIC))) == []
+    assert recorded(rig) is None

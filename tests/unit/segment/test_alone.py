@@ -20,7 +20,7 @@ from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.testing.memory.ledgers import MemoryLedgers
 from offloaderd.testing.memory.objects import MemoryStore
-from tests.unit.rigs.lives import CountingStore, life, recorded, until_recorded
+from tests.unit.rigs.lives import CountingStore, committed, life, recorded, until_recorded
 from tests.unit.rigs.owned import Owned, offloaded_topic
 from tests.unit.rigs.rig import (
     TOPIC,
@@ -34,7 +34,7 @@ from tests.unit.rigs.rig import (
     turn,
     until_offloaded,
 )
-from tests.unit.segment.test_continue import Killer, committed, rewritten
+from tests.unit.segment.test_continue import Killer, rewritten
 from tests.unit.segment.test_writer import Desk, Facts, ScriptedFeed, entries
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from offloaderd.segment.builder import SegmentLayout
 from offloaderd.segment.roll import RollPolicy
 from offloaderd.testing.faults import Faults, FaultyStore
 from offloaderd.testing.memory.ledgers import MemoryLedgers
-from tests.unit.rigs.lives import CountingStore, EncryptingStore, life, recorded, until_recorded
+from tests.unit.rigs.lives import CountingStore, EncryptingStore, committed, life, recorded, until_recorded
 from tests.unit.rigs.rig import (
     TOPIC,
     Rig,
@@ -28,7 +28,6 @@ from tests.unit.rigs.rig import (
     memory_ledgers,
     offloader_of,
     payloads,
-    turn,
     until,
     until_offloaded,
 )
@@ -70,23 +69,8 @@ async def rewritten(rig: Rig, left: Attempt, **changes: object) -> Attempt:
     return changed
 
 
-async def committed(rig: Rig, entries: int) -> None:
-    """Have the next owner commit everything; checks it, and that nothing else is left."""
-    async with rig.engine("last") as engine:
-        topic = await offloader_of(engine)
-        target = await topic.request_roll()
-        assert target is not None
-        await until_offloaded(topic, target)
-        while await rig.tree.connect().children(paths.trash(TOPIC)):
-            await turn()
-    assert [payload for _, payload in await rig.committed()] == payloads(entries)
-    assert await rig.leftovers() == []
-    assert list(await rig.tree.connect().children(paths.trash(TOPIC))) == []
-    assert recorded(rig) is None
-
-
 async def finish(rig: Rig, store: CountingStore, *, entries: int = ENTRIES) -> None:
-    """The same in a bucket that knows what was put: whoever put something under a key said the same."""
+    """Have the next owner commit everything; whoever put something under a key has put the same."""
     await committed(rig, entries)
     assert store.told_alike
 
