@@ -371,14 +371,17 @@ class Oracle:
     # Metadata that went back.
 
     def restorable(self, number: int) -> list[TopicName]:
-        """Return the topics that had fewer segments in a state of the tree, and no other ones nor another floor."""
+        """Return the topics that had fewer segments in a state of the tree, and no other ones nor another floor.
+
+        Nor any in another place: an operator has deleted it there since, on purpose.
+        """
         nodes, found = self._world.tree.history[number].nodes, []
         for topic, now in self.maps.items():
-            then, ids = _map_of(topic, nodes), {one.segment_id for one in now.segments}
-            same = then.floor == now.floor and ids.issuperset(one.segment_id for one in then.segments)
+            then, places = _map_of(topic, nodes), {(one.segment_id, one.bucket) for one in now.segments}
+            same = then.floor == now.floor and places.issuperset((one.segment_id, one.bucket) for one in then.segments)
             if not same or now.unfinished is not None:
                 return []
-            if len(then.segments) < len(ids) and paths.policy(topic) in nodes:
+            if len(then.segments) < len(places) and paths.policy(topic) in nodes:
                 found.append(topic)
         return found
 
